@@ -34,7 +34,7 @@ from raypd.decoding.kv_cache import KVCache, SlotAllocator
 from raypd.decoding.linear import is_possible, pack_linears
 from raypd.decoding.methods.hyper_parallel import Slot, SlottedPrompt, hyper_parallel
 from raypd.decoding.methods.intra_prompt import Context, PromptTree, Question, intra_prompt
-from raypd.decoding.pack import pack
+from raypd.decoding.pack import pack_model
 from raypd.decoding.program import Program
 from raypd.decoding.sampling import AllowedTokens
 from raypd.decoding.visibility import one_segment
@@ -163,7 +163,7 @@ def load_raypd(job: dict[str, Any], work: dict[str, Any]) -> Loaded:
     if job["threads"] is not None:
         torch.set_num_threads(job["threads"])
     loaded = load_model(ModelConfig(name=job["model"], dtype=job["dtype"], device=job["device"]))
-    engine = Engine(pack(loaded.model))
+    engine = Engine(pack_model(loaded.model))
     programs = _programs(work, job["guided"], loaded)
 
     def run(requests: list[Any]) -> dict[str, Any]:

@@ -24,7 +24,7 @@ import typer
 from raypd.config import ModelConfig, RunConfig
 from raypd.decoding.engine import Engine
 from raypd.decoding.methods.autoregressive import Continuation
-from raypd.decoding.pack import pack
+from raypd.decoding.pack import pack_model
 from raypd.decoding.program import Program
 from raypd.models.load import LoadedModel, load_model
 from raypd.tasks import build_task
@@ -119,7 +119,7 @@ class ExactMatch:
         stable: bool = False,
     ) -> None:
         self.loaded = loaded
-        self.model = pack(loaded.model, stable)  # as in a run
+        self.model = pack_model(loaded.model, stable)  # as in a run
         self.stable = stable
         self.ippd = self._task("intra_prompt", contexts_per_prompt, max_answer_tokens)
         self.alone = self._task("autoregressive", 1, max_answer_tokens)

@@ -49,7 +49,7 @@ from raypd.decoding.engine import Engine
 from raypd.decoding.methods.autoregressive import Prompt, autoregressive
 from raypd.decoding.methods.hyper_parallel import Slot, SlottedPrompt, hyper_parallel
 from raypd.decoding.methods.intra_prompt import Context, PromptTree, Question, intra_prompt
-from raypd.decoding.pack import pack
+from raypd.decoding.pack import pack_model
 from raypd.decoding.program import Program
 from raypd.decoding.quantized import quantize
 from raypd.decoding.sampling import GREEDY, AllowedTokens, SampleRequests, sample
@@ -358,7 +358,7 @@ class Model:
     @property
     def packed(self) -> torch.nn.Module:
         """The model with its layers packed, as raypd's engine uses it."""
-        self._packed = self._packed or pack(self.stock)
+        self._packed = self._packed or pack_model(self.stock)
         return self._packed
 
     @cached_property

@@ -16,7 +16,7 @@ from raypd.decoding import engine as decoding
 from raypd.decoding.attention import sdpa
 from raypd.decoding.llama import Llama
 from raypd.decoding.methods.autoregressive import Prompt, autoregressive
-from raypd.decoding.pack import pack
+from raypd.decoding.pack import pack_model
 from raypd.decoding.quantized import Fp8Linear, in_fp8
 from tests.decoding.cases import CASES, Case, pair, run_all
 from tests.decoding.drivers import never, prompts_of
@@ -97,7 +97,7 @@ def test_packed_layers(method, kind, dtype, cuda_graphs):
         case = case_of(method, kind, True)
         atol = 1e-9
     else:
-        packed = pack(model.bfloat16().cuda())
+        packed = pack_model(model.bfloat16().cuda())
         case = CASES[method](in_float64(stock.bfloat16()))
         atol = 0.5
     assert {type(layer) for layer in packed.layers} == {CudaLayer}

@@ -159,7 +159,7 @@ def _own_engine(
     import torch
 
     from raypd.decoding import engine as decoding
-    from raypd.decoding.pack import pack
+    from raypd.decoding.pack import pack_model
     from raypd.models.load import load_model
 
     if threads is not None:
@@ -167,7 +167,7 @@ def _own_engine(
     load = load or load_model
     loaded = load(config.model)
     sizes = config.engine
-    loaded.packed = loaded.packed or pack(loaded.model, sizes.stable)
+    loaded.packed = loaded.packed or pack_model(loaded.model, sizes.stable)
     with raised_as(ModelError, "engine", ValueError):
         engine = decoding.Engine(
             loaded.packed,
@@ -180,5 +180,5 @@ def _own_engine(
             stable=sizes.stable,
         )
     if loaded.device.type == "cuda":
-        warm_up(engine, min(engine.budget.most, loaded.context_length // 2))
+        warm_up(engine, min(engine.budget.limit, loaded.context_length // 2))
     return engine, build_task(config, loaded.tokenizer, loaded.context_length, loaded.model)

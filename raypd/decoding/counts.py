@@ -1,4 +1,4 @@
-"""What an engine reports of a program. No torch here: `model: fake` has none."""
+"""What an engine reports about a program. `model: fake` needs it without torch."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -6,17 +6,22 @@ from typing import Any
 
 @dataclass
 class TokenCounts:
-    prefill_tokens: int = 0  # of its first feed, put through the model for it
-    shared_tokens: int = 0  # of its first feed, in the cache already, computed for another program
-    # Of its answer, end tokens too: no mask, no draft that was rejected, but the keys that `guided`
-    # is given.
+    """Tokens and steps that one program took."""
+
+    # Tokens of the first feed that went through the model for this program.
+    prefill_tokens: int = 0
+    # Tokens of the first feed that were in the cache already, computed for another program.
+    shared_tokens: int = 0
+    # Tokens of the answer, including end tokens. Masks and rejected drafts do not count; the keys
+    # that `guided` is given do.
     decode_tokens: int = 0
-    steps: int = 0  # feeds that were answered
+    # Feeds that were answered.
+    steps: int = 0
 
 
 @dataclass
 class Finished:
-    """A program that ended: with its answer, or with the exception that it raised."""
+    """A program that ended, with its answer or with the exception that it raised."""
 
     tag: Any
     answer: Any

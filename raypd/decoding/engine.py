@@ -1,112 +1,112 @@
 """Continuous batching of programs over one model.
 
-Every step packs what the running programs feed into one forward pass, flat, with no padding between
-sequences; samples where a next token was asked for; and lets each program whose feed is complete go
-on. New programs come in as old ones end; long feeds go in chunks of the token budget, behind the
-short feeds of programs that decode (scheduler.py).
+Every step packs what the running programs feed into one forward pass, flat, without padding between
+sequences. It samples where a next token is wanted, and resumes each program whose feed is complete.
+New programs enter as others end. Long feeds go in chunks of the token budget, behind the short
+feeds of programs in decoding (scheduler.py).
 """
 
 import gc
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from transformers import PreTrainedModel
 
 from raypd.decoding.attention import avx512, sdpa
-from raypd.decoding.attention.kernels import chosen
-from raypd.decoding.attention.step import PrefixGroup, Span, Step
+from raypd.decoding.attention.kernels import choose_attention
+from raypd.decoding.attention.step import Step
 from raypd.decoding.counts import Finished
 from raypd.decoding.few_tokens import FewTokens
-from raypd.decoding.graphs import Graphs, most_tokens
+from raypd.decoding.graphs import Graphs, max_graph_tokens
 from raypd.decoding.kv_cache import NO_MEMORY, KVCache
 from raypd.decoding.llama import Llama, NativeLayer, is_llama
-from raypd.decoding.memory import LEAST_TOKENS, TokenBudget, is_out_of_memory, slots_that_fit
+from raypd.decoding.memory import (
+    MIN_PASS_TOKENS,
+    TokenBudget,
+    is_out_of_memory,
+    slots_that_fit,
+)
+from raypd.decoding.passes import Samples, States, collect_samples, pack_inputs, states_of
 from raypd.decoding.program import DraftRequest, Feed, Predictions, Program
-from raypd.decoding.sampling import GREEDY, SampleRequests, Sampling, sample
+from raypd.decoding.sampling import GREEDY, Sampling, sample
 from raypd.decoding.scheduler import Chunk, Scheduler
-from raypd.decoding.sequence import POSITION, TOKEN, ProgramError, Sequence
+from raypd.decoding.sequence import ProgramError, Sequence
 from raypd.decoding.stock import Stock
-from raypd.decoding.transfer import to_device, to_host
-from raypd.decoding.visibility import NO_TOKEN
+from raypd.decoding.transfer import to_host
 
-_FIRST_SLOTS = 4096  # of a cache that grows
-
-
-@dataclass(slots=True)
-class _Samples:
-    """The next tokens that a pass is asked for; those of few allowed ones last, their logits apart
-    (few_tokens.py).
-    """
-
-    requests: SampleRequests
-    places: list[int]  # in the pass, of the token before each
-    full: int  # come first, with the logits of all tokens
-    rank: list[int] | None = None  # which of them each one is, chunk after chunk; None: just so
+_FIRST_SLOTS = 4096  # The size at which a cache that grows starts.
 
 
 @dataclass(slots=True)
 class _Flight:
-    """A pass that the device was given."""
+    """A pass that the device works on."""
 
     chunks: list[Chunk]
-    # Logits, hidden: of each, where wanted.
-    states: list[tuple[list[torch.Tensor] | None, list[torch.Tensor] | None]]
-    # Tokens and log-probabilities, chunk after chunk, once they are there.
-    picked: Callable[[], list[Any]]
+    states: list[States]  # One for each chunk.
+    # Waits for the pass; returns its tokens and log-probabilities, chunk after chunk.
+    read_samples: Callable[[], list[Any]]
 
 
 class Engine:
-    """Runs many programs over one model: `submit` them, then `step` while any is `pending`. Raises
-    ValueError where attention cannot run or has no CUDA graphs, the model cannot be `stable`, or a
-    GPU has no memory for the cache.
+    """Runs many programs over one model.
+
+    `submit` programs, then call `step` while any is `pending`.
     """
 
     def __init__(
         self,
-        model: PreTrainedModel | Llama,  # or `pack`ed; not to be called otherwise afterwards
+        model: PreTrainedModel | Llama,
         *,
-        # Most programs in decoding at the same time; fewer where they fill a pass.
         max_num_seqs: int = 256,
-        # Most tokens of one pass; fewer where the device runs out of memory.
         max_num_batched_tokens: int = 2048,
-        cache_tokens: int | None = None,  # most slots of the cache; None: as far as memory goes
-        # Of what is free on a GPU, that the cache may take: others may need the rest.
+        cache_tokens: int | None = None,
         memory_share: float = 1.0,
-        # Sdpa (torch), avx512 (CPU, bfloat16), triton (GPU); auto: the fastest there.
         attention: str = "auto",
-        # Small passes run as CUDA graphs; None: of a `Llama` with attention triton.
         cuda_graphs: bool | None = None,
-        # A token's logits are the same bits in every pass: the model is `pack`ed so.
         stable: bool = False,
-        # In flight at the same time, of different programs; None: on CUDA 2, else 1.
         passes: int | None = None,
     ) -> None:
+        """Prepare a model for decoding.
+
+        Args:
+            model: A model of transformers, or one that was packed. It must not be called otherwise
+                afterwards.
+            max_num_seqs: Programs that decode at the same time. Fewer do if they fill a pass.
+            max_num_batched_tokens: Tokens of one pass. Passes get smaller if the device runs out of
+                memory.
+            cache_tokens: Slots of the KV cache; None for as many as memory allows.
+            memory_share: The share of a GPU's free memory that the cache may take.
+            attention: "sdpa" (torch), "avx512" (CPU, bfloat16), "triton" (GPU), or "auto" for the
+                fastest that is right on the device.
+            cuda_graphs: Whether small passes run as CUDA graphs. None uses them for a model of the
+                Llama family with attention by triton.
+            stable: Whether a token's logits have the same bits in every pass. The model must be
+                packed for it.
+            passes: Passes in flight at the same time, of different programs. None stands for 2 on a
+                GPU and 1 elsewhere.
+
+        Raises:
+            ValueError: If the attention cannot run or has no CUDA graphs, the model cannot be
+                stable, or a GPU has no memory for the cache.
+        """
         if cuda_graphs and attention != "triton":
             raise ValueError("cuda_graphs needs attention 'triton'")
         self.device = next(model.parameters()).device
-        text = model.config.get_text_config()
-        self.attend = chosen(attention, self.device, model.dtype, text)
-        self.few: FewTokens | None = None
-        if isinstance(model, Llama):
-            self.model: Llama | Stock = model
-        else:
-            self.model = Llama(model) if is_llama(model) else Stock(model)
-        self.model.eval()
+        text_config = model.config.get_text_config()
+        self.attend = choose_attention(attention, self.device, model.dtype, text_config)
+        self.model = _prepare(model)
+        on_gpu = self.device.type == "cuda"
         if cuda_graphs is None:
-            kernel = self.device.type == "cuda" and self.attend is not sdpa.attend
-            cuda_graphs = kernel and isinstance(self.model, Llama)
+            by_kernel = on_gpu and self.attend is not sdpa.attend
+            cuda_graphs = by_kernel and isinstance(self.model, Llama)
+        self.few: FewTokens | None = None
         if isinstance(self.model, Llama) and self.device.type == "cpu":
-            self.few = FewTokens(self.model.head, text.vocab_size)
+            self.few = FewTokens(self.model.head, text_config.vocab_size)
         if stable:
-            if type(getattr(self.model, "layers", [None])[0]) is not NativeLayer:
-                raise ValueError(
-                    "stable: Llama, Mistral, Qwen2 or Qwen3 in bfloat16, on a processor with "
-                    "AVX-512 BF16"
-                )
+            _require_native_layers(self.model)
             self.attend = avx512.attend_stable
         self.cache = KVCache(_FIRST_SLOTS, cache_tokens, self.device)
         self.graphs: Graphs | None = None
@@ -114,60 +114,28 @@ class Engine:
         self.scheduler = Scheduler(self.cache, self.budget, max_num_seqs)
         self.flights: deque[_Flight] = deque()
         self.steps = 0
-        if self.device.type == "cuda" and (cache_tokens is None or cache_tokens > _FIRST_SLOTS):
-            self.size_cache(cache_tokens, memory_share, most_tokens(text) if cuda_graphs else 0)
-        self.scheduler.passes = passes or (2 if self.device.type == "cuda" else 1)
+        if on_gpu and (cache_tokens is None or cache_tokens > _FIRST_SLOTS):
+            graph_tokens = max_graph_tokens(text_config) if cuda_graphs else 0
+            size_cache(self, cache_tokens, memory_share, graph_tokens)
+        # One pass after the other was measured above, so this is set behind it.
+        if passes is None:
+            passes = 2 if on_gpu else 1
+        self.scheduler.passes = passes
         if cuda_graphs:
-            self.graphs = Graphs(self._logits, self.cache, text)
+            self.graphs = Graphs(self._logits, self.cache, text_config)
 
     def submit(
         self, program: Program[Any], *, tag: Any = None, sampling: Sampling = GREEDY, seed: int = 0
     ) -> None:
-        """Queues a program.
+        """Queue a program.
 
-        `tag` comes back as `Finished.tag`; `seed` alone decides its random draws.
+        Args:
+            program: A coroutine of a method.
+            tag: Anything; it comes back as `Finished.tag`.
+            sampling: How the program's tokens are picked.
+            seed: Determines the program's random draws, whatever it is batched with.
         """
         self.scheduler.waiting.append(Sequence(program, tag, sampling, seed))
-
-    def size_cache(
-        self, most: int | None = None, share: float = 1.0, graph_tokens: int = 0
-    ) -> None:
-        """Makes the cache as large as a GPU's memory allows beside the largest passes, for good:
-        full of tokens, with a next one behind each. Graphs hold a pass of `graph_tokens` more.
-        Raises ValueError where there is no room.
-        """
-        gc.collect()  # an engine that is gone may still hold its own
-        tokens, reason = self.budget.most, ""
-        length = getattr(self.model.config.get_text_config(), "max_position_embeddings", tokens)
-        while tokens >= LEAST_TOKENS:
-            torch.cuda.empty_cache()
-            torch.cuda.reset_peak_memory_stats(self.device)
-            texts = [min(length, tokens)] * max(1, tokens // length)
-            try:
-                self.run([_full_pass(1)])  # its layers are in the cache then
-                # What takes most.
-                self.run(map(_full_pass, texts), sampling=Sampling(1.0, top_p=0.9))
-            except ProgramError as error:
-                reason = str(error)
-                break
-            peak = torch.cuda.max_memory_allocated(self.device) - torch.cuda.memory_allocated(
-                self.device
-            )
-            torch.cuda.empty_cache()
-            free, total = torch.cuda.mem_get_info(self.device)
-            free += self.cache.slot_bytes * self.cache.allocator.slots
-            peak += int(peak * min(1.0, graph_tokens / tokens))
-            slots = slots_that_fit(int(share * free), total, peak, self.cache.slot_bytes)
-            if self.budget.tokens == tokens and slots >= tokens:
-                slots = slots if most is None else min(slots, most)
-                self.cache = self.scheduler.cache = KVCache(slots, slots, self.device, NO_MEMORY)
-                self.steps = 0
-                return
-            tokens = min(self.budget.tokens, tokens // 2)
-            self.budget.most = self.budget.tokens = tokens
-        raise ValueError(
-            f"the GPU has no memory for the model's cache: {reason or 'other processes use it'}"
-        )
 
     # It computes during a step, so it never waits for anything (see `EngineContract`).
     patience: float | None = None
@@ -182,56 +150,80 @@ class Engine:
 
     @property
     def sequences(self) -> list[Sequence]:
-        """The programs in decoding, each with `tag` and `counts`, which grow with every step."""
+        """The programs in decoding. Each has a `tag`, and `counts` that grow with every step."""
         return self.scheduler.running
 
     @property
     def pending(self) -> int:
+        """The number of programs that have not ended."""
         return len(self.scheduler.waiting) + len(self.scheduler.running)
 
     def run(
         self, programs: Iterable[Program[Any]], *, sampling: Sampling = GREEDY, seed: int = 0
     ) -> list[Any]:
-        """The programs' answers, in their order; program n draws from `seed` + n.
+        """Decode programs to their end.
 
-        Raises the first exception of one.
+        Args:
+            programs: The programs; number n draws from `seed` + n.
+            sampling: How their tokens are picked.
+            seed: Seed of the first program.
+
+        Returns:
+            The programs' answers, in their order.
+
+        Raises:
+            Exception: The first exception that a program raised.
         """
         for number, program in enumerate(programs):
             self.submit(program, tag=number, sampling=sampling, seed=seed + number)
         answers: dict[int, Any] = {}
         while self.pending:
-            for done in self.step():
-                if done.error is not None:
-                    raise done.error
-                answers[done.tag] = done.answer
+            for finished in self.step():
+                if finished.error is not None:
+                    raise finished.error
+                answers[finished.tag] = finished.answer
         return [answers[number] for number in sorted(answers)]
 
     @torch.inference_mode()
     def step(self) -> list[Finished]:
-        """Gives the device a forward pass over what the scheduler chose; then, unless it may have
-        one more, programs of the earliest go on, while the device has the other. The programs that
-        ended. A pass without memory is taken back, and the next are smaller. Raises RuntimeError of
-        the model, or where not even these fit.
+        """Start the next forward pass, and resume the programs of the earliest one in flight.
+
+        As long as another pass may be in flight, no program is resumed, so that the device always
+        has work. A pass that does not fit the memory is taken back, and the next ones are smaller.
+
+        Returns:
+            The programs that ended.
+
+        Raises:
+            RuntimeError: If the model fails, or if not even the smallest passes fit the memory.
         """
         chunks, finished = self.scheduler.schedule()
-        out_of_memory = self._start(chunks) if chunks else None
-        if out_of_memory is not None:
-            finished += self.scheduler.rollback(chunks, out_of_memory, alone=not self.flights)
-        started = bool(chunks) and out_of_memory is None
+        started = False
+        if chunks:
+            out_of_memory = self._start(chunks)
+            if out_of_memory is None:
+                started = True
+            else:
+                alone = not self.flights
+                finished += self.scheduler.rollback(chunks, out_of_memory, alone=alone)
         if self.flights and (not started or len(self.flights) == self.scheduler.passes):
             finished += self._advance(self.flights.popleft())
         return finished
 
+    # The forward pass
+
     def _start(self, chunks: list[Chunk]) -> str | None:
-        """The forward pass and its sampling; the message of the device where it has no memory for
-        them.
+        """Start a forward pass and its sampling.
+
+        Returns:
+            None, or the device's message if it has no memory for them.
         """
         try:
-            samples = self._samples(chunks)
+            samples = collect_samples(chunks, self.few)
             logits, hidden = self._forward(chunks, samples)
-            picked = to_host(self._sample(samples, logits, hidden))
-            flight = _Flight(chunks, _states(chunks, samples, logits, hidden), picked)
-        except RuntimeError as error:  # torch.OutOfMemoryError is one
+            read_samples = to_host(self._sample(samples, logits, hidden))
+            flight = _Flight(chunks, states_of(chunks, samples, logits, hidden), read_samples)
+        except RuntimeError as error:  # torch.OutOfMemoryError is one.
             if not is_out_of_memory(error):
                 raise
             reason = str(error)
@@ -239,162 +231,194 @@ class Engine:
             self.flights.append(flight)
             for chunk in chunks:
                 chunk.seq.in_flight = True
-            self.budget.fitted()
+            self.budget.record_success()
             self.steps += 1
             return None
-        # Here and not above: while the exception lives, so do the pass's tensors.
+        # The memory is freed here and not in the handler above: as long as the exception lives, so
+        # do the pass's tensors.
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
         return reason
 
-    def _samples(self, chunks: list[Chunk]) -> _Samples:
-        """What a pass is asked for, in the order in which it is computed."""
-        requests, places, few = SampleRequests(), list[int](), list[bool]()
-        for chunk in chunks:
-            seq, feed, asked = chunk.seq, chunk.seq.feed, len(chunk.samples)
-            sets = feed.allowed_token_ids
-            allowed = [None] * asked if sets is None else [sets[number] for number in chunk.samples]
-            requests.sampling += [seq.sampling] * asked
-            requests.draws += seq.draws(chunk.samples)
-            requests.allowed_token_ids += allowed
-            places += [chunk.start + place for place in chunk.places]
-            if self.few is not None:
-                few += [False] * asked if feed.want_logits else map(self.few.takes, allowed)
-        if not any(few):
-            return _Samples(requests, places, len(places))
-        order = sorted(range(len(few)), key=few.__getitem__)
-        rank = sorted(range(len(few)), key=order.__getitem__)
-        return _Samples(
-            requests.in_order(order), [places[i] for i in order], len(few) - sum(few), rank
-        )
-
     def _forward(
-        self, chunks: list[Chunk], samples: _Samples
+        self, chunks: list[Chunk], samples: Samples
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Logits [samples but the few, vocabulary] and, where they are needed, hidden states
-        [samples, hidden size].
+        """Run the model over the packed pass.
+
+        Returns:
+            Logits [full samples, vocabulary], and hidden states [samples, hidden size] if they are
+            needed.
         """
-        groups: list[PrefixGroup] = []
-        for chunk in chunks:
-            shared = (0, 0) if chunk.prefix is None else (chunk.prefix.start, chunk.prefix.length)
-            if not groups or shared[1] == 0 or (groups[-1].start, groups[-1].length) != shared:
-                groups.append(PrefixGroup([], *shared))
-            groups[-1].spans.append(_span(chunk))
-        # [4, tokens].
-        tables = np.concatenate([chunk.seq.table[:, chunk.rows] for chunk in chunks], axis=1)
-        slots = np.concatenate([chunk.slots for chunk in chunks])
-        packed = np.concatenate(
-            [tables[TOKEN], tables[POSITION], slots, np.array(samples.places, dtype=np.int64)]
-        )
-        ids, positions, to, kept = to_device(packed, self.device).split(
-            [*[len(slots)] * 3, len(samples.places)]
-        )
-        step = Step(self.cache, groups, to, kept, self.attend)
-        if samples.rank is not None or any(chunk.seq.feed.want_hidden for chunk in chunks):
-            return self.model(ids, positions, step, samples.full, want_hidden=True)
-        logits = None if self.graphs is None else self.graphs.logits(ids, positions, step)
-        return self._logits(ids, positions, step) if logits is None else logits, None
+        ids, positions, step = pack_inputs(chunks, samples, self.cache, self.attend)
+        wants_hidden = any(chunk.seq.feed.want_hidden for chunk in chunks)
+        if wants_hidden or samples.rank is not None:
+            return self.model(ids, positions, step, samples.full_count, want_hidden=True)
+        logits = None
+        if self.graphs is not None:
+            logits = self.graphs.logits(ids, positions, step)
+        if logits is None:
+            logits = self._logits(ids, positions, step)
+        return logits, None
 
     def _logits(self, ids: torch.Tensor, positions: torch.Tensor, step: Step) -> torch.Tensor:
-        """[samples, vocabulary] of tokens `ids` [tokens] at their positions [tokens]."""
+        """Return logits [samples, vocabulary] for ids [tokens] at positions [tokens]."""
         return self.model(ids, positions, step)[0]
 
     def _sample(
-        self, samples: _Samples, logits: torch.Tensor, hidden: torch.Tensor | None
+        self, samples: Samples, logits: torch.Tensor, hidden: torch.Tensor | None
     ) -> torch.Tensor:
-        """[2, samples] tokens and log-probabilities, as `sample`, chunk after chunk."""
+        """Return tokens and log-probabilities, [2, samples], chunk after chunk."""
         if samples.rank is None:
             return sample(logits, samples.requests)
         assert self.few is not None
         assert hidden is not None
-        full, requests = samples.full, samples.requests
-        few = self.few.sample(hidden[full:], requests.part(full, len(requests)))
-        return torch.cat([sample(logits, requests.part(0, full)), few], 1)[:, samples.rank]
+        full_count = samples.full_count
+        full_requests = samples.requests.part(0, full_count)
+        few_requests = samples.requests.part(full_count, len(samples.requests))
+        few = self.few.sample(hidden[full_count:], few_requests)
+        full = sample(logits, full_requests)
+        return torch.cat([full, few], 1)[:, samples.rank]
 
-    def _advance(self, flight: _Flight) -> Iterator[Finished]:
-        """Waits for a pass, and lets each program go on whose feed is complete."""
-        picked, logprobs = flight.picked()
-        tokens, begin = list(map(int, picked)), 0
-        for chunk, (logits, hidden) in zip(flight.chunks, flight.states, strict=True):
-            end = begin + len(chunk.samples)
-            chunk.seq.take_samples(
-                chunk.samples, Predictions(tokens[begin:end], logprobs[begin:end], logits, hidden)
-            )
-            begin = end
-        answered = [
-            (chunk.seq, chunk.seq.predictions)
-            for chunk in flight.chunks
-            if self.scheduler.advance(chunk)
-        ]
+    # The programs
+
+    def _advance(self, flight: _Flight) -> list[Finished]:
+        """Wait for a pass, and resume each program whose feed is complete.
+
+        Returns:
+            The programs that ended.
+        """
+        finished: list[Finished] = []
+        answered = _land(flight, self.scheduler)
         while answered:
             drafting: list[tuple[Sequence, DraftRequest]] = []
             for seq, predictions in answered:
                 try:
                     feed = seq.program.send(predictions)
-                    if feed.draft is not None:
-                        drafting.append((seq, feed.draft))
+                    if feed.draft is None:
+                        seq.append_feed(feed)
                     else:
-                        seq.take(feed)
+                        drafting.append((seq, feed.draft))
                 except StopIteration as end:
-                    yield self.scheduler.end(seq, end.value)
+                    finished.append(self.scheduler.end(seq, end.value))
                 except Exception as error:
-                    yield self.scheduler.end(seq, error=error)
+                    finished.append(self.scheduler.end(seq, error=error))
+            # Programs that asked for drafts are resumed with them at once.
             answered = _draft(drafting)
+        return finished
 
 
-def _states(
-    chunks: list[Chunk], samples: _Samples, logits: torch.Tensor, hidden: torch.Tensor | None
-) -> list[tuple[list[torch.Tensor] | None, list[torch.Tensor] | None]]:
-    """Of each chunk's samples the logits [vocabulary] and hidden states [hidden size], where its
-    feed wants them.
-    """
-    rank, begin, states = samples.rank or range(len(samples.places)), 0, []
-    for chunk in chunks:
-        feed, rows = chunk.seq.feed, rank[begin : begin + len(chunk.samples)]
-        begin += len(rows)
-        states.append(
-            (
-                [logits[row] for row in rows] if feed.want_logits else None,
-                [hidden[row] for row in rows] if feed.want_hidden and hidden is not None else None,
-            )
+def _prepare(model: PreTrainedModel | Llama) -> Llama | Stock:
+    """Return the model as the engine calls it."""
+    if isinstance(model, Llama):
+        prepared: Llama | Stock = model
+    elif is_llama(model):
+        prepared = Llama(model)
+    else:
+        prepared = Stock(model)
+    return prepared.eval()
+
+
+def _require_native_layers(model: Llama | Stock) -> None:
+    """Raise ValueError unless the model's layers are computed by native.c."""
+    layers = getattr(model, "layers", [None])
+    if type(layers[0]) is not NativeLayer:
+        raise ValueError(
+            "stable: Llama, Mistral, Qwen2 or Qwen3 in bfloat16, on a processor with AVX-512 BF16"
         )
-    return states
+
+
+def size_cache(
+    engine: Engine, limit: int | None = None, share: float = 1.0, graph_tokens: int = 0
+) -> None:
+    """Make an engine's cache as large as a GPU's memory allows beside the largest passes.
+
+    The size is final. Passes get smaller until one fits beside a cache that holds its tokens.
+
+    Args:
+        engine: The engine, which runs nothing yet.
+        limit: Largest number of slots, or None.
+        share: The share of the free memory that the cache may take.
+        graph_tokens: Tokens of the largest CUDA graph, whose memory comes on top.
+
+    Raises:
+        ValueError: If there is no room for a cache.
+    """
+    gc.collect()  # An engine that was deleted may still hold its cache.
+    reason = "other processes use it"
+    tokens = engine.budget.limit
+    while tokens >= MIN_PASS_TOKENS:
+        try:
+            peak = _peak_of_full_pass(engine, tokens)
+        except ProgramError as error:
+            reason = str(error)
+            break
+        torch.cuda.empty_cache()
+        free, total = torch.cuda.mem_get_info(engine.device)
+        free += engine.cache.slot_bytes * engine.cache.allocator.slots
+        peak += int(peak * min(1.0, graph_tokens / tokens))
+        slots = slots_that_fit(int(share * free), total, peak, engine.cache.slot_bytes)
+        if engine.budget.tokens == tokens and slots >= tokens:
+            if limit is not None:
+                slots = min(slots, limit)
+            engine.cache = KVCache(slots, slots, engine.device, NO_MEMORY)
+            engine.scheduler.cache = engine.cache
+            engine.steps = 0
+            return
+        tokens = min(engine.budget.tokens, tokens // 2)
+        engine.budget.limit = tokens
+        engine.budget.tokens = tokens
+    raise ValueError(f"the GPU has no memory for the model's cache: {reason}")
+
+
+def _peak_of_full_pass(engine: Engine, tokens: int) -> int:
+    """Return the bytes that a pass of so many tokens needs, with a next token behind each."""
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats(engine.device)
+    text_config = engine.model.config.get_text_config()
+    longest = getattr(text_config, "max_position_embeddings", tokens)
+    lengths = [min(longest, tokens)] * max(1, tokens // longest)
+    # A first pass allocates the cache's layers, which are not part of the peak.
+    engine.run([_full_pass(1)])
+    # Top-p takes the most memory of all ways to sample.
+    engine.run(map(_full_pass, lengths), sampling=Sampling(1.0, top_p=0.9))
+    peak = torch.cuda.max_memory_allocated(engine.device)
+    return peak - torch.cuda.memory_allocated(engine.device)
 
 
 def _full_pass(tokens: int) -> Program[None]:
+    """Feed so many tokens and ask for a next one behind each."""
     yield Feed([0] * tokens, range(tokens), sample_at=range(tokens))
 
 
-def _draft(drafting: list[tuple[Sequence, DraftRequest]]) -> list[tuple[Sequence, Predictions]]:
-    """What the heads draft for each sequence; each heads run once, with the hidden states of all
-    that ask them.
-    """
-    together: dict[tuple[int, int], list[tuple[Sequence, DraftRequest]]] = {}
-    for seq, request in drafting:
-        together.setdefault((id(request.heads), id(request.tree)), []).append((seq, request))
-    answered: list[tuple[Sequence, Predictions]] = []
-    for members in together.values():
-        first = members[0][1]
-        drafts = iter(
-            first.heads.draft([state for _, ask in members for state in ask.hidden], first.tree)
+def _land(flight: _Flight, scheduler: Scheduler) -> list[tuple[Sequence, Predictions]]:
+    """Wait for a pass, and return the sequences whose feed is complete with its predictions."""
+    picked, logprobs = flight.read_samples()
+    tokens = [int(token) for token in picked]
+    begin = 0
+    for chunk, states in zip(flight.chunks, flight.states, strict=True):
+        end = begin + len(chunk.sample_numbers)
+        predictions = Predictions(
+            tokens[begin:end], logprobs[begin:end], states.logits, states.hidden
         )
-        answered += [
-            (seq, Predictions([], [], drafts=[next(drafts) for _ in ask.hidden]))
-            for seq, ask in members
-        ]
+        chunk.seq.add_predictions(chunk.sample_numbers, predictions)
+        begin = end
+    return [
+        (chunk.seq, chunk.seq.predictions) for chunk in flight.chunks if scheduler.advance(chunk)
+    ]
+
+
+def _draft(drafting: list[tuple[Sequence, DraftRequest]]) -> list[tuple[Sequence, Predictions]]:
+    """Draft for each sequence. Heads run once for all sequences that ask the same ones."""
+    groups: dict[tuple[int, int], list[tuple[Sequence, DraftRequest]]] = {}
+    for seq, request in drafting:
+        key = (id(request.heads), id(request.tree))
+        groups.setdefault(key, []).append((seq, request))
+    answered: list[tuple[Sequence, Predictions]] = []
+    for members in groups.values():
+        _, first = members[0]
+        hidden = [state for _, request in members for state in request.hidden]
+        drafts = iter(first.heads.draft(hidden, first.tree))
+        for seq, request in members:
+            own_drafts = [next(drafts) for _ in request.hidden]
+            answered.append((seq, Predictions([], [], drafts=own_drafts)))
     return answered
-
-
-def _span(chunk: Chunk) -> Span:
-    seq = chunk.seq
-    keys = seq.table[1:, : seq.high]  # position, segment, step
-    # Some have left the cache, so that the others are not in its slots in their order.
-    if seq.high <= chunk.tokens[-1]:
-        owner = seq.owner[: seq.high]
-        keys = seq.table[1:, owner]
-        keys[1, owner == NO_TOKEN] = NO_TOKEN
-    end = chunk.start + len(chunk.tokens)
-    shared = 0 if chunk.prefix is None else chunk.prefix.length
-    return Span(
-        chunk.start, end, seq.start, seq.high, seq.reach, seq.table[1:, chunk.rows], keys, shared
-    )

@@ -1,6 +1,7 @@
-"""Next tokens where a grammar leaves few (some hundreds): their logits alone are computed, since
-the output embeddings of a whole vocabulary are a fifth of what a decoded token of a small model
-costs.
+"""Next tokens for which a grammar allows only a few hundred.
+
+Only their logits are computed, because the output embeddings of a whole vocabulary are a fifth of
+the cost of a decoded token in a small model.
 """
 
 from typing import Any, get_args
@@ -11,52 +12,58 @@ import torch
 from raypd.decoding.linear import AnyLinear, narrowed
 from raypd.decoding.sampling import AllowedTokens, SampleRequests, sample
 
-_SHARE = 8  # the vocabulary is at least so many times as large
+# The vocabulary must be at least so many times as large as the allowed tokens.
+_MIN_RATIO = 8
 
 
 class FewTokens:
-    """Samples from rows of a model's output embeddings `head` of a vocabulary."""
+    """Samples from some rows of a model's output embeddings."""
 
     def __init__(self, head: Any, vocabulary: int) -> None:
+        """
+        Args:
+            head: The model's output embeddings, a linear layer.
+            vocabulary: Number of tokens.
+        """
         self.head = head
-        self._limit = vocabulary // _SHARE
-        self._possible = type(head) in get_args(AnyLinear) and head.bias is None
-        # Of the rows, in rising order: all that were needed, up to _limit.
+        self._limit = vocabulary // _MIN_RATIO
+        self._is_possible = type(head) in get_args(AnyLinear) and head.bias is None
+        # The ids whose rows are at hand, in rising order: all that were needed, up to `_limit`.
         self._ids = np.zeros(0, dtype=np.int64)
         self._rows: torch.nn.Module | None = None
 
     def takes(self, allowed: AllowedTokens | None) -> bool:
-        """Whether a next token of these is sampled here."""
-        return allowed is not None and len(allowed.ids) <= self._limit and self._possible
+        """Tell whether a next token among these is sampled here."""
+        return allowed is not None and len(allowed.ids) <= self._limit and self._is_possible
 
     def sample(self, hidden: torch.Tensor, requests: SampleRequests) -> torch.Tensor:
-        """`sample`, behind hidden states [requests, hidden size]."""
-        distinct = {
+        """Pick next tokens behind hidden states [requests, hidden size], as `sample` does."""
+        sets = {
             id(allowed): allowed for allowed in requests.allowed_token_ids if allowed is not None
         }
-        if not distinct:
+        if not sets:
             return sample(hidden, requests)
-        self._widen(np.unique(np.concatenate([allowed.ids for allowed in distinct.values()])))
+        self._load_rows(np.unique(np.concatenate([allowed.ids for allowed in sets.values()])))
         assert self._rows is not None
-        columns = {
-            key: AllowedTokens(np.searchsorted(self._ids, a.ids), a.outcomes)
-            for key, a in distinct.items()
+        # The same sets with the tokens' columns in the narrow logits in place of their ids.
+        narrow_sets = {
+            key: AllowedTokens(np.searchsorted(self._ids, allowed.ids), allowed.outcomes)
+            for key, allowed in sets.items()
         }
-        inside: list[AllowedTokens | None] = [
-            columns[id(allowed)] for allowed in requests.allowed_token_ids
+        narrow_allowed: list[AllowedTokens | None] = [
+            narrow_sets[id(allowed)] for allowed in requests.allowed_token_ids
         ]
-        picked = sample(
-            self._rows(hidden), SampleRequests(requests.sampling, requests.draws, inside)
-        )
+        logits = self._rows(hidden)  # [requests, rows at hand]
+        picked = sample(logits, SampleRequests(requests.sampling, requests.draws, narrow_allowed))
         picked[0] = torch.from_numpy(self._ids)[picked[0].long()]
         return picked
 
-    def _widen(self, ids: np.ndarray) -> None:
-        """Takes up the rows of some tokens, in place of the others where they would become too
-        many.
-        """
+    def _load_rows(self, ids: np.ndarray) -> None:
+        """Add the rows of some ids. They replace the others if all would be too many."""
         all_ids = np.union1d(self._ids, ids)
         if len(all_ids) == len(self._ids) and self._rows is not None:
             return
-        self._ids = all_ids if len(all_ids) <= self._limit else ids
+        if len(all_ids) > self._limit:
+            all_ids = ids
+        self._ids = all_ids
         self._rows = narrowed(self.head, torch.from_numpy(self._ids))

@@ -1,7 +1,8 @@
-"""Small passes on a GPU as CUDA graphs: the host starts one graph where it would start hundreds of
-kernels. There is one for each size of pass, captured when one of its size comes again; tokens that
-fill a pass up put their keys into a slot of the cache that no sequence has, and attention leaves
-them out.
+"""Small passes on a GPU as CUDA graphs: the host starts one graph instead of hundreds of kernels.
+
+There is one graph per size of pass. It is captured when a pass of its size comes for the second
+time. A pass is filled up with padding tokens, whose keys go into a slot of the cache that no
+sequence has, and which attention leaves out.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from transformers import PreTrainedConfig
@@ -18,199 +19,292 @@ from raypd.decoding.attention.plan import Item, KernelPlan, power_of_two
 from raypd.decoding.attention.step import Step
 from raypd.decoding.kv_cache import KVCache
 
-# Tokens times weights of a layer: more keep an H100 busy for longer than the host needs to start
-# kernels.
-_WORK = 220e9
-_LEAST_ROWS = 64  # of results that are merged: fewer graphs
-_MOST_ROWS = 2048  # of logits, which are held twice: 1.2 GB of a vocabulary of 152,000
-_MOST_GRAPHS = 256  # each takes memory of the driver; passes of other sizes go without
-
-# Tokens, predictions, words of a set of segments, rows of results that are merged and tokens that
-# have them, and for each number of rows that a block of queries has the items of such blocks.
-Size = tuple[int, int, int, tuple[int, ...], tuple[tuple[int, int], ...]]
+# Tokens times weights of a layer. With more, kernels keep an H100 busy for longer than the host
+# needs to start them.
+_MAX_WORK = 220e9
+# Graphs have room for at least so many results that are merged, so that there are fewer graphs.
+_MIN_SPLIT_ROWS = 64
+# Rows of logits that graphs may have. They are held twice: 1.2 GB for a vocabulary of 152,000.
+_MAX_LOGIT_ROWS = 2048
+# Each graph takes memory of the driver. Passes of further sizes go without.
+_MAX_GRAPHS = 256
 
 _log = logging.getLogger(__name__)
 
 
+class Size(NamedTuple):
+    """What two passes must have in common to use one graph."""
+
+    tokens: int
+    samples: int
+    words: int  # Words of a set of segments.
+    split_rows: int  # Results that are merged.
+    merged: int  # Tokens that have such results.
+    # For each number of rows that a block of queries has, the number of such blocks.
+    blocks: tuple[tuple[int, int], ...]
+
+
 class Graphs:
-    """The graphs of one model; `forward`: tokens [n], positions [n] and the pass -> logits [kept,
-    vocabulary].
+    """The CUDA graphs of one model.
+
+    Attributes:
+        graphs: The graphs that were captured.
+        sizes: The sizes that have come so far.
+        failed: Whether a capture failed, after which all passes go without graphs.
     """
 
     def __init__(
         self,
         forward: Callable[[torch.Tensor, torch.Tensor, Step], torch.Tensor],
-        cache: KVCache,  # a slot of it is taken
+        cache: KVCache,
         config: PreTrainedConfig,
     ) -> None:
-        from raypd.decoding.attention.triton_kernel import card, tiles
+        """
+        Args:
+            forward: Computes logits [samples, vocabulary] from ids [tokens], positions [tokens] and
+                the pass.
+            cache: The KV cache. One slot of it is taken for padding.
+            config: The model's text configuration.
+        """
+        from raypd.decoding.attention.triton_kernel import gpu_of, tiles
 
         heads = config.num_attention_heads
         kv_heads = getattr(config, "num_key_value_heads", None) or heads
-        self.forward, self.cache, self.most = forward, cache, most_tokens(config)
-        capability, processors = card(cache.device)
-        self.repeat, self.fill = heads // kv_heads, 2 * processors // kv_heads
-        self.tiles = partial(tiles, capability)
+        gpu = gpu_of(cache.device)
+        self.forward = forward
+        self.cache = cache
+        self.max_tokens = max_graph_tokens(config)
+        self.repeat = heads // kv_heads
+        self.fill = 2 * gpu.multiprocessors // kv_heads
+        self.tiles = partial(tiles, gpu.capability)
         self.window = getattr(config, "sliding_window", None)
-        self.spare = cache.alloc(1)
-        # Of the cache: where it has moved, graphs read what is no longer there.
+        self.padding_slot = cache.alloc(1)
+        # The cache's generation for which graphs were captured. If the cache moves, they would read
+        # memory that is gone.
         self.generation = -1
-        self.keys = torch.empty(0)  # of a pass, in whatever graph: [slots, 3], as in `KernelPlan`
-        # Logits of a pass, in whatever graph: [rows, vocabulary].
+        # All graphs share the keys of a pass, [slots, 3], as in `KernelPlan`.
+        self.keys = torch.empty(0)
+        # All graphs share the logits of a pass, [rows, vocabulary].
         self.out: torch.Tensor | None = None
         self.graphs: dict[Size, _Graph] = {}
-        self.sizes: set[Size] = set()  # that have come: a graph is made when one comes again
+        self.sizes: set[Size] = set()
         self.failed = False
-        self.pool: Any = None  # of memory, and the stream, that all captures share
+        # All captures share a pool of memory and a stream.
+        self.pool: Any = None
         self.stream: Any = None
         if cache.device.type == "cuda":
-            self.pool, self.stream = torch.cuda.graph_pool_handle(), torch.cuda.Stream(cache.device)
+            self.pool = torch.cuda.graph_pool_handle()
+            self.stream = torch.cuda.Stream(cache.device)
 
     def logits(self, ids: torch.Tensor, positions: torch.Tensor, step: Step) -> torch.Tensor | None:
-        """[kept, vocabulary] of tokens and positions [tokens].
+        """Run a pass as a graph.
 
-        None where the pass has to go without a graph: it is the first of its size, large, predicts
-        nothing, a window hides keys, there are many graphs, or a capture failed.
+        Args:
+            ids: [tokens]
+            positions: [tokens]
+            step: The pass.
+
+        Returns:
+            Logits [samples, vocabulary], or None if the pass has to go without a graph: it is the
+            first of its size, it is large, it samples nothing, a window hides keys, there are too
+            many graphs, or a capture failed.
         """
-        windowed = any(
-            span.felt(self.window) is not None for group in step.groups for span in group.spans
-        )
-        large = len(ids) > self.most or len(step.kept) > _MOST_ROWS
-        if self.failed or windowed or large or not len(step.kept) or not self.cache.keys:
+        if self.failed or not self._takes(step):
             return None
         if self.generation != self.cache.generation:
-            self.graphs.clear()
-            self.generation = self.cache.generation
-            self.keys = torch.zeros(
-                self.cache.allocator.slots, 3, dtype=torch.int32, device=ids.device
-            )
-        stored = next(iter(self.cache.keys.values()))  # [slots, kv_heads, head_dim]
-        rows = tuple(self.tiles(stored.shape[2], stored.element_size()))
-        plan = step.plans[self.repeat] = KernelPlan(step, self.repeat, rows, self.fill)
-        blocks = tuple((size, power_of_two(len(items))) for size, items in plan.blocks)
-        split = tuple(
-            max(_LEAST_ROWS, power_of_two(n)) for n in (plan.split_rows, len(plan.merged)) if n
-        )
-        size = rounded(len(ids)), rounded(len(step.kept)), plan.words, split, blocks
-        if size not in self.graphs and (size not in self.sizes or len(self.graphs) >= _MOST_GRAPHS):
-            self.sizes.add(size)
-            return None
-        graph = self.graphs.get(size) or _Graph(size, step, self.repeat, self.spare, self.keys)
-        graph.fill(ids, positions, step, plan)
-        if size not in self.graphs:
-            try:
-                graph.replay = captured(
-                    partial(self._run, graph), ids.device, self.pool, self.stream
-                )
-            except RuntimeError as error:
-                _log.warning("no CUDA graphs, passes go on without: %s", error)
-                self.failed = True
-                self.graphs.clear()
+            self._forget_graphs()
+        plan = self._plan(step)
+        size = _size_of(step, plan)
+        graph = self.graphs.get(size)
+        if graph is not None:
+            graph.fill(ids, positions, step, plan)
+        elif size in self.sizes and len(self.graphs) < _MAX_GRAPHS:
+            graph = _Graph(size, step, self.repeat, self.padding_slot, self.keys)
+            graph.fill(ids, positions, step, plan)
+            if not self._capture(graph):
                 return None
             self.graphs[size] = graph
+        else:
+            self.sizes.add(size)
+            return None
         graph.replay()
         assert self.out is not None
-        return self.out[: len(step.kept)].clone()  # the next pass writes over it
+        # The next pass overwrites the logits, so they are copied.
+        return self.out[: len(step.sample_rows)].clone()
+
+    def _takes(self, step: Step) -> bool:
+        """Tell whether a pass is worth a graph, and can run as one."""
+        samples = len(step.sample_rows)
+        if samples == 0 or samples > _MAX_LOGIT_ROWS or len(step.slots) > self.max_tokens:
+            return False
+        if not self.cache.keys:
+            # The first pass allocates the cache's layers, which a graph cannot do.
+            return False
+        return all(span.effective_window(self.window) is None for span in step.spans)
+
+    def _forget_graphs(self) -> None:
+        """Start anew after the cache has moved."""
+        self.graphs.clear()
+        self.generation = self.cache.generation
+        slots = self.cache.allocator.slots
+        self.keys = torch.zeros(slots, 3, dtype=torch.int32, device=self.cache.device)
+
+    def _plan(self, step: Step) -> KernelPlan:
+        """Build the kernel's plan of a pass, as the kernel itself would without a graph."""
+        keys = next(iter(self.cache.keys.values()))
+        _, _, head_dim = keys.shape
+        block_rows = tuple(self.tiles(head_dim, keys.element_size()))
+        plan = KernelPlan(step, self.repeat, block_rows, self.fill)
+        step.plans[self.repeat] = plan
+        return plan
+
+    def _capture(self, graph: _Graph) -> bool:
+        """Capture a graph; return False if it fails, and use none from then on."""
+        run = partial(self._run, graph)
+        try:
+            graph.replay = captured(run, self.cache.device, self.pool, self.stream)
+        except RuntimeError as error:
+            _log.warning("no CUDA graphs, passes go on without: %s", error)
+            self.failed = True
+            self.graphs.clear()
+            return False
+        return True
 
     def _run(self, graph: _Graph) -> None:
-        """A graph's pass.
+        """Compute a graph's pass.
 
-        It keeps no result of its own, so that the next graph's can lie in the same memory.
+        The graph keeps no result of its own, so that the next one can use the same memory.
         """
         logits = self.forward(graph.ids, graph.positions, graph.step)
         if self.out is None:
-            self.out = logits.new_empty(rounded(min(self.most, _MOST_ROWS)), logits.shape[1])
+            rows = rounded(min(self.max_tokens, _MAX_LOGIT_ROWS))
+            self.out = logits.new_empty(rows, logits.shape[1])
         self.out[: len(logits)] = logits
 
 
-def most_tokens(config: PreTrainedConfig) -> int:
-    """Of a pass that is worth a graph: fewer of a larger model."""
-    layer = config.hidden_size * (
-        4 * config.hidden_size + 3 * getattr(config, "intermediate_size", 0)
-    )
-    return int(min(4096, max(1024, _WORK // layer)))
+def max_graph_tokens(config: PreTrainedConfig) -> int:
+    """Return the tokens of the largest pass that is worth a graph: fewer for a larger model."""
+    intermediate_size = getattr(config, "intermediate_size", 0)
+    layer_weights = config.hidden_size * (4 * config.hidden_size + 3 * intermediate_size)
+    return int(min(4096, max(1024, _MAX_WORK // layer_weights)))
 
 
 def rounded(n: int) -> int:
-    """The lowest eighth of a power of two, or multiple of 8, that is n at least."""
+    """Round n up to an eighth of a power of two, or to a multiple of 8."""
     eighth = max(8, power_of_two(n) // 8)
     return -(-n // eighth) * eighth
 
 
-class _Graph:
-    """Passes of one size; for the kernel their `KernelPlan`, too.
+def _size_of(step: Step, plan: KernelPlan) -> Size:
+    """Return the size to which a pass is filled up."""
+    split_rows = 0
+    merged = 0
+    if plan.split_rows:
+        split_rows = max(_MIN_SPLIT_ROWS, power_of_two(plan.split_rows))
+        merged = max(_MIN_SPLIT_ROWS, power_of_two(len(plan.merged)))
+    return Size(
+        tokens=rounded(len(step.slots)),
+        samples=rounded(len(step.sample_rows)),
+        words=plan.words,
+        split_rows=split_rows,
+        merged=merged,
+        blocks=tuple((rows, power_of_two(len(items))) for rows, items in plan.blocks),
+    )
 
-    `step`: the first one; `repeat` query heads share a key head; `spare`: the slot for keys of
-    tokens that fill up.
+
+class _Graph:
+    """Passes of one size. It also stands for their `KernelPlan` in the kernel's eyes.
+
+    Attributes:
+        replay: Runs the graph, once it is captured.
     """
 
-    replay: Callable[[], None]  # is there once it is captured
+    replay: Callable[[], None]
 
-    def __init__(self, size: Size, step: Step, repeat: int, spare: int, keys: torch.Tensor) -> None:
-        tokens, kept, self.words, split, blocks = size
-        self.split_rows, merged = split or (0, 0)
-        device, self.spare, self.keys = step.cache.device, spare, keys
-        self.ids, self.positions, to = torch.zeros(3, tokens, dtype=torch.int64, device=device)
-        places = torch.zeros(kept, dtype=torch.int64, device=device)
-        self.step = Step(step.cache, [], to, places, step.attend, {repeat: self})
-        integers = partial(torch.zeros, dtype=torch.int32, device=device)
-        self.queries = integers(tokens, 2 + 2 * self.words)
-        self.blocks = [(rows, integers(items, len(Item._fields))) for rows, items in blocks]
-        self.merged, self.merged_rows = integers(merged, 3), integers(self.split_rows)
+    def __init__(
+        self, size: Size, step: Step, repeat: int, padding_slot: int, keys: torch.Tensor
+    ) -> None:
+        """
+        Args:
+            size: The size.
+            step: The first pass of this size.
+            repeat: Query heads that share a key head.
+            padding_slot: The slot for the keys of padding tokens.
+            keys: The tensor with the keys of a pass, which all graphs share.
+        """
+        device = step.cache.device
+        self.padding_slot = padding_slot
+        self.keys = keys
+        self.words = size.words
+        self.split_rows = size.split_rows
+        self.ids = torch.zeros(size.tokens, dtype=torch.int64, device=device)
+        self.positions = torch.zeros(size.tokens, dtype=torch.int64, device=device)
+        slots = torch.zeros(size.tokens, dtype=torch.int64, device=device)
+        sample_rows = torch.zeros(size.samples, dtype=torch.int64, device=device)
+        self.step = Step(step.cache, [], slots, sample_rows, step.attend, {repeat: self})
+        new_integers = partial(torch.zeros, dtype=torch.int32, device=device)
+        self.queries = new_integers(size.tokens, 2 + 2 * size.words)
+        self.blocks = [
+            (rows, new_integers(items, len(Item._fields))) for rows, items in size.blocks
+        ]
+        self.merged = new_integers(size.merged, 3)
+        self.merged_rows = new_integers(size.split_rows)
 
     def starts(self, window: int | None) -> None:
-        """No window hides anything."""
+        """Return None as `KernelPlan` does, because no window hides anything."""
 
     def fill(
         self, ids: torch.Tensor, positions: torch.Tensor, step: Step, plan: KernelPlan
     ) -> None:
-        """Copies a pass to where the graph reads, all on the device."""
-        self.step.slots[len(ids) :] = self.spare
+        """Copy a pass to where the graph reads it, all on the device."""
+        self.step.slots[len(ids) :] = self.padding_slot
         if self.split_rows:
-            self.merged[len(plan.merged) :] = plan.merged[-1]  # once more
-        mine = [
-            self.ids,
-            self.positions,
-            self.step.slots,
-            self.step.kept,
-            self.queries,
-            self.keys,
-            self.merged,
-            self.merged_rows,
-        ]
-        new = [
-            ids,
-            positions,
-            step.slots,
-            step.kept,
-            plan.queries,
-            plan.keys,
-            plan.merged,
-            plan.merged_rows,
-        ]
-        for (_, room), (_, items) in zip(self.blocks, plan.blocks, strict=True):
-            room[len(items) :] = 0  # blocks of no queries
-            mine.append(room)
-            new.append(items)
-        for target, source in zip(mine, new, strict=True):
-            target[: len(source)] = source
+            # The padding merges the last token once more.
+            self.merged[len(plan.merged) :] = plan.merged[-1]
+        _copy(ids, self.ids)
+        _copy(positions, self.positions)
+        _copy(step.slots, self.step.slots)
+        _copy(step.sample_rows, self.step.sample_rows)
+        _copy(plan.queries, self.queries)
+        _copy(plan.keys, self.keys)
+        _copy(plan.merged, self.merged)
+        _copy(plan.merged_rows, self.merged_rows)
+        for (_, target), (_, items) in zip(self.blocks, plan.blocks, strict=True):
+            target[len(items) :] = 0  # The padding are blocks without queries.
+            _copy(items, target)
+
+
+def _copy(source: torch.Tensor, target: torch.Tensor) -> None:
+    """Copy a tensor to the beginning of a larger one."""
+    target[: len(source)] = source
 
 
 def captured(
-    run: Callable[[], None], device: torch.device, pool: Any, side: torch.cuda.Stream
+    run: Callable[[], None], device: torch.device, pool: Any, stream: torch.cuda.Stream
 ) -> Callable[[], None]:
-    """What does again on a GPU what a function does, over the same memory.
+    """Capture what a function does on a GPU.
 
-    Raises RuntimeError where the GPU has no memory for it, or the function does what a graph cannot
-    hold.
+    Args:
+        run: The function.
+        device: The GPU.
+        pool: The pool of memory that the captures share.
+        stream: The stream that the captures share.
+
+    Returns:
+        A function that does the same again, over the same memory.
+
+    Raises:
+        RuntimeError: If the GPU has no memory for it, or the function does something that a graph
+            cannot hold.
     """
     with torch.cuda.device(device):
-        stream = torch.cuda.current_stream()
-        side.wait_stream(stream)
-        with torch.cuda.stream(side):
-            run()  # kernels are compiled, libraries take the memory that they want
-        stream.wait_stream(side)
+        current = torch.cuda.current_stream()
+        stream.wait_stream(current)
+        with torch.cuda.stream(stream):
+            # A first run compiles kernels, and lets libraries allocate their memory.
+            run()
+        current.wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=pool, stream=side, capture_error_mode="thread_local"):
+        with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
             run()
     return graph.replay

@@ -1,7 +1,8 @@
-"""Where keys and values live: one store a layer, [kv_heads, slots, head_dim], in which every
-sequence owns a contiguous region of slots, so that attention reads its keys as a view, one head's
-in one piece. A sequence that outgrows its region moves to one of twice its size; one whose tokens
-have left the cache closes up and frees the rest.
+"""The KV cache: one store per layer, in which every sequence has a contiguous region of slots.
+
+A store is laid out as [kv_heads, slots, head_dim], so attention reads the keys of one head of a
+sequence as one piece of memory, without a copy. A sequence that outgrows its region moves to one of
+twice its size. A sequence whose tokens left the cache is compacted, and frees the rest.
 """
 
 import numpy as np
@@ -14,43 +15,55 @@ NO_MEMORY = "there is no memory for more"
 
 
 class OutOfSlots(Exception):
-    """No room in the cache now; sequences that end make some."""
+    """The cache has no room now. Sequences that end make some."""
 
 
 class SlotAllocator:
-    """First-fit allocation of contiguous slot ranges."""
+    """First-fit allocation of contiguous ranges of slots."""
 
     def __init__(self, slots: int) -> None:
         self.slots = slots
-        self._holes = [(0, slots)]  # (start, length), by start, never adjacent
+        self._holes = [(0, slots)]  # (start, length), in order of start, never adjacent.
 
     def alloc(self, length: int) -> int | None:
-        """Start of a region of `length` slots, or None if no hole is large enough."""
+        """Return the start of a region of `length` slots, or None if no hole is large enough."""
         for i, (start, hole) in enumerate(self._holes):
-            if hole >= length:
-                self._holes[i : i + 1] = [(start + length, hole - length)] if hole > length else []
+            if hole == length:
+                del self._holes[i]
+                return start
+            if hole > length:
+                self._holes[i] = (start + length, hole - length)
                 return start
         return None
 
     def free(self, start: int, length: int) -> None:
-        """Takes a region back, merged with the free ones beside it."""
+        """Take a region back, and merge it with free regions beside it."""
         merged: list[tuple[int, int]] = []
-        for region in sorted([*self._holes, (start, length)]):
-            if merged and merged[-1][0] + merged[-1][1] == region[0]:
-                merged[-1] = (merged[-1][0], merged[-1][1] + region[1])
-            else:
-                merged.append(region)
+        for region_start, region_length in sorted([*self._holes, (start, length)]):
+            if merged:
+                last_start, last_length = merged[-1]
+                if last_start + last_length == region_start:
+                    merged[-1] = (last_start, last_length + region_length)
+                    continue
+            merged.append((region_start, region_length))
         self._holes = merged
 
     @property
     def available(self) -> int:
+        """The number of free slots."""
         return sum(length for _, length in self._holes)
 
 
 class KVCache:
-    """Keys and values of all sequences, per layer [slots, kv_heads, head_dim]; it doubles when
-    full, up to `limit` slots (`why`: the reason for it). Layers are allocated at their first write,
-    zeroed: NaN leaks from masked slots.
+    """The keys and values of all sequences, [slots, kv_heads, head_dim] per layer.
+
+    The cache doubles when it is full, up to `limit` slots. A layer's stores are allocated at their
+    first write. They are zeroed, because a NaN in a masked slot would spread.
+
+    Attributes:
+        allocator: Hands out the slots.
+        limit: The largest number of slots, or None for as many as memory allows.
+        generation: A number that rises whenever the stores move to other addresses.
     """
 
     def __init__(
@@ -58,76 +71,117 @@ class KVCache:
         slots: int,
         limit: int | None,
         device: torch.device,
-        why: str = "engine.cache_tokens allows no more",
+        limit_reason: str = "engine.cache_tokens allows no more",
     ) -> None:
-        self.allocator = SlotAllocator(slots if limit is None else min(slots, limit))
+        if limit is not None:
+            slots = min(slots, limit)
+        self.allocator = SlotAllocator(slots)
         self.limit = limit
-        self._why = why  # it does not grow
+        self._limit_reason = limit_reason  # Why the cache does not grow, for messages.
         self.device = device
-        self.generation = 0  # rises when stores move
+        self.generation = 0
         self.keys: dict[int, torch.Tensor] = {}
         self.values: dict[int, torch.Tensor] = {}
 
+    def _stores(self) -> list[torch.Tensor]:
+        return [*self.keys.values(), *self.values.values()]
+
+    @property
+    def slot_bytes(self) -> int:
+        """Bytes of one slot in all layers that were written."""
+        return sum(store[0].nbytes for store in self._stores())
+
     def alloc(self, length: int) -> int:
-        """Start of a new region of `length` slots.
+        """Return the start of a new region of `length` slots.
 
-        Raises OutOfSlots where the cache is full and may not grow.
+        Raises:
+            OutOfSlots: If the cache is full and cannot grow.
         """
-        while (start := self.allocator.alloc(length)) is None:
+        while True:
+            start = self.allocator.alloc(length)
+            if start is not None:
+                return start
             slots = self.allocator.slots
-            if not (self._grown(max(2 * slots, slots + length)) or self._grown(slots + length)):
-                raise OutOfSlots(
-                    f"{length} slots wanted, {self.allocator.available} of {slots} free, and "
-                    f"{self._why}"
-                )
-        return start
+            if self._try_grow(max(2 * slots, slots + length)):
+                continue
+            # There may be memory for this region where there is none to double the cache.
+            if self._try_grow(slots + length):
+                continue
+            raise OutOfSlots(
+                f"{length} slots wanted, {self.allocator.available} of {slots} free, and "
+                f"{self._limit_reason}"
+            )
 
-    def _grown(self, slots: int) -> bool:
-        """Enlarges the cache to so many slots, or to its limit; False where it stays as it is."""
-        slots = slots if self.limit is None else min(slots, self.limit)
-        if slots <= self.allocator.slots:
+    def _try_grow(self, slots: int) -> bool:
+        """Enlarge the cache to `slots` or to its limit; return False if it stays as it is."""
+        if self.limit is not None:
+            slots = min(slots, self.limit)
+        extra_slots = slots - self.allocator.slots
+        if extra_slots <= 0:
             return False
-        if self.device.type == "cpu" and not has_main_memory(
-            (slots - self.allocator.slots) * self.slot_bytes
-        ):
-            self._why = NO_MEMORY  # for now
+        if self.device.type == "cpu" and not has_main_memory(extra_slots * self.slot_bytes):
+            # This may change: another process may free memory, so the limit stays.
+            self._limit_reason = NO_MEMORY
             return False
         try:
             self._resize(slots)
         except RuntimeError as error:
             if not is_out_of_memory(error):
                 raise
-            # Sequences wait for each other from here on.
-            self.limit, self._why = self.allocator.slots, NO_MEMORY
+            # From now on sequences wait for each other.
+            self.limit = self.allocator.slots
+            self._limit_reason = NO_MEMORY
             return False
         return True
 
-    @property
-    def slot_bytes(self) -> int:
-        """Of one slot in all layers that were written."""
-        return sum(store[0].nbytes for store in (*self.keys.values(), *self.values.values()))
+    def _resize(self, slots: int) -> None:
+        """Give every layer more slots.
+
+        If memory runs out half-way, the layers that were enlarged leave their new slots unused.
+        """
+        for stores in (self.keys, self.values):
+            for layer, store in stores.items():
+                if len(store) < slots:
+                    larger = _zeros(slots, store)
+                    larger[: len(store)] = store
+                    stores[layer] = larger
+                    self.generation += 1
+        self.allocator.free(self.allocator.slots, slots - self.allocator.slots)
+        self.allocator.slots = slots
 
     def free(self, start: int, length: int) -> None:
+        """Give back `length` slots from `start`."""
         self.allocator.free(start, length)
 
-    def move(self, start: int, length: int, to: int) -> None:
-        """Copies `length` slots of every layer from `start` on to those from `to` on."""
-        for store in (*self.keys.values(), *self.values.values()):
-            store[to : to + length] = store[start : start + length]
+    def move(self, start: int, length: int, target: int) -> None:
+        """Copy `length` slots of every layer from `start` to `target`."""
+        for store in self._stores():
+            store[target : target + length] = store[start : start + length]
 
     def compact(self, start: int, offsets: np.ndarray) -> None:
-        """Moves the slots at rising `offsets` [n] of a region together at its beginning, in every
-        layer.
+        """Move some slots of a region together at its beginning, in every layer.
+
+        Args:
+            start: First slot of the region.
+            offsets: Offsets of the slots to keep, in rising order, [n].
         """
         slots = to_device(start + offsets, self.device)
-        for store in (*self.keys.values(), *self.values.values()):
+        for store in self._stores():
             store[start : start + len(offsets)] = store[slots]
 
     def write(
         self, layer: int, slots: torch.Tensor, key: torch.Tensor | None, value: torch.Tensor | None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Stores keys and values [tokens, kv_heads, head_dim] (None: they are) in `slots` [tokens];
-        all, as `layer`.
+        """Store the keys and values of a pass in a layer.
+
+        Args:
+            layer: Number of the layer.
+            slots: Where each token goes, [tokens].
+            key: [tokens, kv_heads, head_dim], or None if a kernel has stored them already.
+            value: [tokens, kv_heads, head_dim], or None likewise.
+
+        Returns:
+            All keys and values of the layer, [slots, kv_heads, head_dim] each.
         """
         if key is None or value is None:
             return self.keys[layer], self.values[layer]
@@ -139,30 +193,18 @@ class KVCache:
     def layer(
         self, layer: int, key: torch.Tensor, value: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """A layer's keys and values [slots, kv_heads, head_dim], like the new ones [tokens,
-        kv_heads, head_dim].
+        """Return a layer's keys and values, [slots, kv_heads, head_dim] each.
+
+        If the layer has none yet, they are allocated with the shape and dtype of `key` and `value`,
+        [tokens, kv_heads, head_dim].
         """
         if layer not in self.keys:
             self.keys[layer] = _zeros(self.allocator.slots, key)
             self.values[layer] = _zeros(self.allocator.slots, value)
         return self.keys[layer], self.values[layer]
 
-    def _resize(self, slots: int) -> None:
-        """More slots in every layer.
-
-        Where memory ends half-way, layers that have them keep them unused.
-        """
-        for store in (self.keys, self.values):
-            for layer, old in store.items():
-                if len(old) < slots:
-                    larger = _zeros(slots, old)
-                    larger[: len(old)] = old
-                    store[layer] = larger
-                    self.generation += 1
-        self.allocator.free(self.allocator.slots, slots - self.allocator.slots)
-        self.allocator.slots = slots
-
 
 def _zeros(slots: int, like: torch.Tensor) -> torch.Tensor:
-    """A store [slots, kv_heads, head_dim] for keys or values like [tokens, kv_heads, head_dim]."""
-    return like.new_zeros(like.shape[1], slots, like.shape[2]).transpose(0, 1)
+    """Allocate a store [slots, kv_heads, head_dim] for tensors [tokens, kv_heads, head_dim]."""
+    _, kv_heads, head_dim = like.shape
+    return like.new_zeros(kv_heads, slots, head_dim).transpose(0, 1)

@@ -1,56 +1,76 @@
-"""Linear layers in bfloat16 on a CPU, to decode: weights lie as their products, native.c's or
-oneDNN's, read them.
+"""Linear layers in bfloat16 on a CPU, for decoding.
+
+Their weights are laid out as the products of native.c or oneDNN read them.
 """
 
 from typing import Any
 
 import torch
 
-from raypd.decoding import native
+import raypd.decoding.native as native
 from raypd.decoding.native import PANEL
 
-_TOKENS = 2048  # of a pass for which the layout is chosen; it is as good for fewer
+# Tokens of a pass for which oneDNN chooses the layout. It is as good for fewer.
+_TOKENS = 2048
 
 
 class PanelLinear(torch.nn.Module):
-    """A linear layer by native.c; its weight is copied.
+    """A linear layer by native.c. It copies its weight.
 
-    A token's outputs are the same bits in every pass.
+    A token's outputs have the same bits in every pass.
     """
 
     def __init__(
         self, weight: torch.Tensor, bias: torch.Tensor | None = None, gated: bool = False
     ) -> None:
+        """
+        Args:
+            weight: [out_features, in_features] in bfloat16.
+            bias: [out_features]
+            gated: Whether the first half of the outputs gates the second one, as SwiGLU does.
+        """
         super().__init__()
-        # The first half of its outputs are gates of the second: SwiGLU.
-        self.outputs, self.gated = len(weight), gated
-        rows = [weight, *([] if bias is None else [bias[:, None].float()])]
-        if gated:  # half a panel of gates, half a panel of what they gate
-            rows = [
-                part.view(2, -1, PANEL // 2, part.shape[1]).transpose(0, 1).reshape(part.shape)
-                for part in rows
-            ]
-        rows = [torch.nn.functional.pad(part, (0, 0, 0, -len(part) % PANEL)) for part in rows]
-        self.panels = rows[0].view(-1, PANEL, weight.shape[1] // 2, 2).transpose(1, 2).contiguous()
-        self.bias = rows[1][:, 0].contiguous() if len(rows) > 1 else None
+        self.outputs = len(weight)
+        self.gated = gated
+        rows = self._padded(weight)
+        # [panels, in_features / 2, PANEL, 2]
+        self.panels = rows.view(-1, PANEL, weight.shape[1] // 2, 2).transpose(1, 2).contiguous()
+        self.bias: torch.Tensor | None = None
+        if bias is not None:
+            self.bias = self._padded(bias[:, None].float())[:, 0].contiguous()
+
+    def _padded(self, rows: torch.Tensor) -> torch.Tensor:
+        """Bring rows [out_features, n] into the order of the panels, and fill up the last panel."""
+        if self.gated:
+            # Half of each panel are gates, the other half is what they gate.
+            halves = rows.view(2, -1, PANEL // 2, rows.shape[1])
+            rows = halves.transpose(0, 1).reshape(rows.shape)
+        return torch.nn.functional.pad(rows, (0, 0, 0, -len(rows) % PANEL))
 
     @property
     def weight(self) -> torch.Tensor:
-        """[out_features, in_features], made anew."""
+        """The weight [out_features, in_features], made anew from the panels."""
         rows = self.panels.transpose(1, 2).flatten(2).flatten(0, 1)[: self.outputs]
         if self.gated:
-            rows = rows.view(-1, 2, PANEL // 2, rows.shape[1]).transpose(0, 1).reshape(rows.shape)
+            halves = rows.view(-1, 2, PANEL // 2, rows.shape[1])
+            rows = halves.transpose(0, 1).reshape(rows.shape)
         return rows
 
     def forward(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
-        """[..., in_features] -> [..., out_features], or half of them; what is added to it is like
-        it.
+        """Compute the layer.
+
+        Args:
+            x: [..., in_features]
+            residual: What is added to the outputs, [..., out_features]; not for a gated layer.
+
+        Returns:
+            [..., out_features], or half as many if the layer is gated.
         """
         return native.linear(x, self.panels, self.bias, self.outputs, self.gated, residual)
 
 
 class PackedLinear(torch.nn.Module):
-    """A linear layer by oneDNN; its weight is copied."""
+    """A linear layer by oneDNN. It copies its weight."""
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
         super().__init__()
@@ -59,7 +79,7 @@ class PackedLinear(torch.nn.Module):
 
     @property
     def weight(self) -> torch.Tensor:
-        """[out_features, in_features], made anew."""
+        """The weight [out_features, in_features], made anew."""
         return self.packed.to_dense()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -71,47 +91,61 @@ AnyLinear = torch.nn.Linear | PanelLinear | PackedLinear
 
 
 def pack_linears(model: torch.nn.Module, in_c: bool, only: list[Any] | None = None) -> None:
-    """Packs linear layers in place, or those of `only`; an embedding keeps a weight that it
-    shares.
+    """Replace linear layers of a model by packed ones, in place.
+
+    An embedding keeps a weight that it shares with a layer.
+
+    Args:
+        model: The model.
+        in_c: Whether native.c computes them; if not, oneDNN does.
+        only: The layers to replace; None for all in bfloat16.
     """
     kind = PanelLinear if in_c else PackedLinear
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
-            if (
-                type(child) is torch.nn.Linear
-                and has_pairs(child.weight)
-                and (only is None or child in only)
-            ):
-                bias = None if child.bias is None else child.bias.detach()
-                setattr(parent, name, kind(child.weight.detach(), bias))
+            if type(child) is not torch.nn.Linear or not has_pairs(child.weight):
+                continue
+            if only is not None and child not in only:
+                continue
+            bias = None if child.bias is None else child.bias.detach()
+            setattr(parent, name, kind(child.weight.detach(), bias))
 
 
 def narrowed(linear: AnyLinear, outputs: torch.Tensor) -> torch.nn.Linear | PanelLinear:
-    """Some outputs [n] of a linear layer without a bias, as a layer; in `PanelLinear` they are the
-    same bits.
+    """Return a layer with some outputs of another one, which must have no bias.
+
+    With `PanelLinear` the outputs have the same bits.
+
+    Args:
+        linear: The layer.
+        outputs: Numbers of its outputs, [n].
     """
     if isinstance(linear, PanelLinear):
         return PanelLinear(linear.panels[outputs // PANEL, :, outputs % PANEL].flatten(1))
     weight = linear.weight.detach()[outputs]
-    some = torch.nn.Linear(weight.shape[1], len(outputs), bias=False, device="meta")
-    some.weight = torch.nn.Parameter(weight, requires_grad=False)
-    return some
+    narrow = torch.nn.Linear(weight.shape[1], len(outputs), bias=False, device="meta")
+    narrow.weight = torch.nn.Parameter(weight, requires_grad=False)
+    return narrow
 
 
 def is_possible() -> bool:
-    """Whether this torch, on this processor, has oneDNN's.
+    """Tell whether this torch has oneDNN's products on this processor.
 
-    They are those of torch.compile, and not documented.
+    They are those of torch.compile, and not documented, so each one is looked for.
     """
-    names = ("_is_mkldnn_bf16_supported", "_reorder_linear_weight", "_linear_pointwise")
-    if not torch.backends.mkldnn.is_available() or not all(
-        hasattr(torch.ops.mkldnn, name) for name in names
-    ):
+    if not torch.backends.mkldnn.is_available():
         return False
+    for name in ("_is_mkldnn_bf16_supported", "_reorder_linear_weight", "_linear_pointwise"):
+        if not hasattr(torch.ops.mkldnn, name):
+            return False
     return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
 def has_pairs(weight: torch.Tensor) -> bool:
-    """Whether a weight is one of bfloat16 on a CPU, with rows of pairs."""
-    plain = weight.device.type == "cpu" and weight.dtype == torch.bfloat16
-    return plain and weight.numel() > 0 and weight.shape[-1] % 2 == 0
+    """Tell whether a weight is in bfloat16 on a CPU, and its rows have an even length.
+
+    The products multiply two numbers at a time.
+    """
+    if weight.device.type != "cpu" or weight.dtype != torch.bfloat16:
+        return False
+    return weight.numel() > 0 and weight.shape[-1] % 2 == 0

@@ -1,100 +1,140 @@
-"""When the device has no memory for a pass: how many tokens a pass may hold from then on."""
+"""Memory of the device: what fits, and how large a pass may be after one did not fit."""
 
 import contextlib
 import logging
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
-LEAST_TOKENS = 16  # of a pass: below this, what does not fit is the program and not the pass
-_CALM_PASSES = 128  # good passes before more is tried again; twice as many after every failure
-_MOST_AT_FLOOR = 3  # smallest passes that fail one after the other: another process has the memory
-_SPARE = 0.1  # of the main memory: what is left to everything else
-# Of a GPU's: for gaps between what is allocated, and for kernels that are loaded later.
-_MARGIN = 0.05
-_MACHINE = Path("/proc/meminfo")
-_CONTAINER = Path("/sys/fs/cgroup")
+# A pass is never made smaller than this. If it does not fit, the program is too large.
+MIN_PASS_TOKENS = 16
+# Passes in a row that must fit before a larger one is tried. The number doubles at every failure.
+_CALM_PASSES = 128
+# Failures in a row of the smallest passes after which another process must hold the memory.
+_MAX_FLOOR_FAILURES = 3
+# Share of the main memory that is left to everything else on the machine.
+_SPARE_SHARE = 0.1
+# Share of a GPU's memory that is kept for fragmentation, and for kernels that are loaded later.
+_GPU_MARGIN = 0.05
+_MEMORY_OF_MACHINE = Path("/proc/meminfo")
+_CONTROL_GROUP = Path("/sys/fs/cgroup")
 
 _log = logging.getLogger(__name__)
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an exception says that the device's memory did not suffice; some backends raise a
-    plain RuntimeError.
-    """
-    texts = ("out of memory", "cublas_status_alloc_failed")
-    return isinstance(error, torch.OutOfMemoryError) or (
-        isinstance(error, RuntimeError) and any(text in str(error).lower() for text in texts)
-    )
+    """Tell whether an exception means that the device's memory did not suffice."""
+    if isinstance(error, torch.OutOfMemoryError):
+        return True
+    if not isinstance(error, RuntimeError):
+        return False
+    # Some backends raise a plain RuntimeError.
+    message = str(error).lower()
+    return "out of memory" in message or "cublas_status_alloc_failed" in message
 
 
-def slots_that_fit(free: int, total: int, peak: int, slot: int) -> int:
-    """Slots, of `slot` bytes each, in what is `free` of a GPU's `total` memory, less a pass's
-    `peak` and a margin.
+def slots_that_fit(free: int, total: int, peak: int, slot_bytes: int) -> int:
+    """Return how many cache slots fit a GPU.
+
+    Args:
+        free: Bytes that are free.
+        total: Bytes of the GPU's whole memory, from which a margin is kept.
+        peak: Bytes that the largest pass needs beside the cache.
+        slot_bytes: Bytes of one slot in all layers.
     """
-    return max(0, int(free - peak - _MARGIN * total)) // slot
+    usable = int(free - peak - _GPU_MARGIN * total)
+    return max(0, usable) // slot_bytes
+
+
+class _MainMemory(NamedTuple):
+    total: int  # bytes
+    free: int  # bytes
 
 
 def has_main_memory(size: int) -> bool:
-    """Whether so many bytes are free, beside a spare part of the machine's, or its container's,
-    memory: an operating system hands out more than it has, and ends the process when that is used,
-    where a GPU's driver would refuse.
+    """Tell whether `size` bytes are free, beside a spare share of the main memory.
+
+    An operating system promises more memory than it has, and kills the process that uses it, where
+    a GPU's driver would refuse. So the engine has to ask first.
     """
-    sizes: list[tuple[int, int]] = []  # (bytes, free ones), as far as the system tells
+    for memory in (_machine_memory(), _container_memory()):
+        if memory is not None and size > memory.free - _SPARE_SHARE * memory.total:
+            return False
+    return True
+
+
+def _machine_memory() -> _MainMemory | None:
+    """Read the machine's memory; None if the system does not tell it."""
     with contextlib.suppress(OSError, KeyError, ValueError):
-        lines = dict(line.split(":") for line in _MACHINE.read_text().splitlines())
-        sizes.append(
-            (1024 * int(lines["MemTotal"].split()[0]), 1024 * int(lines["MemAvailable"].split()[0]))
-        )
-    # Of the process's control group (version 2)
+        lines = dict(line.split(":") for line in _MEMORY_OF_MACHINE.read_text().splitlines())
+        total = 1024 * int(lines["MemTotal"].split()[0])
+        free = 1024 * int(lines["MemAvailable"].split()[0])
+        return _MainMemory(total, free)
+    return None
+
+
+def _container_memory() -> _MainMemory | None:
+    """Read the memory of the process's control group (version 2); None if it has no limit."""
     with contextlib.suppress(OSError, KeyError, ValueError):
-        limit = int((_CONTAINER / "memory.max").read_text())  # "max": none
-        held = dict(line.split() for line in (_CONTAINER / "memory.stat").read_text().splitlines())
-        sizes.append(
-            (
-                limit,
-                limit
-                - int((_CONTAINER / "memory.current").read_text())
-                + int(held["inactive_file"]),
-            )
-        )
-    return all(size <= free - _SPARE * total for total, free in sizes)
+        limit = int((_CONTROL_GROUP / "memory.max").read_text())  # It says "max" for no limit.
+        used = int((_CONTROL_GROUP / "memory.current").read_text())
+        statistics = (_CONTROL_GROUP / "memory.stat").read_text()
+        values = dict(line.split() for line in statistics.splitlines())
+        # The system takes cached files back when a process needs their memory.
+        reclaimable = int(values["inactive_file"])
+        return _MainMemory(limit, limit - used + reclaimable)
+    return None
 
 
 class TokenBudget:
-    """Tokens of one pass, at most `most`: halved when a pass does not fit the memory, doubled after
-    many that did.
+    """The number of tokens that one pass may hold.
+
+    It is halved when a pass does not fit the memory, and doubled after many passes that did.
+
+    Attributes:
+        limit: The largest number of tokens a pass may ever hold.
+        tokens: The number of tokens a pass may hold now.
     """
 
     def __init__(self, limit: int) -> None:
-        self.most = self.tokens = limit
-        self._calm, self._patience = 0, _CALM_PASSES
-        self._at_floor = 0
+        self.limit = limit
+        self.tokens = limit
+        self._calm_passes = 0
+        self._patience = _CALM_PASSES
+        self._floor_failures = 0
 
     @property
     def hopeless(self) -> bool:
-        """Whether it is not a matter of single programs: the smallest passes fail one after the
-        other.
+        """Whether the smallest passes fail one after the other, whichever programs they hold."""
+        return self._floor_failures > _MAX_FLOOR_FAILURES
+
+    def record_success(self) -> None:
+        """Count a pass that fitted the memory, and raise the budget after many of them."""
+        self._calm_passes += 1
+        self._floor_failures = 0
+        if self.tokens < self.limit and self._calm_passes >= self._patience:
+            self.tokens = min(self.limit, 2 * self.tokens)
+            self._calm_passes = 0
+
+    def shrink(self, tokens: int) -> bool:
+        """Lower the budget after a pass that did not fit the memory.
+
+        Args:
+            tokens: The number of tokens in that pass.
+
+        Returns:
+            False if the pass was already as small as a pass gets.
         """
-        return self._at_floor > _MOST_AT_FLOOR
-
-    def fitted(self) -> None:
-        self._calm += 1
-        self._at_floor = 0
-        if self.tokens < self.most and self._calm >= self._patience:
-            self.tokens, self._calm = min(self.most, 2 * self.tokens), 0
-
-    def too_much(self, tokens: int) -> bool:
-        """Halves after a pass of so many tokens that did not fit.
-
-        False where it was as small as a pass gets.
-        """
-        self._calm, self._patience = 0, 2 * self._patience
-        if tokens <= LEAST_TOKENS:
-            self._at_floor += 1
+        self._calm_passes = 0
+        self._patience *= 2
+        if tokens <= MIN_PASS_TOKENS:
+            self._floor_failures += 1
             return False
-        self.tokens = max(LEAST_TOKENS, min(tokens, self.tokens) // 2)
+        self.tokens = max(MIN_PASS_TOKENS, min(tokens, self.tokens) // 2)
         _log.warning(
-            "out of memory in a step of %d tokens; from here on at most %d", tokens, self.tokens
+            "A step of %d tokens ran out of memory. Steps now hold at most %d tokens.",
+            tokens,
+            self.tokens,
         )
         return True

@@ -1,6 +1,7 @@
-"""Functions in C (native.c), for bfloat16 with AVX-512 BF16: compiled when first asked for, in
-about a second, by the machine's C compiler, and kept in ~/.cache/raypd. Whoever uses them does
-without where `refusal` says why.
+"""Functions in C (native.c), for bfloat16 on processors with AVX-512 BF16.
+
+The machine's C compiler compiles them when they are first needed, in about a second, and they are
+kept in ~/.cache/raypd. Callers work without them if `refusal` says why they cannot run.
 """
 
 import ctypes
@@ -26,55 +27,74 @@ _FLAGS = [
     "-mavx512bf16",
     "-mfma",
 ]
-# The OpenMP runtime is the one that torch has loaded, and its threads.
+# torch has loaded the OpenMP runtime, so the functions use its threads.
 _LINK = ["-fopenmp", "-shared", "-fPIC", "-lm"]
 PANEL = 32  # WIDTH in native.c
 
 
 def refusal() -> str | None:
-    """Why the functions cannot run on this machine; None: they can, and are compiled."""
+    """Return why the functions cannot run on this machine; None if they can, and are compiled."""
     if not has("avx512_bf16"):
         return "needs a processor with AVX-512 BF16"
     try:
         library()
-    except (OSError, RuntimeError) as error:  # RuntimeError: there is no home
+    except (OSError, RuntimeError) as error:  # A RuntimeError means there is no home folder.
         return f"cannot be compiled ({error})"
     return None
 
 
 def has(capability: str) -> bool:
+    """Tell whether the processor has a capability, by torch's name for it."""
     return bool(torch.cpu.get_capabilities().get(capability, False))
 
 
 def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> None:
-    """Rotary embedding, in place: x [tokens, heads, head_dim] in bfloat16, head_dim a multiple of
-    32 with stride 1; cos, sin [tokens, head_dim], as transformers' rotary embeddings give them.
+    """Apply the rotary embedding in place.
+
+    Args:
+        x: [tokens, heads, head_dim] in bfloat16, with a last stride of 1; head_dim is a multiple of
+            32.
+        cos: [tokens, head_dim], as transformers' rotary embeddings return it.
+        sin: [tokens, head_dim]
     """
-    _call("rotate", [x, cos.contiguous(), sin.contiguous()], (*x.shape, x.stride(0), x.stride(1)))
+    sizes = (*x.shape, x.stride(0), x.stride(1))
+    _call("rotate", [x, cos.contiguous(), sin.contiguous()], sizes)
 
 
 def store(slots: torch.Tensor, new: torch.Tensor, stored: torch.Tensor) -> None:
-    """Puts `new` keys or values, bfloat16 [tokens, heads, head_dim], into `stored` at `slots`
-    int64; last strides 1.
+    """Copy keys or values into the cache.
+
+    Args:
+        slots: int64 [tokens]
+        new: bfloat16 [tokens, heads, head_dim], with a last stride of 1.
+        stored: bfloat16 [slots, heads, head_dim], likewise.
     """
-    _call("store", [new, slots, stored], (*new.shape, *new.stride()[:2], *stored.stride()[:2]))
+    sizes = (*new.shape, *new.stride()[:2], *stored.stride()[:2])
+    _call("store", [new, slots, stored], sizes)
 
 
 def greedy(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Of contiguous bfloat16 logits [rows, vocabulary]: the most likely tokens int64 [rows], of
-    equals the first, and their log-probabilities float32 [rows].
+    """Pick the most likely tokens, the first one among equals.
+
+    Args:
+        logits: bfloat16 [rows, vocabulary], contiguous.
+
+    Returns:
+        Tokens int64 [rows], and their log-probabilities float32 [rows].
     """
-    tokens, logprobs = (
-        torch.empty(len(logits), dtype=torch.int64),
-        torch.empty(len(logits), dtype=torch.float32),
-    )
+    tokens = torch.empty(len(logits), dtype=torch.int64)
+    logprobs = torch.empty(len(logits), dtype=torch.float32)
     _call("greedy", [logits, tokens, logprobs], logits.shape)
     return tokens, logprobs
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """Rows of x [..., dim] divided by their root mean square, times a weight [dim]; dim is a
-    multiple of 16.
+    """Divide the rows of x by their root mean square, and multiply them by a weight.
+
+    Args:
+        x: [..., dim]; dim is a multiple of 16.
+        weight: [dim]
+        eps: Added to the mean square.
     """
     rows = x.reshape(-1, x.shape[-1]).contiguous()
     out = torch.empty_like(rows)
@@ -83,84 +103,124 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
 
 
 def linear(
-    x: torch.Tensor,  # [..., inputs] in bfloat16, inputs even
-    # Bfloat16 [panels, inputs / 2, PANEL, 2]; outputs that fill the last panel are left out.
+    x: torch.Tensor,
     panels: torch.Tensor,
-    bias: torch.Tensor | None,  # float32 [panels * PANEL]
+    bias: torch.Tensor | None,
     outputs: int,
-    gated: bool = False,  # each panel is PANEL / 2 outputs of the gate and those that they gate
-    # Bfloat16 [..., outputs], added before rounding; not with `gated`.
+    gated: bool = False,
     residual: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """A linear layer: [..., outputs] in bfloat16, or SwiGLU of it: [..., outputs / 2]."""
+    """Compute a linear layer in bfloat16.
+
+    Args:
+        x: [..., inputs]; their number is even.
+        panels: The weight, [panels, inputs / 2, PANEL, 2].
+        bias: float32 [panels * PANEL]
+        outputs: How many outputs there are; the others of the last panel are left out.
+        gated: Whether half of each panel gates the other half (SwiGLU).
+        residual: [..., outputs], added before rounding; not with `gated`.
+
+    Returns:
+        [..., outputs], or [..., outputs / 2] with `gated`.
+    """
     rows = x.reshape(-1, x.shape[-1]).contiguous()
-    out = torch.empty(len(rows), outputs // 2 if gated else outputs, dtype=x.dtype)
-    residual = None if residual is None else residual.contiguous()
+    width = outputs // 2 if gated else outputs
+    out = torch.empty(len(rows), width, dtype=x.dtype)
+    if residual is not None:
+        residual = residual.contiguous()
     _call("linear", [rows, panels, bias, residual, out], (*rows.shape, outputs, gated))
-    return out.view(*x.shape[:-1], out.shape[1])
+    return out.view(*x.shape[:-1], width)
 
 
 def swiglu(x: torch.Tensor) -> torch.Tensor:
-    """silu(gate) * up: [..., dim] in bfloat16, of both joined, [..., 2 * dim], contiguous; dim is a
-    multiple of 16.
+    """Compute silu(gate) * up.
+
+    Args:
+        x: Gate and up, one behind the other: bfloat16 [..., 2 * dim], contiguous; dim is a multiple
+            of 16.
+
+    Returns:
+        [..., dim]
     """
-    out = torch.empty(*x.shape[:-1], x.shape[-1] // 2, dtype=x.dtype)
-    _call("swiglu", [x, out], (out.numel() // out.shape[-1], out.shape[-1]))
+    dim = x.shape[-1] // 2
+    out = torch.empty(*x.shape[:-1], dim, dtype=x.dtype)
+    _call("swiglu", [x, out], (out.numel() // dim, dim))
     return out
 
 
 def quantized(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Rows of bfloat16 [rows, dim] as int8, and what each is to be multiplied by: float32 [rows];
-    dim % 16 == 0.
+    """Quantize rows to int8.
+
+    Args:
+        x: bfloat16 [rows, dim]; dim is a multiple of 16.
+
+    Returns:
+        int8 [rows, dim], and the float32 scales [rows] by which they are to be multiplied.
     """
-    out, scale = torch.empty_like(x, dtype=torch.int8), torch.empty(len(x), dtype=torch.float32)
+    out = torch.empty_like(x, dtype=torch.int8)
+    scale = torch.empty(len(x), dtype=torch.float32)
     _call("quantize", [x, out, scale], x.shape)
     return out, scale
 
 
-def scaled(sums: torch.Tensor, rows: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
-    """Sums of products of int8 [rows, columns], times scales [rows] and [columns], in bfloat16;
-    columns % 16 == 0.
+def scaled(
+    sums: torch.Tensor, row_scales: torch.Tensor, column_scales: torch.Tensor
+) -> torch.Tensor:
+    """Multiply sums of products of int8 by the scales of their rows and columns.
+
+    Args:
+        sums: int32 [rows, columns]; the number of columns is a multiple of 16.
+        row_scales: float32 [rows]
+        column_scales: float32 [columns]
+
+    Returns:
+        bfloat16 [rows, columns]
     """
     out = torch.empty_like(sums, dtype=torch.bfloat16)
-    _call("scale", [sums, rows, columns, out], sums.shape)
+    _call("scale", [sums, row_scales, column_scales, out], sums.shape)
     return out
 
 
 def _call(
     function: str, tensors: list[torch.Tensor | None], sizes: tuple[int, ...], *numbers: float
 ) -> None:
+    """Call a C function with tensors, sizes, the number of threads, and floating-point numbers."""
     pointers = [
         None if tensor is None else ctypes.c_void_p(tensor.data_ptr()) for tensor in tensors
     ]
     integers = map(ctypes.c_int64, (*sizes, torch.get_num_threads()))
-    getattr(library(), f"raypd_{function}")(*pointers, *integers, *map(ctypes.c_float, numbers))
+    floats = map(ctypes.c_float, numbers)
+    getattr(library(), f"raypd_{function}")(*pointers, *integers, *floats)
 
 
 @cache
 def library() -> ctypes.CDLL:
-    """Compiled if need be.
+    """Load the compiled functions, and compile them if necessary.
 
-    Raises OSError: no compiler, it failed, or what it made cannot be kept or loaded.
+    Raises:
+        OSError: If there is no compiler, it fails, or its output cannot be kept or loaded.
     """
-    source = _SOURCE.read_bytes()
-    name = hashlib.sha256(
-        source + " ".join([*_FLAGS, *_LINK, platform.platform()]).encode()
-    ).hexdigest()[:16]
-    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "raypd"
-    compiled = folder / f"native-{name}.so"
+    settings = " ".join([*_FLAGS, *_LINK, platform.platform()])
+    digest = hashlib.sha256(_SOURCE.read_bytes() + settings.encode()).hexdigest()
+    caches = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    compiled = caches / "raypd" / f"native-{digest[:16]}.so"
     if not compiled.exists():
-        compiler = os.environ.get("CC") or shutil.which("cc") or shutil.which("gcc")
-        if compiler is None:
-            raise OSError("there is no C compiler: cc, gcc or one that the variable CC names")
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=folder) as scratch:
-            into = Path(scratch) / compiled.name
-            command = [*compiler.split(), *_FLAGS, str(_SOURCE), *_LINK, "-o", str(into)]
-            done = subprocess.run(command, capture_output=True, text=True, check=False)
-            if done.returncode:
-                raise OSError(
-                    f"{command[0]} ended with {done.returncode}: {done.stderr.strip()[-300:]}"
-                )
-            into.replace(compiled)  # other processes may make the same
+        _compile(compiled)
     return ctypes.CDLL(str(compiled))
+
+
+def _compile(target: Path) -> None:
+    """Compile native.c into a shared library."""
+    compiler = os.environ.get("CC") or shutil.which("cc") or shutil.which("gcc")
+    if compiler is None:
+        raise OSError("there is no C compiler: cc, gcc or one that the variable CC names")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
+        output = Path(scratch) / target.name
+        command = [*compiler.split(), *_FLAGS, str(_SOURCE), *_LINK, "-o", str(output)]
+        process = subprocess.run(command, capture_output=True, text=True, check=False)
+        if process.returncode:
+            message = process.stderr.strip()[-300:]
+            raise OSError(f"{command[0]} ended with {process.returncode}: {message}")
+        # Other processes may compile the same file at the same time, so it appears at once.
+        output.replace(target)

@@ -1,5 +1,6 @@
-"""Models made faster for the device that they are on: layers by native.c, oneDNN's products, or
-layers for GPUs.
+"""Make a model faster for the device that it is on.
+
+Its layers are computed by native.c, by oneDNN's products, or by kernels for GPUs.
 """
 
 import copy
@@ -10,33 +11,42 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from raypd.decoding import native
+import raypd.decoding.native as native
 from raypd.decoding.attention import avx512, sdpa
-from raypd.decoding.attention.kernels import chosen
+from raypd.decoding.attention.kernels import choose_attention
 from raypd.decoding.attention.step import Attend, PrefixGroup, Span, Step
 from raypd.decoding.kv_cache import KVCache
 from raypd.decoding.linear import is_possible, pack_linears
 from raypd.decoding.llama import AmxLayer, Layer, Llama, NativeLayer, is_llama
 from raypd.decoding.quantized import Fp8Linear, quantize
-from raypd.decoding.visibility import one_segment
+from raypd.decoding.visibility import POSITION, one_segment
 
-_TOKENS = 40  # of the text that layers for GPUs are tried on
-_TOLERANCE = 0.05  # of its logits, relative to float64
+# Tokens of the text on which layers for GPUs are checked.
+_CHECK_TOKENS = 40
+# How far the logits of that text may be off, relative to their norm.
+_TOLERANCE = 0.05
 
 _log = logging.getLogger(__name__)
 
 
-def pack(model: PreTrainedModel, stable: bool = False) -> PreTrainedModel | Llama:
-    """A model made faster where possible, as exact: in bfloat16 on a CPU, in 16 bits on a GPU.
+def pack_model(model: PreTrainedModel, stable: bool = False) -> PreTrainedModel | Llama:
+    """Make a model faster, in bfloat16 on a CPU or in 16 bits on a GPU.
 
-    It takes the weights: use it, not `model`. stable: for an engine that is, where that is not the
-    fastest, too.
+    Its logits stay as exact as they were.
+
+    Args:
+        model: The model, whose weights are taken. Use the result in its place.
+        stable: Whether the model is for a stable engine. It is then packed even if that is not the
+            fastest.
+
+    Returns:
+        The packed model, or `model` itself if nothing makes it faster.
     """
     if model.device.type == "cuda":
-        return _on_gpu(model)
-    in_c = avx512.is_best(torch.device("cpu"), torch.bfloat16) or (
-        stable and native.refusal() is None
-    )
+        return _pack_on_gpu(model)
+    in_c = avx512.is_best(torch.device("cpu"), torch.bfloat16)
+    if stable and native.refusal() is None:
+        in_c = True
     if not in_c and not is_possible():
         return model
     layer = NativeLayer if in_c else AmxLayer
@@ -51,11 +61,12 @@ def pack(model: PreTrainedModel, stable: bool = False) -> PreTrainedModel | Llam
     return model
 
 
-def _on_gpu(model: Any) -> PreTrainedModel | Llama:
+def _pack_on_gpu(model: Any) -> PreTrainedModel | Llama:
     if not is_llama(model):
         return model
-    attend = chosen("auto", model.device, model.dtype, model.config)
-    if attend is sdpa.attend:  # triton cannot run, which was said
+    attend = choose_attention("auto", model.device, model.dtype, model.config)
+    if attend is sdpa.attend:
+        # triton cannot run here; choosing the attention has logged why.
         return model
     from raypd.decoding.cuda_layer import CudaLayer
 
@@ -63,11 +74,13 @@ def _on_gpu(model: Any) -> PreTrainedModel | Llama:
         return model
     try:
         error = layers_error(model, CudaLayer, attend)
-        reason = None if error <= _TOLERANCE else f"off by {error:.2g} of the logits' norm"
-    except Exception as failure:  # of the compiler, the driver or the GPU
+    # The compiler, the driver and the GPU raise all kinds of exceptions; torch needs none of them.
+    except Exception as failure:
         reason = f"{type(failure).__name__}: {failure}"
-    if reason is None:
-        return Llama(model, CudaLayer)
+    else:
+        if error <= _TOLERANCE:
+            return Llama(model, CudaLayer)
+        reason = f"off by {error:.2g} of the logits' norm"
     _log.warning(
         "layers in torch, which are slower, in place of those for GPUs on %s: %s",
         model.device,
@@ -78,29 +91,56 @@ def _on_gpu(model: Any) -> PreTrainedModel | Llama:
 
 @torch.inference_mode()
 def layers_error(model: Any, layer: type[Layer], attend: Attend) -> float:
-    """How far the logits of a small model with such layers, of `model`'s kind with random weights,
-    are from those in float64, or of layers of FP8 in torch, relative to their norm.
+    """Check a kind of layer on a small model with random weights.
+
+    Args:
+        model: The model whose kind, dtype and quantization the small one has.
+        layer: The kind of layer.
+        attend: The attention function.
+
+    Returns:
+        The difference of its logits from those in float64, relative to their norm. Layers in FP8
+        are compared with the same layers in torch instead.
     """
+    small = _small_model(model)
+    is_fp8 = isinstance(model.model.layers[0].self_attn.o_proj, Fp8Linear)
+    if is_fp8:
+        quantize(small, "fp8")
+    reference = copy.deepcopy(small)
+    if not is_fp8:
+        reference = reference.double()
+    exact = _check_logits(Llama(reference), sdpa.attend)
+    logits = _check_logits(Llama(small, layer), attend)
+    return float((logits - exact).norm() / exact.norm())
+
+
+def _small_model(model: Any) -> Any:
+    """Return a model of the same kind with one layer and random weights."""
     config = copy.deepcopy(model.config)
     config.update(
         {"num_hidden_layers": 1, "vocab_size": 64, "hidden_size": 256, "intermediate_size": 256}
     )
     config.pad_token_id = None
     with torch.device(model.device):
-        small = type(model)._from_config(config, dtype=model.dtype).eval()
-    fp8 = isinstance(model.model.layers[0].self_attn.o_proj, Fp8Linear)
-    if fp8:
-        quantize(small, "fp8")
-    tokens = torch.arange(_TOKENS, device=model.device)
-    texts = np.zeros((3, _TOKENS), dtype=np.int64)
-    texts[0] = np.arange(_TOKENS)
-    group = PrefixGroup([Span(0, _TOKENS, 0, _TOKENS, one_segment(), texts, texts)])
+        return type(model)._from_config(config, dtype=model.dtype).eval()
 
-    def logits(model: Llama, attend: Attend) -> torch.Tensor:
-        step = Step(KVCache(_TOKENS, None, tokens.device), [group], tokens, tokens, attend)
-        return model(tokens, tokens, step)[0].double()
 
-    exact = logits(
-        Llama(copy.deepcopy(small) if fp8 else copy.deepcopy(small).double()), sdpa.attend
+def _check_logits(model: Llama, attend: Attend) -> torch.Tensor:
+    """Return a model's logits of a short text in float64, [tokens, vocabulary]."""
+    device = next(model.parameters()).device
+    numbers = torch.arange(_CHECK_TOKENS, device=device)  # Ids, positions, slots and rows.
+    table = np.zeros((3, _CHECK_TOKENS), dtype=np.int64)
+    table[POSITION] = np.arange(_CHECK_TOKENS)
+    span = Span(
+        query_start=0,
+        query_end=_CHECK_TOKENS,
+        key_start=0,
+        key_count=_CHECK_TOKENS,
+        reach=one_segment(),
+        queries=table,
+        keys=table,
     )
-    return float((logits(Llama(small, layer), attend) - exact).norm() / exact.norm())
+    cache = KVCache(_CHECK_TOKENS, None, device)
+    step = Step(cache, [PrefixGroup([span])], numbers, numbers, attend)
+    logits, _ = model(numbers, numbers, step)
+    return logits.double()

@@ -1,8 +1,8 @@
-"""What a decoding method is: a coroutine that yields feeds and is sent predictions.
+"""What a decoding method is: a coroutine that yields feeds and receives predictions.
 
-It reads like its paper's pseudo-code and knows nothing of batches, devices or caches
-(methods/autoregressive.py is the shortest). The engine packs many programs' feeds into one forward
-pass; tokens see tokens of the same program alone, as `visibility` says.
+A method reads like the pseudo-code of its paper and knows nothing about batches, devices or caches;
+methods/autoregressive.py is the shortest. The engine packs the feeds of many programs into one
+forward pass. A token sees tokens of its own program only, by the rule in visibility.py.
 """
 
 from collections.abc import Generator, Mapping, Sequence
@@ -15,26 +15,33 @@ from raypd.decoding.sampling import AllowedTokens
 from raypd.decoding.visibility import Reach
 
 _T = TypeVar("_T")
-ANY_OBJECT = r"\{.*\}"  # as a pattern: any JSON object
+ANY_OBJECT = r"\{.*\}"  # A pattern that stands for any JSON object.
 
 
 class Heads(Protocol):
-    """What drafts behind last hidden states, as Medusa's heads do."""
+    """Draft heads on last hidden states, such as Medusa's."""
 
     def draft(self, hidden: Sequence[torch.Tensor], tree: Any) -> list[list[int]]:
-        """What may follow behind last hidden states [hidden size]: ids for each, in the order of
-        the tree's nodes.
+        """Draft the tokens that may follow each hidden state.
+
+        Args:
+            hidden: Last hidden states, [hidden size] each.
+            tree: The tree of drafts.
+
+        Returns:
+            Token ids for each hidden state, in the order of the tree's nodes.
         """
 
 
 @dataclass
 class DraftRequest:
-    """Asks `heads` what may follow; they run once for all programs of a step that name the same
-    heads and tree.
+    """Asks `heads` for drafts.
+
+    Heads run once per step, for all programs that name the same heads and the same tree.
     """
 
     heads: Heads
-    hidden: Sequence[torch.Tensor]  # [hidden size] each, as they came in `Predictions.hidden`
+    hidden: Sequence[torch.Tensor]  # [hidden size] each, as they came in `Predictions.hidden`.
     tree: Any
 
 
@@ -42,47 +49,59 @@ class DraftRequest:
 class Feed:
     """The tokens that a program puts through the model in one step.
 
-    Tokens stand in such an order that none sees a later one of the same feed: a long feed goes in
-    chunks. `reach`: pairs (query segment, key segment) added to those already known; (0, 0) begins
-    as CAUSAL, pairs never named are HIDDEN. `draft` asks heads between two feeds: such a feed holds
-    no tokens, takes no pass, and is never the first. `pattern`, in a first feed: a regular
-    expression of all that is to be decoded, ANY_OBJECT, or for a server a JSON Schema: for another
-    engine that holds an answer to one by itself; this one reads `allowed_token_ids`.
+    The order of the tokens must be such that none sees a later one of the same feed, because a long
+    feed goes through the model in chunks.
     """
 
-    tokens: Sequence[int]  # [n]
-    positions: Sequence[int]  # [n] virtual (RoPE and causality)
-    segments: Sequence[int] | None = None  # [n]; None: all in segment 0
+    # Token ids, [n].
+    tokens: Sequence[int]
+    # Virtual positions, for rotary embeddings and causality, [n].
+    positions: Sequence[int]
+    # The segment of each token, [n]; None puts all of them into segment 0.
+    segments: Sequence[int] | None = None
+    # Values by (query segment, key segment) that are added to those set before. (0, 0) starts as
+    # CAUSAL; a pair that was never named is HIDDEN.
     reach: dict[tuple[int, int], Reach] = field(default_factory=dict)
-    # Indices of tokens behind which a next one is wanted, in the order of predictions.
+    # Indices of tokens behind which a next token is wanted, in the order of the predictions.
     sample_at: Sequence[int] = ()
-    # For each of `sample_at`; None: any token.
+    # The tokens allowed next, for each entry of `sample_at`; None allows any token.
     allowed_token_ids: Sequence[AllowedTokens | None] | None = None
-    # Leading tokens of a first feed, in common with other programs: segment 0, positions 0, 1, ...
+    # Leading tokens of a first feed that other programs have in common with this one. They must be
+    # in segment 0 at positions 0, 1, 2, ...
     shared: int = 0
-    # Rows (0: the program's first token ever fed) that leave the cache before this feed.
+    # Rows that leave the cache before this feed. Row 0 is the first token the program ever fed.
     drop: Sequence[int] = ()
-    # {row: segment} tokens that change segment before this feed.
+    # New segments of earlier rows, set before this feed: {row: segment}.
     move: dict[int, int] = field(default_factory=dict)
-    want_logits: bool = False  # for a method that verifies
-    want_hidden: bool = False  # last hidden states, which the output embeddings read, for heads
+    # Whether the predictions include logits, as a method that verifies drafts needs them.
+    want_logits: bool = False
+    # Whether the predictions include last hidden states, as heads need them.
+    want_hidden: bool = False
+    # Asks heads for drafts between two feeds. Such a feed holds no tokens, takes no pass, and is
+    # never a program's first.
     draft: DraftRequest | None = None
-    # Tokens of the answer so far, where feeds hold drafts, too; None: all of later feeds.
+    # Tokens of the answer so far, for a method whose feeds also hold drafts. None counts all tokens
+    # of later feeds.
     decoded: int | None = None
+    # In a first feed: the form of everything that will be decoded, as a regular expression,
+    # ANY_OBJECT, or a JSON Schema. It is for other engines, which enforce a form by themselves;
+    # this engine reads `allowed_token_ids`.
     pattern: str | Mapping[str, Any] | None = None
 
 
 @dataclass
 class Predictions:
-    """What the model says after a feed; in each list one entry for each of its `sample_at`."""
+    """The model's response to a feed, with one entry per entry of `sample_at` in each list."""
 
-    tokens: list[int]  # picked by the program's sampling
-    # Under the model (temperature 1, among `allowed_token_ids`; see `sample`)
+    # Token ids picked by the program's sampling.
+    tokens: list[int]
+    # The model's log-probabilities at temperature 1, among `allowed_token_ids` (see `sample`).
     logprobs: list[float]
-    # [vocabulary] each, on the model's device, where the feed wanted them.
+    # [vocabulary] each, on the model's device, if the feed wanted them.
     logits: list[torch.Tensor] | None = None
-    hidden: list[torch.Tensor] | None = None  # [hidden size] each, likewise
-    # What heads drafted for each hidden state of `draft`.
+    # [hidden size] each, on the model's device, if the feed wanted them.
+    hidden: list[torch.Tensor] | None = None
+    # The drafts for each hidden state of the feed's `draft`.
     drafts: list[list[int]] = field(default_factory=list)
 
 

@@ -1,18 +1,29 @@
 """Linear layers with weights and inputs in 8 bits, for inference.
 
-A row of the weight has one scale, and every input row, which is a token, its own: what else is in
-the pass makes no difference.
+Each row of the weight has a scale, and so has each input row, which is a token. So it makes no
+difference what else is in the pass.
 """
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 from transformers import PreTrainedModel
 
-from raypd.decoding import native
+import raypd.decoding.native as native
 
 E4M3 = torch.float8_e4m3fn
-_MOST = torch.finfo(E4M3).max
+_E4M3_MAX = torch.finfo(E4M3).max
+# Scales are at least this, so that a row of zeros can be divided by its own.
+_MIN_SCALE = 1e-30
+
+
+class Fp8Rows(NamedTuple):
+    """Inputs of a layer that a kernel has converted to FP8 already."""
+
+    rows: torch.Tensor  # [rows, in_features] in FP8
+    scale: torch.Tensor  # float32 [rows, 1]
+    dtype: torch.dtype  # The dtype of the layer's outputs.
 
 
 class _Linear(torch.nn.Module):
@@ -22,20 +33,23 @@ class _Linear(torch.nn.Module):
         super().__init__()
         self.out_features, self.in_features = weight.shape
         self.weight = torch.nn.Parameter(weight, requires_grad=False)  # [out_features, in_features]
-        self.scale, self.bias = scale, bias
+        self.scale = scale
+        self.bias = bias
 
 
 class Int8Linear(_Linear):
-    """In integers, on a CPU with AVX-512 BF16; sums of products are exact.
+    """A linear layer in int8, for CPUs with AVX-512 BF16. Its sums of products are exact.
 
-    Scales are float32 [out_features].
+    Its scales are float32 [out_features].
     """
 
     @classmethod
     def of(cls, linear: torch.nn.Linear) -> "Int8Linear":
+        """Quantize a linear layer."""
         weight = linear.weight.detach().float()
-        scale = (weight.abs().amax(1) / 127).clamp_min(1e-30)
-        return cls((weight / scale[:, None]).round().to(torch.int8), scale, linear.bias)
+        scale = (weight.abs().amax(1) / 127).clamp_min(_MIN_SCALE)
+        rounded = (weight / scale[:, None]).round()
+        return cls(rounded.to(torch.int8), scale, linear.bias)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[..., in_features] -> [..., out_features]"""
@@ -47,36 +61,42 @@ class Int8Linear(_Linear):
 
 
 class Fp8Linear(_Linear):
-    """In FP8 (E4M3), on a GPU that has it; sizes are multiples of 16, sums float32.
+    """A linear layer in FP8 (E4M3), for GPUs that have it. Its sums are float32.
 
-    Scales: [1, out_features].
+    Its scales are [1, out_features]; its sizes are multiples of 16.
     """
 
     @classmethod
     def of(cls, linear: torch.nn.Linear) -> "Fp8Linear":
+        """Quantize a linear layer."""
         weight, scale = in_fp8(linear.weight.detach())
         return cls(weight, scale.t(), linear.bias)
 
-    def forward(
-        self, x: torch.Tensor | tuple[torch.Tensor, torch.Tensor, torch.dtype]
-    ) -> torch.Tensor:
-        """[..., in_features], or rows and scales of `in_fp8` and the type of outputs -> [...,
-        out_features]
-        """
-        rows, scale, dtype = (
-            x if isinstance(x, tuple) else (*in_fp8(x.reshape(-1, self.in_features)), x.dtype)
-        )
-        shape = *(rows if isinstance(x, tuple) else x).shape[:-1], self.out_features
-        if not len(rows):
-            return scale.new_empty(shape, dtype=dtype)
+    def forward(self, x: torch.Tensor | Fp8Rows) -> torch.Tensor:
+        """[..., in_features] -> [..., out_features]; inputs that are in FP8 already are rows."""
+        if isinstance(x, Fp8Rows):
+            return self._multiply(x)
+        rows, scale = in_fp8(x.reshape(-1, self.in_features))
+        out = self._multiply(Fp8Rows(rows, scale, x.dtype))
+        return out.view(*x.shape[:-1], self.out_features)
+
+    def _multiply(self, x: Fp8Rows) -> torch.Tensor:
+        """Return [rows, out_features]."""
+        if len(x.rows) == 0:
+            return x.scale.new_empty(0, self.out_features, dtype=x.dtype)
         return torch._scaled_mm(
-            rows, self.weight.t(), scale, self.scale, self.bias, out_dtype=dtype
-        ).view(shape)
+            x.rows, self.weight.t(), x.scale, self.scale, self.bias, out_dtype=x.dtype
+        )
 
 
 def in_fp8(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """[rows, dim] in FP8, and what each is to be multiplied by: float32 [rows, 1]."""
-    scale = (rows.abs().amax(1, keepdim=True).float() / _MOST).clamp_min(1e-30)
+    """Convert rows [rows, dim] to FP8.
+
+    Returns:
+        The rows in FP8, and the float32 scales [rows, 1] by which they are to be multiplied.
+    """
+    largest = rows.abs().amax(1, keepdim=True).float()
+    scale = (largest / _E4M3_MAX).clamp_min(_MIN_SCALE)
     return (rows / scale).to(E4M3), scale
 
 
@@ -86,21 +106,19 @@ def quantize(
     device: torch.device | None = None,
     codes: Callable[[torch.nn.Linear], tuple[torch.Tensor, torch.Tensor] | None] | None = None,
 ) -> None:
-    """Makes linear layers of a bfloat16 model into layers of 8 bits, in place.
-
-    The output embeddings stay as they are. The model moves to the device, which at no time holds
-    more than one of these layers in bfloat16.
+    """Quantize every linear layer of a bfloat16 model, except its output embeddings.
 
     Args:
-        model: A model in bfloat16.
-        kind: "w8a8" or "fp8".
-        device: Where the model goes; None: it stays where it is.
+        model: The model, which is changed in place.
+        kind: "w8a8" (int8) or "fp8".
+        device: Where the model moves, or None. At no time does the device hold more than one of
+            these layers in bfloat16.
         codes: For "fp8", finds the codes [out_features, in_features] and the scale, without
-            dimensions, of a layer that its checkpoint has in FP8, and None for other layers, which
-            then stay as they are. Without it all layers are rounded anew.
+            dimensions, of a layer that its checkpoint has in FP8. It returns None for other layers,
+            which then stay as they are. Without it all layers are rounded anew.
     """
-    head = model.get_output_embeddings()
     convert = {"w8a8": Int8Linear.of, "fp8": Fp8Linear.of}[kind]
+    head = model.get_output_embeddings()
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
             if type(child) is not torch.nn.Linear or child is head:
@@ -112,9 +130,9 @@ def quantize(
             if codes is None:
                 setattr(parent, name, convert(child))
                 continue
-            of_checkpoint = codes(child)
-            if of_checkpoint is not None:
-                weight, scale = of_checkpoint
+            checkpoint_codes = codes(child)
+            if checkpoint_codes is not None:
+                weight, scale = checkpoint_codes
                 scales = scale.reshape(1, 1).repeat(1, child.out_features)
                 setattr(parent, name, Fp8Linear(weight, scales, child.bias))
     if device is not None:

@@ -1,238 +1,342 @@
-"""Picking the next token: greedy, temperature, top-k, top-p, among all or allowed tokens.
+"""Pick next tokens: greedy, temperature, top-k, top-p, among all tokens or allowed ones.
 
-Random draws come from the sequence, one uniform number a token, so that an answer does not depend
-on its batch.
+Random draws come from the sequence, one uniform number per token, so an answer does not depend on
+what it is batched with.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any
 
 import numpy as np
 import torch
 
-from raypd.decoding import native
+import raypd.decoding.native as native
 from raypd.decoding.transfer import to_device
 
 
 @dataclass(frozen=True)
 class Sampling:
-    temperature: float = 0.0  # 0: greedy
-    top_k: int = 0  # 0: all
+    """How a program's tokens are picked."""
+
+    temperature: float = 0.0  # 0 is greedy.
+    top_k: int = 0  # 0 keeps all tokens.
     top_p: float = 1.0
 
 
 GREEDY = Sampling()
-_CPU_ROWS, _DEVICE_ROWS = 16, 512  # rows of logits that are looked at together
-_MANY = 1024  # allowed tokens: more are masked in a row of logits, fewer are picked out of it
+
+# Rows of logits that are processed together.
+_CPU_ROWS = 16
+_DEVICE_ROWS = 512
+# Sets with more allowed tokens are applied as a mask; smaller ones are read out of the logits.
+_MANY_ALLOWED = 1024
 _native_refusal = cache(native.refusal)
 
 
 @dataclass
 class AllowedTokens:
-    """Tokens of which the next one is to be.
+    """Token ids allowed next.
 
-    `outcomes`: the first and the last of what may still come out behind each, in an order in which
-    that is always an interval; of two tokens they are the same, apart, or one within the other.
+    Several tokens may lead to the same outcome: `t`, `tr` and `true` all become `true`. Outcomes
+    are numbered such that those that are still possible behind a token are an interval. The
+    intervals of two tokens are equal, disjoint, or one contains the other.
     """
 
-    ids: np.ndarray  # [n] in rising order
-    outcomes: np.ndarray | None = None  # [n, 2]; None: each has its own
+    # Allowed ids in rising order, [n].
+    ids: np.ndarray
+    # First and last outcome that is possible behind each token, [n, 2]. None: each token is an
+    # outcome of its own.
+    outcomes: np.ndarray | None = None
     _masks: dict[tuple[torch.device, int], torch.Tensor] = field(default_factory=dict)
 
     @property
     def masked(self) -> bool:
-        return self.outcomes is None and len(self.ids) > _MANY
+        """Whether the set is applied as a mask."""
+        return self.outcomes is None and len(self.ids) > _MANY_ALLOWED
 
     def mask(self, vocabulary: int, device: torch.device) -> torch.Tensor:
-        """[vocabulary / 8] uint8, a bit a token, on a device: sent there once, as a grammar keeps
-        what it allows.
+        """Return the set as one bit per token, uint8 [vocabulary / 8], on a device.
+
+        It is sent to the device once, because a grammar keeps the sets that it allows.
         """
-        if (device, vocabulary) not in self._masks:
+        mask = self._masks.get((device, vocabulary))
+        if mask is None:
             bits = np.zeros(vocabulary, dtype=bool)
             bits[self.ids] = True
-            self._masks[device, vocabulary] = to_device(
-                np.packbits(bits, bitorder="little"), device
-            )
-        return self._masks[device, vocabulary]
+            mask = to_device(np.packbits(bits, bitorder="little"), device)
+            self._masks[device, vocabulary] = mask
+        return mask
 
-    def where(self, kept: np.ndarray) -> "AllowedTokens":
-        """Some of them: kept [n] bool."""
-        return AllowedTokens(self.ids[kept], None if self.outcomes is None else self.outcomes[kept])
+    def where(self, condition: np.ndarray) -> "AllowedTokens":
+        """Return the tokens for which `condition`, bool [n], is True."""
+        outcomes = None
+        if self.outcomes is not None:
+            outcomes = self.outcomes[condition]
+        return AllowedTokens(self.ids[condition], outcomes)
 
     def table(self) -> np.ndarray:
-        """[n, 3] id, first and last outcome."""
-        numbers = np.arange(len(self.ids))
-        return np.column_stack(
-            [self.ids, *((numbers, numbers) if self.outcomes is None else self.outcomes.T)]
-        )
+        """Return id, first and last outcome of each token, [n, 3]."""
+        if self.outcomes is None:
+            numbers = np.arange(len(self.ids))
+            return np.column_stack([self.ids, numbers, numbers])
+        return np.column_stack([self.ids, self.outcomes])
 
 
 @dataclass(slots=True)
 class SampleRequests:
-    """Next tokens to pick, [n] of each list."""
+    """Next tokens to pick. Each list has one entry per token, [n]."""
 
     sampling: list[Sampling] = field(default_factory=list)
-    draws: list[float] = field(default_factory=list)  # uniform in [0, 1), unused when greedy
-    allowed_token_ids: list[AllowedTokens | None] = field(default_factory=list)  # None: all
+    # Uniform numbers in [0, 1); greedy requests do not use theirs.
+    draws: list[float] = field(default_factory=list)
+    # None allows any token.
+    allowed_token_ids: list[AllowedTokens | None] = field(default_factory=list)
 
     def __len__(self) -> int:
         return len(self.draws)
 
     def part(self, begin: int, end: int) -> "SampleRequests":
+        """Return requests number `begin` to `end`, without the last."""
         return SampleRequests(
-            self.sampling[begin:end], self.draws[begin:end], self.allowed_token_ids[begin:end]
+            self.sampling[begin:end],
+            self.draws[begin:end],
+            self.allowed_token_ids[begin:end],
         )
 
     def in_order(self, order: Sequence[int]) -> "SampleRequests":
-        lists = self.sampling, self.draws, self.allowed_token_ids
-        return SampleRequests(*([some[i] for i in order] for some in lists))  # type: ignore[arg-type]
+        """Return the requests with these numbers, in this order."""
+        return SampleRequests(
+            [self.sampling[number] for number in order],
+            [self.draws[number] for number in order],
+            [self.allowed_token_ids[number] for number in order],
+        )
 
 
 def probabilities(logits: torch.Tensor, sampling: Sampling) -> torch.Tensor:
-    """The distribution [..., n] that `sampling` draws from, in float32 at least; one-hot where it
-    is greedy. Top-p keeps the fewest most likely tokens whose probability reaches p; ties with the
-    last one kept are broken by id.
+    """Return the distribution that a sampling draws from.
+
+    Args:
+        logits: [..., n]
+        sampling: Top-p keeps the fewest most likely tokens whose probability reaches p. Ties with
+            the last token that is kept are broken by id.
+
+    Returns:
+        Probabilities [..., n], in float32 at least; one-hot for a greedy sampling.
     """
-    logits = _wide(logits)
+    logits = _widen(logits)
     if sampling.temperature == 0:
-        return torch.nn.functional.one_hot(logits.argmax(-1), logits.shape[-1]).to(logits.dtype)
+        best = logits.argmax(-1)
+        return torch.nn.functional.one_hot(best, logits.shape[-1]).to(logits.dtype)
     logits = logits / sampling.temperature
     if 0 < sampling.top_k < logits.shape[-1]:
-        kept = logits.topk(sampling.top_k, dim=-1)
-        logits = torch.full_like(logits, -torch.inf).scatter(-1, kept.indices, kept.values)
-    chance = logits.softmax(-1)
+        top = logits.topk(sampling.top_k, dim=-1)
+        logits = torch.full_like(logits, -torch.inf).scatter(-1, top.indices, top.values)
+    chances = logits.softmax(-1)
     if sampling.top_p < 1:
-        ordered, order = chance.sort(dim=-1, descending=True, stable=True)
-        before = ordered.cumsum(-1) - ordered  # [..., n] what is more likely than this token
+        ordered, order = chances.sort(dim=-1, descending=True, stable=True)
+        # The probability of all tokens that are more likely than each one, [..., n].
+        before = ordered.cumsum(-1) - ordered
         ordered = ordered.masked_fill(before >= sampling.top_p, 0)
-        chance = torch.zeros_like(chance).scatter(-1, order, ordered)
-        chance = chance / chance.sum(-1, keepdim=True)
-    return chance
+        chances = torch.zeros_like(chances).scatter(-1, order, ordered)
+        chances = chances / chances.sum(-1, keepdim=True)
+    return chances
 
 
-def pick(chance: torch.Tensor, draws: torch.Tensor) -> torch.Tensor:
-    """Draws [n] from distributions [n, choices] by the inverse of their cumulative sums; draws: [n]
-    in [0, 1).
+def pick(chances: torch.Tensor, draws: torch.Tensor) -> torch.Tensor:
+    """Draw from distributions by the inverse of their cumulative sums.
+
+    Args:
+        chances: Probabilities [n, choices].
+        draws: Uniform numbers in [0, 1), [n].
+
+    Returns:
+        The index of each choice, [n].
     """
-    cumulative = chance.double().cumsum(-1)
-    index = torch.searchsorted(
-        cumulative, draws.double()[:, None] * cumulative[:, -1:], right=True
-    )[:, 0]
-    # rounding may land behind the last token that has any probability
-    last = (chance > 0).long().mul(torch.arange(chance.shape[-1], device=chance.device)).amax(-1)
+    cumulative = chances.double().cumsum(-1)
+    thresholds = draws.double()[:, None] * cumulative[:, -1:]
+    index = torch.searchsorted(cumulative, thresholds, right=True)[:, 0]
+    # Rounding may land behind the last choice that has any probability.
+    numbers = torch.arange(chances.shape[-1], device=chances.device)
+    last = (chances > 0).long().mul(numbers).amax(-1)
     return torch.minimum(index, last)
 
 
 def sample(logits: torch.Tensor, requests: SampleRequests) -> torch.Tensor:
-    """Picks next tokens, row after row of logits [requests, vocabulary], some at a time: they stay
-    in the caches then. [2, requests] tokens and log-probabilities, in float64, which holds both as
-    they are. Those are the model's at temperature 1, among the allowed tokens; a token stands there
-    for all that lead to the same outcome, however they write it. Raises ValueError where a request
-    allows no token.
+    """Pick next tokens.
+
+    Log-probabilities are the model's at temperature 1, among the allowed tokens. A token counts for
+    all tokens that lead to the same outcome, however they write it.
+
+    Args:
+        logits: [requests, vocabulary]
+        requests: The tokens to pick.
+
+    Returns:
+        Token ids and log-probabilities, [2, requests], in float64, which holds both exactly.
+
+    Raises:
+        ValueError: If a request allows no token.
     """
+    if len(requests) == 0:
+        return logits.new_empty(2, 0, dtype=torch.float64)
+    # A few rows at a time stay in the processor's caches.
     rows = _CPU_ROWS if logits.device.type == "cpu" else _DEVICE_ROWS
-    begins = range(0, len(requests), rows)
-    parts = [
-        _sample(logits[begin : begin + rows], requests.part(begin, begin + rows))
-        for begin in begins
-    ]
-    return torch.cat(parts, dim=1) if parts else logits.new_empty(2, 0, dtype=torch.float64)
+    parts: list[torch.Tensor] = []
+    for begin in range(0, len(requests), rows):
+        end = begin + rows
+        parts.append(_sample_rows(logits[begin:end], requests.part(begin, end)))
+    return torch.cat(parts, dim=1)
 
 
-def _sample(logits: torch.Tensor, requests: SampleRequests) -> torch.Tensor:
-    groups: dict[tuple[Sampling, bool | None], list[int]] = {}
-    # Of the groups: to hash every sampling takes longer.
-    parts: dict[tuple[int, bool | None], list[int]] = {}
-    for i, (sampling, allowed) in enumerate(
-        zip(requests.sampling, requests.allowed_token_ids, strict=True)
-    ):
-        part = id(sampling), None if allowed is None else allowed.masked
-        if part not in parts:
-            parts[part] = groups.setdefault((sampling, part[1]), [])
-        parts[part].append(i)
+def _sample_rows(logits: torch.Tensor, requests: SampleRequests) -> torch.Tensor:
+    """Pick next tokens as `sample` does, in groups of requests that are computed the same way."""
     picked = torch.empty(2, len(requests), dtype=torch.float64, device=logits.device)
-    for (sampling, masked), members in groups.items():
-        draws = [requests.draws[i] for i in members]
-        index: Any = slice(None)  # all requests, whose tokens are not limited
-        if masked is not None or len(members) < len(requests):
-            sets = [requests.allowed_token_ids[i] for i in members]
-            # Many ask in the same state of a grammar.
-            distinct = list({id(tokens): tokens for tokens in sets}.values())
-            place = {id(tokens): n for n, tokens in enumerate(distinct)}
-            index, which = to_device(
-                np.array([members, [place[id(tokens)] for tokens in sets]]), logits.device
-            )
-        if masked is False:  # the allowed tokens alone are read
-            # [members, most allowed, 3], -1 pads.
-            table = to_device(_padded(distinct), logits.device)[which]
-            ids = table[..., 0]
-            scores = _wide(logits[index[:, None], ids.clamp_min(0)]).masked_fill(
-                ids < 0, -torch.inf
-            )
-            chosen = _choose(scores, sampling, draws)[:, None]
-            tokens = ids.gather(1, chosen)[:, 0]
-            logprobs = _outcome_logprobs(scores, table[..., 1], table[..., 2], chosen)
+    for (sampling, masked), members in _groups(requests).items():
+        draws = [requests.draws[member] for member in members]
+        if masked is None and len(members) == len(requests):
+            # All requests may pick any token, so no row has to be copied.
+            tokens, logprobs = _pick_from_all(logits, sampling, draws)
+            picked[:] = torch.stack([tokens.double(), logprobs.double()])
+            continue
+        sets = _Sets([requests.allowed_token_ids[member] for member in members])
+        index, set_index = to_device(np.array([members, sets.numbers]), logits.device)
+        if masked is False:
+            tokens, logprobs = _pick_from_listed(logits, index, sets, set_index, sampling, draws)
         else:
             rows = logits[index]
             if masked:
-                rows.masked_fill_(_forbidden(distinct, rows)[which], -torch.inf)
-            in_c = (
-                rows.device.type == "cpu"
-                and rows.dtype == torch.bfloat16
-                and _native_refusal() is None
-            )
-            if sampling.temperature == 0 and in_c:
-                tokens, logprobs = native.greedy(rows.contiguous())
-            else:
-                scores = _wide(rows)
-                tokens = _choose(scores, sampling, draws)
-                logprobs = scores.gather(1, tokens[:, None])[:, 0] - scores.logsumexp(-1)
+                rows.masked_fill_(_forbidden(sets.distinct, rows)[set_index], -torch.inf)
+            tokens, logprobs = _pick_from_all(rows, sampling, draws)
         picked[:, index] = torch.stack([tokens.double(), logprobs.double()])
     return picked
 
 
-def _outcome_logprobs(
-    scores: torch.Tensor, first: torch.Tensor, last: torch.Tensor, chosen: torch.Tensor
-) -> torch.Tensor:
-    """How likely [n] the outcomes of the token at place `chosen` [n, 1] are.
+def _groups(requests: SampleRequests) -> dict[tuple[Sampling, bool | None], list[int]]:
+    """Group request numbers by their sampling and their kind of allowed tokens.
 
-    `scores` [n, allowed] are logits, -inf pads; `first`, `last` [n, allowed] intervals of outcomes.
-    What lies behind a token that leaves more open than the chosen one is not known: it is taken to
-    be shared as the rest is.
+    The kind is None if any token is allowed, True for a mask, False for a short list.
     """
-    begin, end = first.gather(1, chosen), last.gather(1, chosen)
+    groups: dict[tuple[Sampling, bool | None], list[int]] = {}
+    # The same groups by the samplings' ids, because hashing every sampling takes longer.
+    groups_by_id: dict[tuple[int, bool | None], list[int]] = {}
+    pairs = zip(requests.sampling, requests.allowed_token_ids, strict=True)
+    for number, (sampling, allowed) in enumerate(pairs):
+        masked = None if allowed is None else allowed.masked
+        key = (id(sampling), masked)
+        if key not in groups_by_id:
+            groups_by_id[key] = groups.setdefault((sampling, masked), [])
+        groups_by_id[key].append(number)
+    return groups
+
+
+class _Sets:
+    """Sets of allowed tokens without repetitions: many requests are in the same grammar state."""
+
+    def __init__(self, sets: list[AllowedTokens | None]) -> None:
+        by_id = {id(tokens): tokens for tokens in sets}
+        self.distinct = list(by_id.values())
+        number_of_id = {key: number for number, key in enumerate(by_id)}
+        # The number in `distinct` of each set.
+        self.numbers = [number_of_id[id(tokens)] for tokens in sets]
+
+
+def _pick_from_all(
+    rows: torch.Tensor, sampling: Sampling, draws: list[float]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Pick tokens [n] from logits [n, vocabulary]; return them with their log-probabilities [n]."""
+    on_cpu = rows.device.type == "cpu"
+    in_c = on_cpu and rows.dtype == torch.bfloat16 and _native_refusal() is None
+    if sampling.temperature == 0 and in_c:
+        return native.greedy(rows.contiguous())
+    scores = _widen(rows)
+    tokens = _choose(scores, sampling, draws)
+    logprobs = scores.gather(1, tokens[:, None])[:, 0] - scores.logsumexp(-1)
+    return tokens, logprobs
+
+
+def _pick_from_listed(
+    logits: torch.Tensor,
+    index: torch.Tensor,
+    sets: _Sets,
+    set_index: torch.Tensor,
+    sampling: Sampling,
+    draws: list[float],
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Pick among allowed tokens, and read their logits only.
+
+    Args:
+        logits: [requests, vocabulary]
+        index: The requests' rows, [n].
+        sets: The requests' sets of allowed tokens.
+        set_index: The number of each request's set in `sets.distinct`, [n].
+        sampling: The sampling of all of them.
+        draws: Their random numbers, [n].
+
+    Returns:
+        Tokens [n] and log-probabilities [n].
+    """
+    # [n, allowed, 3]; -1 pads.
+    table = to_device(_padded_tables(sets.distinct), logits.device)[set_index]
+    ids = table[..., 0]
+    scores = _widen(logits[index[:, None], ids.clamp_min(0)])
+    scores = scores.masked_fill(ids < 0, -torch.inf)
+    choices = _choose(scores, sampling, draws)[:, None]
+    tokens = ids.gather(1, choices)[:, 0]
+    logprobs = _outcome_logprobs(scores, table[..., 1], table[..., 2], choices)
+    return tokens, logprobs
+
+
+def _outcome_logprobs(
+    scores: torch.Tensor, first: torch.Tensor, last: torch.Tensor, choices: torch.Tensor
+) -> torch.Tensor:
+    """Return the log-probability of the outcomes behind the chosen tokens, [n].
+
+    Another token whose outcomes include the chosen ones and more tells nothing about how likely the
+    chosen ones are. It is left out, as if it were shared among outcomes like the rest.
+
+    Args:
+        scores: Logits [n, allowed]; -inf pads.
+        first: The first outcome behind each token, [n, allowed].
+        last: The last outcome behind each token, [n, allowed].
+        choices: The chosen tokens as indices into `allowed`, [n, 1].
+    """
+    begin = first.gather(1, choices)
+    end = last.gather(1, choices)
     within = (first >= begin) & (last <= end)
     wider = (first <= begin) & (last >= end) & ~within
-    inside, total = (scores.masked_fill(out, -torch.inf).logsumexp(-1) for out in (~within, wider))
+    inside = scores.masked_fill(~within, -torch.inf).logsumexp(-1)
+    total = scores.masked_fill(wider, -torch.inf).logsumexp(-1)
     return inside - total
 
 
-def _wide(logits: torch.Tensor) -> torch.Tensor:
+def _widen(logits: torch.Tensor) -> torch.Tensor:
+    """Convert to float32 at least."""
     return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
 
 def _choose(scores: torch.Tensor, sampling: Sampling, draws: list[float]) -> torch.Tensor:
+    """Choose one index per row of scores [n, choices]."""
     if sampling.temperature == 0:
         return scores.argmax(-1)
-    return pick(
-        probabilities(scores, sampling), to_device(np.array(draws, dtype=np.float32), scores.device)
-    )
+    chances = probabilities(scores, sampling)
+    return pick(chances, to_device(np.array(draws, dtype=np.float32), scores.device))
 
 
-def _forbidden(allowed: list[AllowedTokens | None], logits: torch.Tensor) -> torch.Tensor:
-    """bool [sets, vocabulary] of the tokens that are not in each set."""
+def _forbidden(sets: list[AllowedTokens | None], logits: torch.Tensor) -> torch.Tensor:
+    """Return the tokens that are not in each set, bool [sets, vocabulary]."""
     vocabulary = logits.shape[-1]
     masks = torch.stack(
-        [tokens.mask(vocabulary, logits.device) for tokens in allowed if tokens is not None]
+        [tokens.mask(vocabulary, logits.device) for tokens in sets if tokens is not None]
     )
     bits = 2 ** torch.arange(8, dtype=torch.uint8, device=logits.device)
     return ((masks[:, :, None] & bits) == 0).flatten(1)[:, :vocabulary]
 
 
-def _padded(allowed: list[AllowedTokens | None]) -> np.ndarray:
-    rows = [torch.from_numpy(tokens.table()) for tokens in allowed if tokens is not None]
-    if not all(map(len, rows)):
+def _padded_tables(sets: list[AllowedTokens | None]) -> np.ndarray:
+    """Return the tables of sets, [sets, allowed, 3], padded with -1."""
+    tables = [torch.from_numpy(tokens.table()) for tokens in sets if tokens is not None]
+    if any(len(table) == 0 for table in tables):
         raise ValueError("a request allows no token at all")
-    return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=-1).numpy()
+    padded = torch.nn.utils.rnn.pad_sequence(tables, batch_first=True, padding_value=-1)
+    return padded.numpy()

@@ -1,9 +1,8 @@
-"""Which programs run, what of each goes into the next pass, and which is preempted when cache or
-memory are full.
+"""Which programs run, which of their tokens go into the next pass, and what is preempted when the
+cache or the memory is full.
 """
 
 from collections import OrderedDict, deque
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -16,9 +15,12 @@ from raypd.decoding.memory import TokenBudget
 from raypd.decoding.program import Feed, Program
 from raypd.decoding.sequence import Indices, Prefix, ProgramError, Sequence
 
-_PREFIXES_KEPT = 64  # shared prefixes that stay in the cache while no sequence uses them
-_LEAST_HALF = 256  # tokens: of fewer, a pass takes a GPU about as long as one of so many
-_PREFIX = object()  # the tag of the sequences that compute shared prefixes
+# Shared prefixes that stay in the cache while no sequence uses them.
+_MAX_IDLE_PREFIXES = 64
+# A GPU takes about as long for fewer tokens as for this many, so smaller passes are not split.
+_MIN_SPLIT_TOKENS = 256
+# The tag of the sequences that compute shared prefixes.
+_PREFIX = object()
 
 
 @dataclass
@@ -26,37 +28,57 @@ class Chunk:
     """The tokens of one sequence that go into a pass."""
 
     seq: Sequence
-    tokens: np.ndarray  # [n]
-    slots: np.ndarray  # [n]
-    samples: Indices  # of next tokens that are wanted behind them: into the feed's `sample_at`
-    places: Indices  # of these in the chunk
-    start: int = 0  # where they begin in the packed pass
+    # Own tokens of the sequence, [n].
+    tokens: np.ndarray
+    # Their slots in the cache, [n].
+    slots: np.ndarray
+    # The samples that are wanted behind them, as indices into the feed's `sample_at`.
+    sample_numbers: Indices
+    # The rows of this chunk behind which these samples come.
+    sample_rows: Indices
+    # The row of the packed pass at which the chunk begins.
+    start: int = 0
 
     @cached_property
-    def rows(self) -> np.ndarray | slice:
-        """The tokens, as the fastest index into their sequence's table."""
-        first, end = int(self.tokens[0]), int(self.tokens[-1]) + 1
-        return slice(first, end) if end - first == len(self.tokens) else self.tokens
+    def table_index(self) -> np.ndarray | slice:
+        """The tokens as an index into their sequence's table. A slice is faster than an array."""
+        first = int(self.tokens[0])
+        end = int(self.tokens[-1]) + 1
+        if end - first == len(self.tokens):
+            return slice(first, end)
+        return self.tokens
 
     @property
     def prefix(self) -> Prefix | None:
         """The shared prefix that the sequence reads; None for one that computes it."""
-        return None if self.seq.tag is _PREFIX else self.seq.prefix
+        if self.seq.tag is _PREFIX:
+            return None
+        return self.seq.prefix
 
 
 class Scheduler:
-    """Continuous batching: admission, packing within the budget, preemption; what is in flight is
-    left alone.
+    """Continuous batching: admission, packing within the token budget, preemption.
+
+    It leaves sequences alone that are in flight.
+
+    Attributes:
+        passes: How many passes may be in flight at the same time, each of other sequences.
+        waiting: Sequences that were not admitted yet.
+        sequences: Sequences that were admitted, including those that compute shared prefixes.
+        prefixes: Shared prefixes by their tokens, the least recently used first.
+        full: The cache had no room, so nothing is admitted until a sequence ends.
     """
 
-    passes = 1  # that may be in flight at the same time, each of other sequences
+    passes = 1
 
     def __init__(self, cache: KVCache, budget: TokenBudget, max_num_seqs: int) -> None:
-        self.cache, self.budget, self.max_num_seqs = cache, budget, max_num_seqs
+        self.cache = cache
+        self.budget = budget
+        self.max_num_seqs = max_num_seqs
         self.waiting: deque[Sequence] = deque()
         self.sequences: list[Sequence] = []
         self.prefixes: OrderedDict[tuple[int, ...], Prefix] = OrderedDict()
-        self.full = False  # the cache had no room: admit nothing until a sequence ends
+        self.full = False
 
     @property
     def running(self) -> list[Sequence]:
@@ -64,115 +86,134 @@ class Scheduler:
         return [seq for seq in self.sequences if seq.tag is not _PREFIX]
 
     def schedule(self) -> tuple[list[Chunk], list[Finished]]:
-        """What goes into the next pass, at most `budget.tokens`, and the programs that ended or
-        failed before it.
-        """
-        finished = list(self._admit())
-        return self._pack(finished), finished
+        """Choose what goes into the next pass.
 
-    def _admit(self) -> Iterator[Finished]:
-        """Starts waiting programs while there is a place in the batch, and room in the next pass
-        for what they feed.
+        Returns:
+            The chunks of the pass, of at most `budget.tokens` in all, and the programs that ended
+            or failed before it.
         """
+        finished = self._admit()
+        chunks = self._pack(finished)
+        return chunks, finished
+
+    # Admission
+
+    def _admit(self) -> list[Finished]:
+        """Start waiting programs until the batch or the next pass is full.
+
+        Returns:
+            The programs that ended or failed at their start.
+        """
+        finished: list[Finished] = []
         running = len(self.running)
         tokens = sum(seq.size - seq.cached for seq in self.sequences if not seq.in_flight)
-        while (
-            self.waiting
-            and not self.full
-            and running < self.max_num_seqs
-            and tokens < self.budget.tokens
-        ):
+        while self.waiting and not self.full:
+            if running >= self.max_num_seqs or tokens >= self.budget.tokens:
+                break
             seq = self.waiting.popleft()
             try:
                 feed = next(seq.program)
-                self._share(seq, feed)
-                seq.take(feed)
+                self._share_prefix(seq, feed)
+                seq.append_feed(feed)
             except StopIteration as end:
-                yield self.end(seq, end.value)
+                finished.append(self.end(seq, end.value))
             except Exception as error:
-                yield self.end(seq, error=error)
+                finished.append(self.end(seq, error=error))
             else:
                 self.sequences.append(seq)
-                running, tokens = running + 1, tokens + seq.size
+                running += 1
+                tokens += seq.size
+        return finished
 
-    def _share(self, seq: Sequence, feed: Feed) -> None:
-        length = min(
-            feed.shared, min(feed.sample_at, default=len(feed.tokens)), len(feed.tokens) - 1
-        )
+    def _share_prefix(self, seq: Sequence, feed: Feed) -> None:
+        """Let a sequence share the prefix that its first feed names. A new one gets computed."""
+        # The tokens behind which something is sampled, and the last one, go through the model.
+        first_sample = min(feed.sample_at, default=len(feed.tokens))
+        length = min(feed.shared, first_sample, len(feed.tokens) - 1)
         if length <= 0:
             return
-        if list(feed.positions[:length]) != list(range(length)) or any(
-            (feed.segments or ())[:length]
-        ):
+        segments = feed.segments or ()
+        if list(feed.positions[:length]) != list(range(length)) or any(segments[:length]):
             raise ProgramError("shared tokens must be segment 0 at positions 0, 1, 2, ...")
         key = tuple(feed.tokens[:length])
         prefix = self.prefixes.get(key)
         if prefix is None:
-            prefix = self.prefixes[key] = Prefix(0, length)
-            self._compute(key, prefix)
+            prefix = Prefix(0, length)
+            self.prefixes[key] = prefix
+            self._compute_prefix(key, prefix)
             seq.counts.prefill_tokens += length
         else:
             self.prefixes.move_to_end(key)
             seq.counts.shared_tokens += length
         prefix.users += 1
-        seq.prefix, seq.base = prefix, length
+        seq.prefix = prefix
+        seq.shared = length
 
-    def _compute(self, key: tuple[int, ...], prefix: Prefix) -> None:
-        seq = Sequence(_feed_once(key), tag=_PREFIX)
-        seq.take(next(seq.program))
+    def _compute_prefix(self, tokens: tuple[int, ...], prefix: Prefix) -> None:
+        """Add a sequence that computes a prefix."""
+        seq = Sequence(_feed_once(tokens), tag=_PREFIX)
+        seq.append_feed(next(seq.program))
         seq.prefix = prefix
         self.sequences.insert(0, seq)
 
+    # Packing
+
     def _pack(self, finished: list[Finished]) -> list[Chunk]:
-        """Decoding sequences first, then prefills in chunks, then prefixes that others wait for, up
-        to the budget.
+        """Fill a pass up to the budget.
+
+        Sequences in decoding come first, then prompts in chunks, then prefixes that others wait
+        for. A sequence that can never fit the cache fails, and is added to `finished`.
         """
-        landed = [seq for seq in self.sequences if not seq.in_flight]
-        ready = [
-            seq for seq in landed if seq.tag is _PREFIX or seq.prefix is None or seq.prefix.ready
-        ]
-        waiting = {id(seq): seq.waiting() for seq in ready}
-        ready.sort(key=lambda seq: (seq.tag is _PREFIX, seq.steps == 0, len(waiting[id(seq)])))
+        idle = [seq for seq in self.sequences if not seq.in_flight]
+        ready = [seq for seq in idle if _may_run(seq)]
+        pending = {id(seq): seq.pending_tokens() for seq in ready}
+        ready.sort(key=lambda seq: (seq.tag is _PREFIX, seq.steps == 0, len(pending[id(seq)])))
+        alone = len(idle) == len(self.sequences)  # No other pass is in flight.
+        limit = self._pass_limit(alone)
+        room = self.budget.tokens
         chunks: list[Chunk] = []
-        alone = len(landed) == len(self.sequences)  # no other pass is in flight
-        room, most = self.budget.tokens, self._most(alone)
         for seq in ready:
-            tokens = waiting[id(seq)][:room]
-            if not len(tokens) or self.budget.tokens - room >= most:
+            tokens = pending[id(seq)][:room]
+            if not len(tokens) or self.budget.tokens - room >= limit:
                 break
             try:
-                chunks.append(
-                    Chunk(
-                        seq, tokens, seq.place_tokens(tokens, self.cache), *seq.samples_in(tokens)
-                    )
-                )
-                room -= len(tokens)
+                slots = seq.allocate(tokens, self.cache)
             except OutOfSlots as full:
                 self.full = True
                 if self._evict_prefix():
-                    continue  # tried again in the next step
+                    continue  # The next step tries this sequence again.
                 if not chunks and alone:
                     self._preempt(seq, full, finished)
                 break
+            numbers, rows = seq.samples_in(tokens)
+            chunks.append(Chunk(seq, tokens, slots, numbers, rows))
+            room -= len(tokens)
         if not chunks and alone and ready and self.sequences:
+            # Something was evicted or preempted, so there is room now.
             return self._pack(finished)
-        # Sequences with a prefix in common stand side by side.
+        # Attention reads a prefix once for all sequences that stand side by side.
         chunks.sort(key=lambda chunk: 0 if chunk.seq.prefix is None else id(chunk.seq.prefix))
-        begin = 0
+        row = 0
         for chunk in chunks:
-            chunk.start, begin = begin, begin + len(chunk.tokens)
+            chunk.start = row
+            row += len(chunk.tokens)
         return chunks
 
-    def _most(self, alone: bool) -> int:
-        """Tokens from which on a pass takes no further sequence: its share of all, so that the
-        others have theirs.
+    def _pass_limit(self, alone: bool) -> int:
+        """Return the token count at which a pass stops admitting sequences.
+
+        Passes in flight at the same time share the work evenly by it.
         """
         tokens = sum(seq.size - seq.cached for seq in self.sequences)
-        if tokens < self.passes * _LEAST_HALF:
-            return tokens if alone else 0  # they go in one pass
-        return max(_LEAST_HALF, -(-tokens // self.passes))
+        if tokens < self.passes * _MIN_SPLIT_TOKENS:
+            # The tokens are few, so they all go in one pass, which waits for the one in flight.
+            return tokens if alone else 0
+        return max(_MIN_SPLIT_TOKENS, -(-tokens // self.passes))
+
+    # A full cache
 
     def _evict_prefix(self) -> bool:
+        """Free the least recently used prefix that no sequence uses; return False for none."""
         for key, prefix in self.prefixes.items():
             if prefix.users == 0 and prefix.ready:
                 self.cache.free(prefix.start, prefix.length)
@@ -181,103 +222,136 @@ class Scheduler:
         return False
 
     def _preempt(self, seq: Sequence, full: OutOfSlots, finished: list[Finished]) -> None:
-        """No sequence has room to go on: the youngest other one is released, to be fed again later,
-        then a prefix whose users hold nothing, to be computed again; one alone fails.
+        """Make room for a sequence when none can continue.
+
+        The youngest other sequence loses its cache, and is fed again later. If no other one holds
+        any, a prefix is freed, to be computed again. A sequence that is alone fails.
         """
-        candidates = [
-            candidate
-            for candidate in self.sequences
-            if candidate is not seq and len(candidate.owner)
-        ]
-        if candidates:
-            candidates[-1].release(self.cache)
-            return
+        for candidate in reversed(self.sequences):
+            if candidate is not seq and len(candidate.owner):
+                candidate.release(self.cache)
+                return
         for key, prefix in self.prefixes.items():
             if prefix.ready and prefix is not seq.prefix:
                 self.cache.free(prefix.start, prefix.length)
                 prefix.ready = False
-                return self._compute(key, prefix)
-        finished += self._failed(seq, f"does not fit the cache: {full}")
-        return None
+                self._compute_prefix(key, prefix)
+                return
+        finished += self._fail(seq, f"does not fit the cache: {full}")
 
-    def _failed(self, seq: Sequence, error: str) -> list[Finished]:
-        """Ends a sequence; in place of one that computes a prefix, those that wait for it."""
-        victims = [seq]
-        if seq.tag is _PREFIX:
-            victims = [
-                user for user in self.sequences if user.prefix is seq.prefix and user is not seq
-            ]
-            self.sequences.remove(seq)
-            seq.release(self.cache)
-            self.prefixes = OrderedDict(
-                (k, p) for k, p in self.prefixes.items() if p is not seq.prefix
-            )
-        return [self.end(victim, error=ProgramError(error)) for victim in victims]
+    def _fail(self, seq: Sequence, error: str) -> list[Finished]:
+        """End a sequence with an error.
+
+        If it computes a prefix, the sequences that wait for the prefix end in its place.
+        """
+        if seq.tag is not _PREFIX:
+            return [self.end(seq, error=ProgramError(error))]
+        self.sequences.remove(seq)
+        seq.release(self.cache)
+        for key, prefix in list(self.prefixes.items()):
+            if prefix is seq.prefix:
+                del self.prefixes[key]
+        users = [user for user in self.sequences if user.prefix is seq.prefix]
+        return [self.end(user, error=ProgramError(error)) for user in users]
+
+    # Results of a pass
 
     def rollback(self, chunks: list[Chunk], reason: str, alone: bool = True) -> list[Finished]:
-        """Takes back a pass that ran out of memory, and halves the budget; at the least one, where
-        it was `alone` in flight, the program that holds most of the cache fails. Raises
-        RuntimeError where the smallest fail, too.
+        """Take back a pass that ran out of memory, and lower the budget.
+
+        If the pass was as small as passes get, and `alone` in flight, the program that holds most
+        of the cache fails.
+
+        Args:
+            chunks: The chunks of the pass.
+            reason: The device's message.
+            alone: Whether no other pass is in flight.
+
+        Returns:
+            The programs that failed.
+
+        Raises:
+            RuntimeError: If the smallest passes fail too, one after the other.
         """
         for chunk in chunks:
-            chunk.seq.unplace(chunk.tokens.tolist())
-        if self.budget.too_much(sum(len(chunk.tokens) for chunk in chunks)) or not alone:
+            chunk.seq.deallocate(chunk.tokens.tolist())
+        tokens = sum(len(chunk.tokens) for chunk in chunks)
+        if self.budget.shrink(tokens) or not alone:
             return []
         if self.budget.hopeless:
             raise RuntimeError(f"not even the smallest steps fit the memory any more: {reason}")
-        largest = max((chunk.seq for chunk in chunks), key=lambda seq: len(seq.owner) + seq.base)
-        return self._failed(largest, f"out of memory, and no step is smaller: {reason}")
+        sequences = [chunk.seq for chunk in chunks]
+        largest = max(sequences, key=lambda seq: len(seq.owner) + seq.shared)
+        return self._fail(largest, f"out of memory, and no step is smaller: {reason}")
 
     def advance(self, chunk: Chunk) -> bool:
-        """Counts a chunk that went through the model; whether the feed of its program is
-        complete.
+        """Count a chunk that went through the model.
+
+        Returns:
+            Whether the feed of its program is complete.
         """
         seq = chunk.seq
         seq.in_flight = False
         if seq.steps == 0:
             seq.counts.prefill_tokens += len(chunk.tokens)
         if seq.feed.decoded is None:
-            # What a preempted sequence is fed again does not count.
-            fed_before = seq.size - len(seq.feed.tokens)
-            count = (
-                len(chunk.samples)
-                if seq.steps == 0
-                else int(np.count_nonzero(chunk.tokens >= fed_before))
-            )
-            seq.counts.decode_tokens += count
+            seq.counts.decode_tokens += _decoded_tokens(chunk)
         seq.cached = int(chunk.tokens[-1]) + 1
         if seq.cached < seq.size:
             return False
         if seq.tag is _PREFIX:
-            self._prefix_ready(seq)
+            self._complete_prefix(seq)
             return False
         seq.steps += 1
         seq.counts.steps += 1
         return True
 
-    def _prefix_ready(self, seq: Sequence) -> None:
+    def _complete_prefix(self, seq: Sequence) -> None:
+        """Hand the region of a sequence that computed a prefix over to the prefix."""
         assert seq.prefix is not None
         self.sequences.remove(seq)
-        seq.prefix.start, seq.prefix.ready = seq.start, True
+        seq.prefix.start = seq.start
+        seq.prefix.ready = True
         self.cache.free(seq.start + seq.size, len(seq.owner) - seq.size)
-        if sum(prefix.users == 0 for prefix in self.prefixes.values()) > _PREFIXES_KEPT:
+        idle_prefixes = sum(prefix.users == 0 for prefix in self.prefixes.values())
+        if idle_prefixes > _MAX_IDLE_PREFIXES:
             self._evict_prefix()
 
     def end(self, seq: Sequence, answer: Any = None, error: Exception | None = None) -> Finished:
-        """Frees the region of a program that returned its answer, or raised an error or is ended
-        with it here.
+        """Remove a program and free its region.
+
+        Args:
+            seq: The program's sequence.
+            answer: What the program returned.
+            error: The exception that the program raised, or with which it is ended here.
         """
         seq.program.close()
         if seq in self.sequences:
             self.sequences.remove(seq)
         self.full = False
         seq.release(self.cache)
-        # Of a method that drafts.
+        # A method that drafts counts by itself which tokens became part of the answer.
         seq.counts.decode_tokens = getattr(answer, "decoded", seq.counts.decode_tokens)
         if seq.prefix is not None:
             seq.prefix.users -= 1
         return Finished(seq.tag, answer, error, seq.counts)
 
 
+def _may_run(seq: Sequence) -> bool:
+    """Tell whether a sequence can go into a pass: the prefix that it reads is computed."""
+    return seq.tag is _PREFIX or seq.prefix is None or seq.prefix.ready
+
+
+def _decoded_tokens(chunk: Chunk) -> int:
+    """Return how many tokens of the answer a chunk decoded."""
+    seq = chunk.seq
+    if seq.steps == 0:
+        return len(chunk.sample_numbers)
+    # The tokens that a preempted sequence is fed again do not count.
+    fed_before = seq.size - len(seq.feed.tokens)
+    return int(np.count_nonzero(chunk.tokens >= fed_before))
+
+
 def _feed_once(tokens: tuple[int, ...]) -> Program[None]:
+    """Feed tokens and ask for nothing."""
     yield Feed(tokens, range(len(tokens)))

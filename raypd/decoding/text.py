@@ -1,5 +1,7 @@
-"""What task `generation` and a method that writes text know of each other: the `TextMethod` in the
-method's file, which its entry in methods/registry.py names; a new method changes nothing else.
+"""The contract between task `generation` and the methods that write text.
+
+A method implements `TextMethod` in its own file, and its entry in methods/registry.py names the
+class. A new method needs nothing else.
 """
 
 from abc import ABC, abstractmethod
@@ -16,61 +18,83 @@ Stops = Callable[[Sequence[int]], bool]
 
 @dataclass
 class Prompt:
+    """The token ids of a prompt."""
+
     tokens: Sequence[int]
-    shared: int = 0  # leading ids: an instruction in common with other prompts
+    # Leading tokens that other prompts have in common with this one, such as an instruction.
+    shared: int = 0
 
 
 @dataclass
 class GeneratedText:
-    """What an answer says: its text, where that was cut, and what it took."""
+    """A decoded text and what it cost."""
 
-    text: str  # without control and end tokens
-    # Characters in front of the first place where a thread was cut; None: all came to their own
-    # end.
+    # The text without control tokens and end tokens.
+    text: str
+    # Characters before the first point where a thread was cut off; None if none was.
     cut: int | None
-    tokens: int  # decoded
-    logprobs: list[float]  # one for each decoded token, in any order
-    raw: str | None = None  # the text with the method's markup, where it has one
-    # The method's own figures, for the column of that name.
+    # Number of decoded tokens.
+    tokens: int
+    # One log-probability per decoded token, in any order.
+    logprobs: list[float]
+    # The text with the method's markup, if the method has any.
+    raw: str | None = None
+    # The method's own figures, for the column `counters`.
     counters: dict[str, Any] = field(default_factory=dict)
-    warnings: list[str] = field(default_factory=list)  # one for each flaw of the markup
+    # One message per flaw in the markup.
+    warnings: list[str] = field(default_factory=list)
 
 
 class TextAnswer(Protocol):
     """What the program of a `TextMethod` returns."""
 
     def generated(self, decode: Decode) -> GeneratedText:
-        """The answer for the task; `decode` makes text of ids, special tokens left out."""
+        """Return the answer as text.
+
+        Args:
+            decode: Turns token ids into text and leaves out special tokens.
+        """
 
 
 @dataclass(frozen=True)
 class TextModel:
-    options: Any  # section `decoding` of the configuration
-    # Of the run; the engine uses it for every program, unless the method draws for itself.
+    """What a text method may know about the model and the run."""
+
+    # Section `decoding` of the configuration.
+    options: Any
+    # The run's sampling. The engine applies it to every program, unless a method draws by itself.
     sampling: Sampling
-    context_length: int  # positions that the model has
-    ends: frozenset[int]  # ids that end a text
-    # Ids of those that the method's entry requires under these options, in its order.
+    # Number of positions that the model supports.
+    context_length: int
+    # Ids of the tokens that end a text.
+    ends: frozenset[int]
+    # Ids of the control tokens that the method's registry entry requires under these options, in
+    # the order of that entry.
     control_tokens: tuple[int, ...]
-    heads: Any  # Medusa heads on the model's device, where the entry asks for them
-    # Ids of a text, in which control strings become their tokens.
+    # Medusa heads on the model's device, if the method's registry entry asks for them.
+    heads: Any
+    # Turns text into ids; control strings become their control tokens.
     encode: Callable[[str], list[int]]
-    decode: Decode  # text of ids, special tokens left out
-    # The bytes that every id adds to a text, PASTA's tags included.
+    # Turns ids into text without special tokens.
+    decode: Decode
+    # Returns the bytes that each id adds to a text, including PASTA's tags.
     token_bytes: Callable[[], Sequence[bytes]]
 
 
 class TextMethod(ABC):
-    """A decoding method under task `generation`; each has one in its file."""
+    """A decoding method for task `generation`."""
 
     def __init__(self, model: TextModel) -> None:
-        self.model, self.options = model, model.options
+        self.model = model
+        self.options = model.options
 
     @abstractmethod
     def program(self, prompt: Prompt, stops: Stops, seed: int) -> Program[Any]:
-        """The program that answers one prompt, chat turns put around it, with a `TextAnswer`.
+        """Return the program that answers one prompt with a `TextAnswer`.
 
-        `seed`: of draws that the method makes itself. `stops`: whether a text is complete; a method
-        of several threads ends them at `model.ends`, and the task looks for stop strings in the
-        text that is put together.
+        Args:
+            prompt: The prompt, inside the turns of the chat template.
+            stops: Says whether a text is complete. A method with several threads ends each at
+                `model.ends` instead, and the task then searches the joined text for stop strings.
+            seed: Seed for random draws that the method makes by itself.
         """

@@ -1,6 +1,4 @@
-"""How arrays of a pass get to the device, and its results back: without the host waiting for the
-copy.
-"""
+"""Copies between host and device for which the host does not wait."""
 
 from collections.abc import Callable
 from typing import Any
@@ -10,31 +8,34 @@ import torch
 
 
 def to_device(array: np.ndarray, device: torch.device) -> torch.Tensor:
-    """A copy of an array on a device.
+    """Copy an array to a device.
 
-    To a GPU it goes from pinned memory, behind the work that is queued there.
+    A copy to a GPU goes through pinned memory and is queued behind the work that is there already.
     """
     tensor = torch.from_numpy(array)
     if device.type != "cuda":
         return tensor.to(device)
     pinned = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
-    # Torch would copy with all its threads, which take longer to wake up.
+    # numpy copies with one thread. Waking up all of torch's threads takes longer than the copy.
     pinned.numpy()[...] = array
     return pinned.to(device, non_blocking=True)
 
 
 def to_host(tensor: torch.Tensor) -> Callable[[], list[Any]]:
-    """Its numbers, which are on their way: who reads them waits."""
+    """Start copying a tensor to the host.
+
+    Returns:
+        A function that waits for the copy and returns the numbers as nested lists.
+    """
     if tensor.device.type != "cuda":
         return tensor.tolist
-    copy = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(
-        tensor, non_blocking=True
-    )
+    pinned = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+    pinned.copy_(tensor, non_blocking=True)
     copied = torch.cuda.Event()
     copied.record(torch.cuda.current_stream(tensor.device))
 
     def read() -> list[Any]:
         copied.synchronize()
-        return copy.tolist()
+        return pinned.tolist()
 
     return read

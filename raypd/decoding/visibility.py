@@ -1,14 +1,14 @@
-"""The one rule of who sees whom: all masks, dense, block and in kernels, come from `visible`.
+"""The one rule of which token sees which. All masks, dense or in kernels, come from `visible`.
 
-Every token of a program carries a segment, a virtual position and the step that produced it. The
-program's `reach` matrix says of two segments HIDDEN, ALL or CAUSAL. Then a query q may attend to a
-key k exactly when
+Every token of a program has a segment, a virtual position and the step that produced it. The
+program's `reach` matrix says for two segments HIDDEN, ALL or CAUSAL. A query q may attend to a key
+k exactly when
 
-    reach[seg(q), seg(k)] is ALL, or it is CAUSAL and position(k) <= position(q);  and step(k) <=
-    step(q)
+    reach[segment(q), segment(k)] is ALL, or it is CAUSAL and position(k) <= position(q);
+    and step(k) <= step(q)
 
-At inference the step condition holds by itself: what is not yet decoded is not in the cache. In
-training it is what makes the ground-truth sequence look like inference (HPD sec. 4.4).
+At inference the step condition holds by itself, because a token that was not decoded yet is not in
+the cache. In training it makes the ground-truth sequence look like inference (HPD section 4.4).
 """
 
 from enum import IntEnum
@@ -16,7 +16,15 @@ from functools import cache, lru_cache
 
 import numpy as np
 
-NO_TOKEN = -1  # the segment of a cache slot that holds no token: nobody sees it
+NO_TOKEN = -1  # The segment of a cache slot that holds no token. Nobody sees it.
+
+# Rows of a table [3, tokens] that holds what the rule needs to know of each token.
+POSITION = 0
+SEGMENT = 1
+STEP = 2
+
+# Segments whose sets fit one word and leave a bit for NO_TOKEN.
+_FEW_SEGMENTS = 31
 
 
 class Reach(IntEnum):
@@ -28,19 +36,31 @@ class Reach(IntEnum):
 
 
 def visible(
-    reach: np.ndarray,  # [segments, segments] of Reach
-    query_segments: np.ndarray,  # [queries]
-    query_positions: np.ndarray,  # [queries]
-    key_segments: np.ndarray,  # [keys]; a key of segment NO_TOKEN is seen by nobody
-    key_positions: np.ndarray,  # [keys]
-    # [queries]; None leaves the step condition out (inference)
+    reach: np.ndarray,
+    query_segments: np.ndarray,
+    query_positions: np.ndarray,
+    key_segments: np.ndarray,
+    key_positions: np.ndarray,
     query_steps: np.ndarray | None = None,
-    key_steps: np.ndarray | None = None,  # [keys]
+    key_steps: np.ndarray | None = None,
 ) -> np.ndarray:
-    """Who sees whom by the rule above: bool [queries, keys]."""
-    rows = reach[query_segments][:, np.maximum(key_segments, 0)]  # [queries, keys]
-    visibility = rows == Reach.ALL
-    visibility |= (rows == Reach.CAUSAL) & (key_positions[None, :] <= query_positions[:, None])
+    """Apply the rule above.
+
+    Args:
+        reach: `Reach` of each pair of segments, [segments, segments].
+        query_segments: [queries]
+        query_positions: [queries]
+        key_segments: [keys]. Nobody sees a key whose segment is NO_TOKEN.
+        key_positions: [keys]
+        query_steps: [queries], or None to leave the step condition out, as inference may.
+        key_steps: [keys], or None.
+
+    Returns:
+        A bool array [queries, keys] that is True where the query sees the key.
+    """
+    kinds = reach[query_segments][:, np.maximum(key_segments, 0)]  # [queries, keys]
+    visibility = kinds == Reach.ALL
+    visibility |= (kinds == Reach.CAUSAL) & (key_positions[None, :] <= query_positions[:, None])
     visibility &= (key_segments != NO_TOKEN)[None, :]
     if query_steps is not None and key_steps is not None:
         visibility &= key_steps[None, :] <= query_steps[:, None]
@@ -50,69 +70,96 @@ def visible(
 def in_window(
     mask: np.ndarray, query_positions: np.ndarray, key_positions: np.ndarray, window: int
 ) -> np.ndarray:
-    """What a sliding-window layer keeps of what is seen: bool [queries, keys], to be taken together
-    with `mask`. The window is `window` tokens long, the query's own included, and counts the tokens
-    that the query sees from a key's position to its own. A gap in the positions holds none: a value
-    of HPD has the window that it would have alone, however many gaps lie before it. Without gaps
+    """Apply a sliding window to what the queries see.
+
+    The window is `window` tokens long, including the query's own, and counts the tokens that the
+    query sees from a key's position to its own. A gap in the positions holds no tokens, so a value
+    of HPD has the window that it would have alone, however many gaps come before it. Without gaps
     this is the models' own rule, q - k < window.
+
+    Args:
+        mask: What the queries see without the window, [queries, keys].
+        query_positions: [queries]
+        key_positions: [keys]
+        window: Number of tokens that the window holds.
+
+    Returns:
+        A bool array [queries, keys], to be combined with `mask` by a logical and.
     """
-    return key_positions >= window_starts(mask, query_positions, key_positions, window)[:, None]
+    starts = window_starts(mask, query_positions, key_positions, window)
+    return key_positions >= starts[:, None]
 
 
 def window_starts(
     mask: np.ndarray, query_positions: np.ndarray, key_positions: np.ndarray, window: int
 ) -> np.ndarray:
-    """`in_window` as the lowest position that each query keeps, [queries]; far below all where no
-    window is filled.
+    """Return the lowest position in each query's window, [queries].
+
+    The arguments are those of `in_window`. The result is far below all positions for a query whose
+    window is not full.
     """
     lowest = np.iinfo(np.int64).min
     if len(key_positions) < window:
         return np.full(len(query_positions), lowest)
     counted = mask & (key_positions[None, :] <= query_positions[:, None])
-    return np.partition(np.where(counted, key_positions[None, :], lowest), -window, axis=1)[
-        :, -window
-    ]
+    positions = np.where(counted, key_positions[None, :], lowest)  # [queries, keys]
+    return np.partition(positions, -window, axis=1)[:, -window]
 
 
 def segment_sets(
     reach: np.ndarray, query_segments: np.ndarray, key_segments: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """What `visible` takes from `reach`, as two sets of segments a query, one bit a segment, for
-    kernels: int32 [queries, 2, words]: the segments that are ALL to a query and those that are
-    CAUSAL, segment s at bit s % 32 of word s // 32; and the segments of the keys [keys] by their
-    numbers in these sets: their own, or, where there are many, those among the segments that have
-    keys. NO_TOKEN has one that is in no set.
+    """Write `reach` as sets of segments with one bit per segment, which kernels can read.
+
+    Args:
+        reach: [segments, segments] of `Reach`.
+        query_segments: [queries]
+        key_segments: [keys]
+
+    Returns:
+        The sets, int32 [queries, 2, words]: the segments that are ALL to a query and those that are
+        CAUSAL to it. Segment s is bit s % 32 of word s // 32. And the number of each key's segment
+        in these sets, [keys]. With few segments it is the segment itself; with many, only segments
+        that have keys are numbered. NO_TOKEN gets a number that is in no set.
     """
-    if len(reach) < 32:
+    if len(reach) <= _FEW_SEGMENTS:
         labels = np.where(key_segments == NO_TOKEN, len(reach), key_segments)
-        return _few_sets(reach.tobytes(), len(reach), reach.dtype)[query_segments], labels
+        sets = _sets_of_all(reach.tobytes(), len(reach), reach.dtype)
+        return sets[query_segments], labels
     live, labels = np.unique(key_segments, return_inverse=True)
-    holes = int(live[0] == NO_TOKEN)
-    live, labels = live[holes:], labels - holes
+    if live[0] == NO_TOKEN:
+        live = live[1:]
+        labels = labels - 1
     labels = np.where(key_segments == NO_TOKEN, len(live), labels)
-    return _sets(reach[query_segments][:, live]), labels
+    return _pack_sets(reach[query_segments][:, live]), labels
 
 
 @lru_cache(maxsize=1024)
-def _few_sets(reach: bytes, segments: int, dtype: np.dtype) -> np.ndarray:
-    """`_sets` of a whole matrix: programs of a method have the same, step after step."""
-    return _sets(np.frombuffer(reach, dtype=dtype).reshape(segments, segments))
+def _sets_of_all(reach: bytes, segments: int, dtype: np.dtype) -> np.ndarray:
+    """Pack a whole matrix, and remember it: a method's programs use the same one in every step."""
+    matrix = np.frombuffer(reach, dtype=dtype).reshape(segments, segments)
+    return _pack_sets(matrix)
 
 
-def _sets(kinds: np.ndarray) -> np.ndarray:
-    """[queries, segments] of Reach -> int32 [queries, 2, words]"""
+def _pack_sets(kinds: np.ndarray) -> np.ndarray:
+    """Pack [queries, segments] of `Reach` into int32 [queries, 2, words]."""
     kinds = np.pad(kinds, ((0, 0), (0, 32 - kinds.shape[1] % 32)))
     bits = np.stack([kinds == Reach.ALL, kinds == Reach.CAUSAL], axis=1)  # [queries, 2, 32 * words]
     return np.packbits(bits, axis=2, bitorder="little").view("<i4")
 
 
 def grown(reach: np.ndarray, pairs: dict[tuple[int, int], Reach]) -> np.ndarray:
-    """A copy of `reach` with pairs {(query segment, key segment): Reach} set; new ones are HIDDEN
-    from all others.
+    """Return a copy of `reach` in which some pairs of segments are set.
+
+    Args:
+        reach: [segments, segments] of `Reach`. It is returned itself if `pairs` is empty.
+        pairs: The values to set, by (query segment, key segment). A segment that is not in `reach`
+            yet starts as HIDDEN from all others.
     """
     if not pairs:
         return reach
-    reach = np.pad(reach, (0, max(0, 1 + max(map(max, pairs)) - len(reach))))
+    segments = 1 + max(max(pair) for pair in pairs)
+    reach = np.pad(reach, (0, max(0, segments - len(reach))))
     for (query, key), value in pairs.items():
         reach[query, key] = value
     return reach
@@ -120,8 +167,8 @@ def grown(reach: np.ndarray, pairs: dict[tuple[int, int], Reach]) -> np.ndarray:
 
 @cache
 def one_segment() -> np.ndarray:
-    """The reach of a program that begins, [1, 1]: segment 0, causal.
+    """Return the reach [1, 1] with which every program starts: segment 0, causal.
 
-    Programs that stay so share it.
+    Programs that never open another segment share this array.
     """
     return np.full((1, 1), Reach.CAUSAL, dtype=np.int8)

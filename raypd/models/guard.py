@@ -14,7 +14,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from raypd.decoding.engine import Engine
 from raypd.decoding.program import Feed, Program
-from raypd.decoding.sequence import LEAST_REGION
+from raypd.decoding.sequence import MIN_REGION_SLOTS
 from raypd.decoding.visibility import Reach
 from raypd.errors import ModelError
 from raypd.models.elsewhere import who_runs
@@ -132,7 +132,7 @@ def _reason_in_self_test(model: PreTrainedModel) -> str | None:
             apart = torch.stack([alone(row) for row in tokens])  # [2, _ROW, vocabulary]
         except Exception as error:
             return f"it fails on {_ROW} tokens: {type(error).__name__}: {error}"
-        engine = Engine(model, cache_tokens=LEAST_REGION)
+        engine = Engine(model, cache_tokens=MIN_REGION_SLOTS)
         try:
             (packed,) = engine.run([_interleaved(tokens)])
         # Its code may raise anything for an argument that it does not know.

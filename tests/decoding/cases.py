@@ -1,4 +1,4 @@
-"""Every method on prompts of its own, and what the unmodified model says to each alone."""
+"""Every method on prompts of its own, and what the unmodified model says to each prompt alone."""
 
 import copy
 import random
@@ -26,11 +26,14 @@ from raypd.decoding.program import Program
 from raypd.decoding.sampling import AllowedTokens
 from tests.decoding import pasta_script, reference
 from tests.decoding.drivers import INSTRUCTION, changed, prompts_of, steered, tokens_of
+from tests.decoding.reference import Picked
 from tests.tiny import tiny_model
 
 FAMILIES = ["llama", "qwen3", "phi3", "mistral", "gemma2", "gemma3_text", "olmo2"]
 WINDOWED = {"mistral", "gemma2", "gemma3_text"}
-EOS, FORK, CHILD = 2, 3, 4
+EOS = 2
+FORK = 3
+CHILD = 4
 MASK = 3
 ENDS = frozenset([EOS])
 TREES = [
@@ -38,13 +41,17 @@ TREES = [
     cartesian_tree(3, 2),
     Tree([(0,), (1,), (2,), (1, 0), (1, 1), (1, 0, 0)]),
 ]
-MOST = 400  # more than any tree of `few_forks` has: where it cuts, threads are cut in another order
+# More tokens than any tree of `few_forks` has. A tree that is cut off is cut in another order when
+# its threads are drafted.
+MAX_TREE_TOKENS = 400
 
 
 @dataclass
 class Case:
-    """Programs, made anew at each call, and the check of their answers: tokens, log-probabilities
-    nearly.
+    """Programs of a method, and the check of their answers.
+
+    `programs` makes them anew at each call. `check(answers, atol)` compares tokens, and
+    log-probabilities up to `atol`.
     """
 
     programs: Callable[[], list[Program[Any]]]
@@ -52,7 +59,7 @@ class Case:
 
 
 def pair(kind: str, **overrides: Any) -> tuple[PreTrainedModel, PreTrainedModel]:
-    """A tiny model twice: for the engine, and unmodified for the reference."""
+    """Return a tiny model twice: for the engine, and unmodified for the reference."""
     if kind in WINDOWED:
         overrides.setdefault("sliding_window", 9)
     model = tiny_model(kind, **overrides)
@@ -61,9 +68,12 @@ def pair(kind: str, **overrides: Any) -> tuple[PreTrainedModel, PreTrainedModel]
     return model, stock
 
 
-def agree(expected, tokens, logprobs, atol=1e-3) -> None:
-    """Equal tokens and log-probabilities; a first divergence is excused only at a gap below
-    `atol`.
+def agree(
+    expected: Sequence[Picked], tokens: list[int], logprobs: list[float], atol: float = 1e-3
+) -> None:
+    """Check that tokens and log-probabilities are those expected.
+
+    A first divergence is excused if the two best tokens are closer than `atol`.
     """
     for i, (token, logprob, gap) in enumerate(expected):
         if i >= len(tokens) or tokens[i] != token:
@@ -73,48 +83,67 @@ def agree(expected, tokens, logprobs, atol=1e-3) -> None:
     assert len(tokens) == len(expected)
 
 
-def _divergence(expected: list, part: Any) -> int:
-    """The first step at which a part's token is another one than expected; past the last one: none
-    is.
-    """
-    tokens = [token for token, _, _ in expected]
-    most = max(len(tokens), len(part.tokens))
-    return next((i for i in range(most) if tokens[i : i + 1] != part.tokens[i : i + 1]), 1 << 30)
+def _divergence(expected: list[Picked], tokens: list[int]) -> int:
+    """Return the first step with another token than expected; a large number if there is none."""
+    expected_tokens = [token for token, _, _ in expected]
+    for step in range(max(len(expected_tokens), len(tokens))):
+        if expected_tokens[step : step + 1] != tokens[step : step + 1]:
+            return step
+    return 1 << 30
+
+
+def _parts(answer: Any) -> list[Any]:
+    """Return the parts of an answer that are compared."""
+    if isinstance(answer, list):
+        return answer
+    return getattr(answer, "points", [answer])
+
+
+def _check_parts(
+    expected: list[list[Picked]], parts: list[Any], ended: Callable[[list[int]], bool], atol: float
+) -> None:
+    """Check the parts of one answer."""
+    divergences = [
+        _divergence(want, part.tokens) for want, part in zip(expected, parts, strict=True)
+    ]
+    # Values are decoded side by side and see each other. After a step in which one diverges, all of
+    # them read another text.
+    comparable_steps = min(divergences, default=0) + 1
+    for want, part in zip(expected, parts, strict=True):
+        if isinstance(part, Value):
+            agree(
+                want[:comparable_steps],
+                part.tokens[:comparable_steps],
+                part.logprobs[:comparable_steps],
+                atol,
+            )
+            is_complete = part.closed
+        else:
+            agree(want, part.tokens, part.logprobs, atol)
+            is_complete = part.stopped
+        assert is_complete == ended(part.tokens)
 
 
 def compared(
-    expected: list[list], ended: Callable[[list[int]], bool]
+    expected: list[list[list[Picked]]], ended: Callable[[list[int]], bool]
 ) -> Callable[[list[Any], float], None]:
-    """The check that every answer has the expected parts, each complete where its tokens say so."""
+    """Return the check of answers against the expected parts of each.
+
+    `ended(tokens)` tells whether a part is complete.
+    """
 
     def check(answers: list[Any], atol: float) -> None:
-        for wanted, answer in zip(expected, answers, strict=True):
-            found = answer if isinstance(answer, list) else getattr(answer, "points", [answer])
-            # Values are decoded side by side and see each other: behind a step where one diverges,
-            # all read other text.
-            upto = (
-                min(
-                    (_divergence(want, part) for want, part in zip(wanted, found, strict=True)),
-                    default=0,
-                )
-                + 1
-            )
-            for want, part in zip(wanted, found, strict=True):
-                end = upto if isinstance(part, Value) else None
-                agree(want[:end], part.tokens[:end], part.logprobs[:end], atol)
-                assert (part.closed if isinstance(part, Value) else part.stopped) == ended(
-                    part.tokens
-                )
-        lengths = {len(want) for wanted in expected for want in wanted}
-        assert len(lengths) > 1 or max(map(len, expected)) == 1, (
-            "parts of an answer should end at different steps"
-        )
+        for expected_parts, answer in zip(expected, answers, strict=True):
+            _check_parts(expected_parts, _parts(answer), ended, atol)
+        if max(map(len, expected)) > 1:
+            lengths = {len(part) for parts in expected for part in parts}
+            assert len(lengths) > 1, "parts of an answer should end at different steps"
 
     return check
 
 
 def run_all(engine: Engine, cases: dict[str, Case], atol: float) -> None:
-    """Decodes and checks the programs of all cases in one engine."""
+    """Decode and check the programs of all cases in one engine."""
     programs = {name: case.programs() for name, case in cases.items()}
     answers = iter(engine.run(program for members in programs.values() for program in members))
     for name, members in programs.items():
@@ -122,10 +151,13 @@ def run_all(engine: Engine, cases: dict[str, Case], atol: float) -> None:
 
 
 def every(n: int) -> Callable[[Sequence[int]], bool]:
+    """Return a stop at multiples of n."""
     return lambda tokens: tokens[-1] % n == 0
 
 
-seventh, eleventh, twenty_third = every(7), every(11), every(23)
+seventh = every(7)
+eleventh = every(11)
+twenty_third = every(23)
 
 
 def _autoregressive(stock: PreTrainedModel) -> Case:
@@ -133,15 +165,17 @@ def _autoregressive(stock: PreTrainedModel) -> Case:
     expected = [
         [reference.autoregressive(stock, prompt.tokens, 12, eleventh)] for prompt in prompts
     ]
-    return Case(
-        lambda: [autoregressive(prompt, 12, eleventh) for prompt in prompts],
-        compared(expected, eleventh),
-    )
+
+    def programs() -> list[Program[Any]]:
+        return [autoregressive(prompt, 12, eleventh) for prompt in prompts]
+
+    return Case(programs, compared(expected, eleventh))
 
 
 class EverySeventh:
-    """A slot's rules for random models: done at a multiple of 7; optionally even tokens alone at
-    first.
+    """The rules of a slot for random models, in place of a grammar.
+
+    A value is done at a multiple of 7. If `limited`, its first token must be even.
     """
 
     def __init__(self, limited: bool = False) -> None:
@@ -151,7 +185,9 @@ class EverySeventh:
         return token
 
     def allowed(self, state: int, left: int) -> AllowedTokens | None:
-        return AllowedTokens(np.arange(4, 256, 2)) if self.limited and state == 0 else None
+        if self.limited and state == 0:
+            return AllowedTokens(np.arange(4, 256, 2))
+        return None
 
     def forced(self, state: int, left: int) -> list[int]:
         return []
@@ -170,99 +206,131 @@ class EverySeventh:
 
 
 def slotted(rng: random.Random, documents: int, shared: bool) -> SlottedPrompt:
-    """A prompt of `documents` stacked documents with ragged skeletons."""
-    tokens = [*INSTRUCTION, *(token for _ in range(documents) for token in tokens_of(rng, 2, 14))]
+    """Return a prompt of stacked documents with ragged skeletons."""
+    tokens = list(INSTRUCTION)
+    for _ in range(documents):
+        tokens += tokens_of(rng, 2, 14)
     slots = []
     for _ in range(documents):
         for _ in range(rng.randint(1, 4)):
             tokens += tokens_of(rng, 1, 4)
             slots.append(Slot(len(tokens) - 1, EverySeventh(limited=rng.random() < 0.5)))
-    tokens += tokens_of(rng, 0, 2)  # a closing brace behind the last slot
+    tokens += tokens_of(rng, 0, 2)  # A closing brace behind the last slot.
     return SlottedPrompt(tokens, slots, shared=len(INSTRUCTION) if shared else 0)
 
 
+def _first_allowed(slot: Slot, tokens: list[int]) -> AllowedTokens | None:
+    return slot.grammar.allowed(tokens[-1] if tokens else 0, 9)
+
+
 def _stacked(stacks: tuple[int, ...], isolate_values: bool) -> Callable[[PreTrainedModel], Case]:
-    """Stacks of documents, of which every other one shares its instruction."""
+    """Return a case with stacks of documents, of which every other one shares its instruction."""
     rng = random.Random(3)
     prompts = [slotted(rng, documents, shared=bool(i % 2)) for i, documents in enumerate(stacks)]
 
-    def case(stock: PreTrainedModel) -> Case:
-        def values(prompt: SlottedPrompt) -> list:
-            def allowed(n: int, tokens: list[int]) -> AllowedTokens | None:
-                return prompt.slots[n].grammar.allowed(tokens[-1] if tokens else 0, 9)
+    def expected_values(stock: PreTrainedModel, prompt: SlottedPrompt) -> list[list[Picked]]:
+        def allowed(slot: int, tokens: list[int]) -> AllowedTokens | None:
+            return _first_allowed(prompt.slots[slot], tokens)
 
-            ends, closed = [slot.end for slot in prompt.slots], lambda n, tokens: seventh(tokens)
-            return reference.hyper_parallel(
-                stock, prompt.tokens, ends, 6, isolate_values, allowed, closed
-            )
+        def closed(slot: int, tokens: list[int]) -> bool:
+            return seventh(tokens)
 
-        expected = [values(prompt) for prompt in prompts]
-        return Case(
-            lambda: [hyper_parallel(p, 6, isolate_values) for p in prompts],
-            compared(expected, seventh),
+        ends = [slot.end for slot in prompt.slots]
+        return reference.hyper_parallel(
+            stock, prompt.tokens, ends, 6, isolate_values, allowed, closed
         )
+
+    def programs() -> list[Program[Any]]:
+        return [hyper_parallel(prompt, 6, isolate_values) for prompt in prompts]
+
+    def case(stock: PreTrainedModel) -> Case:
+        expected = [expected_values(stock, prompt) for prompt in prompts]
+        return Case(programs, compared(expected, seventh))
 
     return case
 
 
 def _guided(stock: PreTrainedModel) -> Case:
-    """Every value behind all of the answer before it; what `closing` puts behind a value is seen by
-    the next.
-    """
+    """Decode each value behind the answer before it, including what closes earlier values."""
     rng = random.Random(5)
     prompts = [slotted(rng, 1, shared=bool(i % 2)) for i in range(5)]
 
-    def values(prompt: SlottedPrompt) -> Iterator[list]:
-        text, begin = [], 0
+    def expected_value(text: list[int], slot: Slot) -> list[Picked]:
+        def allowed(tokens: list[int]) -> AllowedTokens | None:
+            return _first_allowed(slot, tokens)
+
+        return reference.autoregressive(stock, text, 6, seventh, allowed)
+
+    def expected_values(prompt: SlottedPrompt) -> Iterator[list[Picked]]:
+        text: list[int] = []
+        begin = 0
         for slot in prompt.slots:
             text += prompt.tokens[begin : slot.end + 1]
             begin = slot.end + 1
-            allowed = lambda tokens, slot=slot: slot.grammar.allowed(tokens[-1] if tokens else 0, 9)  # noqa: E731
-            value = reference.autoregressive(stock, text, 6, seventh, allowed)
+            value = expected_value(text, slot)
             tokens = [token for token, _, _ in value]
             text += [*tokens[:-1], *slot.grammar.closing(tokens)]
             yield value
 
-    expected = [list(values(prompt)) for prompt in prompts]
-    return Case(lambda: [guided(prompt, 6) for prompt in prompts], compared(expected, seventh))
+    def programs() -> list[Program[Any]]:
+        return [guided(prompt, 6) for prompt in prompts]
+
+    expected = [list(expected_values(prompt)) for prompt in prompts]
+    return Case(programs, compared(expected, seventh))
+
+
+def _letters_first(tokens: list[int]) -> AllowedTokens | None:
+    """Limit the first token of an answer."""
+    return None if tokens else AllowedTokens(np.arange(65, 69))
 
 
 def tree_of(rng: random.Random, contexts: int, instruction: list[int]) -> PromptTree:
-    """A ragged tree: 0 to 5 questions a context, but some in the first; of some the first token is
-    limited.
+    """Return a ragged tree with 0 to 5 questions per context, and 2 to 5 in the first one.
+
+    The first token of some answers is limited.
     """
-
-    def question() -> Question:
-        letters = lambda tokens: None if tokens else AllowedTokens(np.arange(65, 69))  # noqa: E731
-        return Question(tokens_of(rng, 1, 6), seventh, letters if rng.random() < 0.3 else None)
-
-    counts = [rng.randint(2, 5), *(rng.randint(0, 5) for _ in range(contexts - 1))]
-    return PromptTree(
-        instruction,
-        [Context(tokens_of(rng, 1, 15), [question() for _ in range(n)]) for n in counts],
-    )
+    counts = [rng.randint(2, 5)]
+    for _ in range(contexts - 1):
+        counts.append(rng.randint(0, 5))
+    tree = PromptTree(instruction, [])
+    for count in counts:
+        context = Context(tokens_of(rng, 1, 15), [])
+        for _ in range(count):
+            tokens = tokens_of(rng, 1, 6)
+            limit = _letters_first if rng.random() < 0.3 else None
+            context.questions.append(Question(tokens, seventh, limit))
+        tree.contexts.append(context)
+    return tree
 
 
 def _intra_prompt(stock: PreTrainedModel) -> Case:
-    """Against one prompt a question.
+    """Compare with one prompt per question.
 
-    Without an instruction nothing is shared, and a context begins at position 0.
+    One tree has no instruction, so nothing is shared, and a context begins at position 0.
     """
     rng = random.Random(4)
     trees = [tree_of(rng, 1 + n % 4, [] if n == 2 else INSTRUCTION) for n in range(4)]
 
-    def alone(tree: PromptTree, context: Context, asked: Question) -> list:
-        tokens = [*tree.instruction, *context.tokens, *asked.tokens]
-        return reference.autoregressive(stock, tokens, 7, seventh, asked.allowed_token_ids)
+    def expected_answers(tree: PromptTree) -> list[list[Picked]]:
+        answers = []
+        for context in tree.contexts:
+            for question in context.questions:
+                tokens = [*tree.instruction, *context.tokens, *question.tokens]
+                answer = reference.autoregressive(
+                    stock, tokens, 7, seventh, question.allowed_token_ids
+                )
+                answers.append(answer)
+        return answers
 
-    expected = [
-        [alone(tree, c, asked) for c in tree.contexts for asked in c.questions] for tree in trees
-    ]
-    return Case(lambda: [intra_prompt(tree, 7) for tree in trees], compared(expected, seventh))
+    def programs() -> list[Program[Any]]:
+        return [intra_prompt(tree, 7) for tree in trees]
+
+    expected = [expected_answers(tree) for tree in trees]
+    return Case(programs, compared(expected, seventh))
 
 
 def drafting(program, prompt, text, k, right, seed=0):
-    """SPACE whose drafts are `text`, what will be decoded, each with the probability `right`."""
+    """Run SPACE with drafts that are right with probability `right`; `text` will be decoded."""
     rng = random.Random(seed)
 
     def draft(feed, predictions) -> None:
@@ -275,71 +343,93 @@ def drafting(program, prompt, text, k, right, seed=0):
 
 
 class Knowing(MedusaHeads):
-    """Heads that know the texts by the stock model's hidden state, and guess right with the
-    probability `right`.
+    """Heads that know the texts by the stock model's hidden states.
+
+    They guess right with probability `right`.
     """
 
     def __init__(self, stock, texts, right, seed=0):
-        width = stock.get_output_embeddings().weight.shape
-        super().__init__(3, 1, width[1], width[0])
-        self.right, self.rng = right, random.Random(seed)
-        self.states = torch.cat(
-            [reference.plain_output(stock, tokens)[1][begin - 1 :] for tokens, begin in texts]
-        )
-        # A state's text.
-        self.behind = [
-            tokens[at:] for tokens, begin in texts for at in range(begin, len(tokens) + 1)
-        ]
+        """
+        Args:
+            stock: The unmodified model.
+            texts: Each text, and the number of its first token that is drafted.
+            right: How often a guess is right.
+            seed: Seed of the guesses.
+        """
+        vocabulary, hidden_size = stock.get_output_embeddings().weight.shape
+        super().__init__(3, 1, hidden_size, vocabulary)
+        self.right = right
+        self.rng = random.Random(seed)
+        states = []
+        # What follows each state.
+        self.behind = []
+        for tokens, begin in texts:
+            _, hidden = reference.plain_output(stock, tokens)
+            states.append(hidden[begin - 1 :])
+            self.behind += [tokens[end:] for end in range(begin, len(tokens) + 1)]
+        self.states = torch.cat(states)
 
     def draft(self, hidden, tree):
         return [self.guess_one(state, tree) for state in hidden]
 
     def guess_one(self, hidden, tree):
         gaps = (self.states - hidden.cpu()).abs().amax(-1)
-        place = int(gaps.argmin())
-        assert gaps[place] < 1e-3
-        text = self.behind[place]
-        guesses, lucky = [], {}
-        for d, rank in zip(tree.depths, tree.ranks, strict=True):
-            if d not in lucky:
-                ranks = {r for depth, r in zip(tree.depths, tree.ranks, strict=True) if depth == d}
-                lucky[d] = (
-                    self.rng.choice(sorted(ranks)) if self.rng.random() < self.right else None
-                )
-            known = text[d] if d < len(text) else 5
-            guesses.append(known if rank == lucky[d] else (known + 1 + rank) % 200)
+        nearest = int(gaps.argmin())
+        assert gaps[nearest] < 1e-3
+        text = self.behind[nearest]
+        guesses = []
+        lucky_ranks = {}  # The rank of the right guess at each depth, or None.
+        for depth, rank in zip(tree.depths, tree.ranks, strict=True):
+            if depth not in lucky_ranks:
+                lucky_ranks[depth] = self._lucky_rank(tree, depth)
+            known = text[depth] if depth < len(text) else 5
+            if rank == lucky_ranks[depth]:
+                guesses.append(known)
+            else:
+                guesses.append((known + 1 + rank) % 200)
         return guesses
+
+    def _lucky_rank(self, tree, depth):
+        pairs = zip(tree.depths, tree.ranks, strict=True)
+        ranks = {rank for node_depth, rank in pairs if node_depth == depth}
+        if self.rng.random() < self.right:
+            return self.rng.choice(sorted(ranks))
+        return None
 
 
 def _drafted(program: Callable[..., Program[Any]]) -> Callable[[PreTrainedModel], Case]:
-    """`program(stock, prompt, the text that comes, its number)` on prompts, against what the model
-    says alone.
+    """Return a case of a method that drafts.
+
+    `program(stock, prompt, text, number)` makes a program, where `text` is what will be decoded.
     """
 
     def case(stock: PreTrainedModel) -> Case:
         prompts = prompts_of(2, 5)
-        expected = [
-            [reference.autoregressive(stock, prompt.tokens, 14, twenty_third)] for prompt in prompts
-        ]
-        texts = [[token for token, _, _ in want] for (want,) in expected]
-        same = compared(expected, twenty_third)
+        expected = []
+        texts = []
+        for prompt in prompts:
+            answer = reference.autoregressive(stock, prompt.tokens, 14, twenty_third)
+            expected.append([answer])
+            texts.append([token for token, _, _ in answer])
+        check_texts = compared(expected, twenty_third)
+
+        def programs() -> list[Program[Any]]:
+            pairs = zip(prompts, texts, strict=True)
+            return [program(stock, *pair, number) for number, pair in enumerate(pairs)]
 
         def check(answers: list[Any], atol: float) -> None:
-            same(answers, atol)
+            check_texts(answers, atol)
             assert sum(answer.accepted for answer in answers) > 5
             assert max(answer.average_accepted_tokens for answer in answers) > 1.3
 
-        pairs = list(enumerate(zip(prompts, texts, strict=True)))
-        return Case(
-            lambda: [program(stock, prompt, text, number) for number, (prompt, text) in pairs],
-            check,
-        )
+        return Case(programs, check)
 
     return case
 
 
 def _space(stock, prompt, text, number):
-    if number == 4:  # drafts of its own, and a mask token that the model also says
+    if number == 4:
+        # This one has the model's own drafts, and a mask token that the model also decodes.
         return space(prompt, 14, 4, text[-1], stops=twenty_third)
     k = (1, 2, 3, 5)[number]
     return drafting(space(prompt, 14, k, MASK, stops=twenty_third), prompt, text, k, 0.7, number)
@@ -351,149 +441,197 @@ def _medusa(stock, prompt, text, number):
 
 
 def forks(token: int, position: int, predicted: int) -> int:
-    """What a trained model would do now and then, as a function of what the model sees last: forks
-    and ends.
+    """Fork and end now and then, as a trained model would.
+
+    The result is a function of what the model sees last.
     """
     draw = (predicted * 31 + position * 17 + token * 7) % 19
     if draw < 3 and token != CHILD:
         return FORK
-    return _goes_on(predicted, draw, draw == 3 or (draw < 7 and position > 70))
-
-
-def _goes_on(predicted: int, draw: int, ends: bool) -> int:
-    return EOS if ends else predicted if predicted not in (FORK, CHILD, EOS) else 40 + draw
+    if draw == 3 or (draw < 7 and position > 70):
+        return EOS
+    return _plain_token(predicted, draw)
 
 
 def few_forks(token: int, position: int, predicted: int) -> int:
-    """Some forks at first, then ends: trees of a few threads, all of which come to their end."""
+    """Fork at first, then end: trees of a few threads, all of which come to their end."""
     draw = (predicted * 31 + position * 17 + token * 7) % 23
     if draw < 4 and token != CHILD and position < 46:
         return FORK
-    return _goes_on(predicted, draw, draw > 20 or (draw > 15 and position > 55))
+    if draw > 20 or (draw > 15 and position > 55):
+        return EOS
+    return _plain_token(predicted, draw)
 
 
-def threads_of(prompt, root: Paragraph) -> list[tuple[list[int], list[float], int]]:
-    """(tokens on its path, their log-probabilities, where its own begin) of every thread of a
-    paragraph tree.
+def _plain_token(predicted: int, draw: int) -> int:
+    """Replace a control token."""
+    if predicted in (FORK, CHILD, EOS):
+        return 40 + draw
+    return predicted
+
+
+def threads_of(prompt: Sequence[int], root: Paragraph) -> list[tuple[list[int], list[float], int]]:
+    """Return every thread of a paragraph tree.
+
+    A thread has the tokens on its path, their log-probabilities, and the number of its first own
+    token.
     """
-    found, stack = [], [(list(prompt), [0.0] * len(prompt), len(prompt), root)]
+    threads = []
+    stack = [(list(prompt), [0.0] * len(prompt), len(prompt), root)]
     while stack:
         path, logprobs, begin, node = stack.pop()
         while node is not None:
-            path, logprobs = [*path, *node.tokens], [*logprobs, *node.logprobs]
-            if node.first_child is not None and node.first_child.tokens:  # its [Child] is given
+            path = [*path, *node.tokens]
+            logprobs = [*logprobs, *node.logprobs]
+            if node.first_child is not None and node.first_child.tokens:
+                # The child's first token, [Child], is not decoded.
                 stack.append((path, logprobs, len(path) + 1, node.first_child))
             node = node.next_sibling
-        found.append((path, logprobs, begin))
-    return found
+        threads.append((path, logprobs, begin))
+    return threads
 
 
 def check_threads(stock, prompt: Prompt, answer: AparAnswer, rule, atol: float) -> None:
-    """Every thread is what the model, and the rule that steers it, say behind the thread's own path
-    alone.
-    """
-    found, seen = threads_of(prompt.tokens, answer.root), []
-    for path, logprobs, begin in found:
-        logits = reference.plain_output(stock, path)[0]
-        for at in range(begin, len(path)):
-            token, logprob, _ = reference.greedy(logits[at - 1], None)
-            assert path[at] == rule(path[at - 1], at - 1, token)
-            assert abs(logprobs[at] - logprob) < atol
-            seen.append(at)
+    """Check every thread against the model and the rule that steers it, on its own path."""
+    threads = threads_of(prompt.tokens, answer.root)
+    attended = []  # How many tokens each decoded token saw.
+    for path, logprobs, begin in threads:
+        logits, _ = reference.plain_output(stock, path)
+        for index in range(begin, len(path)):
+            token, logprob, _ = reference.greedy(logits[index - 1], None)
+            assert path[index] == rule(path[index - 1], index - 1, token)
+            assert abs(logprobs[index] - logprob) < atol
+            attended.append(index)
         assert begin == len(prompt.tokens) or path[begin - 1] == CHILD
     paragraphs = list(restore(answer.root))
+    _check_paragraphs(paragraphs)
+    control_tokens = (FORK, CHILD, EOS)
+    tokens = [token for paragraph in paragraphs for token in paragraph.tokens]
+    assert answer.tokens == [token for token in tokens if token not in control_tokens]
+    unstarted = sum(p.first_child is not None and not p.first_child.tokens for p in paragraphs)
+    assert answer.threads == len(threads)
+    assert answer.unstarted_threads == unstarted
+    all_ended = all(path[-1] == EOS for path, _, _ in threads)
+    assert (answer.cut is None) == (all_ended and unstarted == 0)
+    assert answer.cost.attended_tokens == pytest.approx(sum(attended) / len(attended))
+
+
+def _check_paragraphs(paragraphs: list[Paragraph]) -> None:
+    """Check that each paragraph forks at its end or not at all."""
     for paragraph in paragraphs:
         assert FORK not in paragraph.tokens[:-1]
         assert (paragraph.first_child is None) == (paragraph.next_sibling is None)
         assert paragraph.first_child is None or paragraph.tokens[-1] == FORK
-    assert answer.tokens == [t for p in paragraphs for t in p.tokens if t not in (FORK, CHILD, EOS)]
-    unstarted = sum(p.first_child is not None and not p.first_child.tokens for p in paragraphs)
-    assert (answer.threads, answer.unstarted_threads) == (len(found), unstarted)
-    assert (answer.cut is None) == (all(path[-1] == EOS for path, _, _ in found) and not unstarted)
-    assert answer.cost.attended_tokens == pytest.approx(sum(seen) / len(seen))
 
 
 def _apar(stock: PreTrainedModel) -> Case:
-    """Threads in any number and few; all of them were cut at 40 tokens, or came to their end."""
-    prompts, limits = prompts_of(2, 4, 15, 3), [64, 64, 2, 1]
+    """Decode many threads at once, or a few; all are cut at 40 tokens or come to an end."""
+    prompts = prompts_of(2, 4, 15, 3)
+    limits = [64, 64, 2, 1]
+
+    def programs() -> list[Program[Any]]:
+        programs = []
+        for prompt, limit in zip(prompts, limits, strict=True):
+            programs.append(steered(apar(prompt, 40, FORK, CHILD, ENDS, limit), forks))
+        return programs
 
     def check(answers: list[AparAnswer], atol: float) -> None:
         for prompt, answer, limit in zip(prompts, answers, limits, strict=True):
             check_threads(stock, prompt, answer, forks, atol)
-            if limit == 64:  # a pass decodes a token of every thread
-                longest = max(len(path) for path, _, _ in threads_of(prompt.tokens, answer.root))
-                assert answer.cost.steps == longest - len(prompt.tokens)
+            if limit == 64:
+                # Each pass decodes a token of every thread.
+                paths = [path for path, _, _ in threads_of(prompt.tokens, answer.root)]
+                assert answer.cost.steps == max(map(len, paths)) - len(prompt.tokens)
         assert sum(answer.threads for answer in answers) > 6
-        nested = (
-            p.first_child and p.first_child.first_child for a in answers for p in restore(a.root)
-        )
-        assert any(nested), "nested forks"
+        paragraphs = [paragraph for answer in answers for paragraph in restore(answer.root)]
+        children = [p.first_child for p in paragraphs if p.first_child is not None]
+        assert any(child.first_child is not None for child in children), "nested forks"
 
-    pairs = list(zip(prompts, limits, strict=True))
-    return Case(
-        lambda: [steered(apar(p, 40, FORK, CHILD, ENDS, limit), forks) for p, limit in pairs], check
-    )
+    return Case(programs, check)
 
 
 def plainly(
     stock: PreTrainedModel, prompt: Prompt
 ) -> tuple[AparAnswer, list[tuple[list[int], int]]]:
-    """What `apar` decodes under `few_forks`, and its threads as texts of `Knowing`."""
-    answer = reference.Replay(stock).run(steered(apar(prompt, MOST, FORK, CHILD, ENDS), few_forks))
+    """Return what `apar` decodes under `few_forks`, and its threads as texts of `Knowing`."""
+    program = steered(apar(prompt, MAX_TREE_TOKENS, FORK, CHILD, ENDS), few_forks)
+    answer = reference.Replay(stock).run(program)
     return answer, [(path, begin) for path, _, begin in threads_of(prompt.tokens, answer.root)]
 
 
+def _paragraph_tokens(answer: AparAnswer) -> list[list[int]]:
+    return [paragraph.tokens for paragraph in restore(answer.root)]
+
+
 def _apar_medusa(stock: PreTrainedModel) -> Case:
-    """The threads of `apar`, in fewer passes."""
+    """Decode the threads of `apar` in fewer passes."""
     prompts = prompts_of(21, 3)
-    plain, texts = zip(*(plainly(stock, prompt) for prompt in prompts), strict=True)
+    plain = []  # The answers without heads.
+    texts = []
+    for prompt in prompts:
+        answer, threads = plainly(stock, prompt)
+        plain.append(answer)
+        texts.append(threads)
+
+    def programs() -> list[Program[Any]]:
+        programs = []
+        for number, prompt in enumerate(prompts):
+            heads = Knowing(stock, texts[number], 0.75, number)
+            program = apar(
+                prompt, MAX_TREE_TOKENS, FORK, CHILD, ENDS, heads=heads, tree=TREES[number]
+            )
+            programs.append(steered(program, few_forks))
+        return programs
 
     def check(answers: list[Any], atol: float) -> None:
-        for prompt, answer, want in zip(prompts, answers, plain, strict=True):
+        for prompt, answer, expected in zip(prompts, answers, plain, strict=True):
             check_threads(stock, prompt, answer, few_forks, atol)
-            assert [p.tokens for p in restore(answer.root)] == [
-                p.tokens for p in restore(want.root)
-            ]
-            assert (answer.cut, answer.flattened) == (None, want.flattened)
-            assert answer.cost.steps <= want.cost.steps
-        assert sum(answer.cost.steps for answer in answers) < 0.8 * sum(
-            want.cost.steps for want in plain
-        )
+            assert _paragraph_tokens(answer) == _paragraph_tokens(expected)
+            assert answer.cut is None
+            assert answer.flattened == expected.flattened
+            assert answer.cost.steps <= expected.cost.steps
+        steps = sum(answer.cost.steps for answer in answers)
+        assert steps < 0.8 * sum(expected.cost.steps for expected in plain)
         assert sum(answer.accepted for answer in answers) > 10
         assert sum(answer.threads for answer in answers) > 4
 
-    def program(number: int) -> Program[Any]:
-        heads = Knowing(stock, texts[number], 0.75, number)
-        return steered(
-            apar(prompts[number], MOST, FORK, CHILD, ENDS, heads=heads, tree=TREES[number]),
-            few_forks,
-        )
-
-    return Case(lambda: [program(number) for number in range(3)], check)
+    return Case(programs, check)
 
 
 def _pasta(stock: PreTrainedModel) -> Case:
-    prompts, most, most_async = prompts_of(3, 4, 15, 3), 56, 12
+    prompts = prompts_of(3, 4, 15, 3)
+    max_tokens = 56
+    max_async_tokens = 12
     expected = [
-        pasta_script.from_scratch(stock, prompt.tokens, most, most_async) for prompt in prompts
+        pasta_script.from_scratch(stock, prompt.tokens, max_tokens, max_async_tokens)
+        for prompt in prompts
     ]
 
+    def programs() -> list[Program[Any]]:
+        programs = []
+        for prompt in prompts:
+            interpreter = Interpreter(
+                prompt,
+                max_tokens,
+                pasta_script.TEXTS,
+                pasta_script.encode,
+                ENDS,
+                max_async_tokens=max_async_tokens,
+            )
+            programs.append(steered(interpreter.run(), pasta_script.steer))
+        return programs
+
     def check(answers: list[Any], atol: float) -> None:
-        for answer, threads in zip(answers, expected, strict=True):
-            for ours, theirs in zip(answer.threads, threads, strict=True):
-                assert ours.tokens == [token for token, _ in theirs.picked]
-                assert ours.logprobs == pytest.approx([p for _, p in theirs.picked], abs=atol)
+        for answer, expected_threads in zip(answers, expected, strict=True):
+            for thread, want in zip(answer.threads, expected_threads, strict=True):
+                assert thread.tokens == [token for token, _ in want.picked]
+                logprobs = [logprob for _, logprob in want.picked]
+                assert thread.logprobs == pytest.approx(logprobs, abs=atol)
         assert sum(len(answer.threads) for answer in answers) > 8
-        assert "<sync/>" in "".join(a.raw.partition("</async>")[2] for a in answers), (
-            "a wait for a child"
-        )
+        behind_children = [answer.raw.partition("</async>")[2] for answer in answers]
+        assert "<sync/>" in "".join(behind_children), "a wait for a child"
 
-    def program(prompt: Prompt) -> Program[Any]:
-        texts, encode = pasta_script.TEXTS, pasta_script.encode
-        made = Interpreter(prompt, most, texts, encode, ENDS, max_async_tokens=most_async).run()
-        return steered(made, pasta_script.steer)
-
-    return Case(lambda: [program(prompt) for prompt in prompts], check)
+    return Case(programs, check)
 
 
 CASES: dict[str, Callable[[PreTrainedModel], Case]] = {
@@ -512,4 +650,6 @@ CASES: dict[str, Callable[[PreTrainedModel], Case]] = {
 
 @cache
 def case_of(method: str, kind: str) -> Case:
-    return CASES[method](pair(kind)[1])
+    """Return the case of a method with what a tiny model of a family says to it."""
+    _, stock = pair(kind)
+    return CASES[method](stock)

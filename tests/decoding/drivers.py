@@ -1,4 +1,4 @@
-"""Programs driven without an engine, or with what the model says replaced."""
+"""Programs that are driven without an engine, or whose predictions are replaced."""
 
 import random
 from collections.abc import Callable, Sequence
@@ -20,21 +20,23 @@ def never(tokens) -> bool:
     return False
 
 
-def tokens_of(rng: random.Random, least: int, most: int) -> list[int]:
-    return [rng.randrange(3, 256) for _ in range(rng.randint(least, most))]
+def tokens_of(rng: random.Random, minimum: int, maximum: int) -> list[int]:
+    """Return a random number of random tokens."""
+    return [rng.randrange(3, 256) for _ in range(rng.randint(minimum, maximum))]
 
 
-def prompts_of(seed: int, count: int = 4, most: int = 12, plain: int = 2) -> list[Prompt]:
-    """Prompts behind one instruction, which all but every `plain`-th share."""
+def prompts_of(seed: int, count: int = 4, max_tokens: int = 12, plain: int = 2) -> list[Prompt]:
+    """Return prompts behind one instruction, which all but every `plain`-th share."""
     rng = random.Random(seed)
-    return [
-        Prompt(INSTRUCTION + tokens_of(rng, 1, most), shared=23 if i % plain else 0)
-        for i in range(count)
-    ]
+    prompts: list[Prompt] = []
+    for number in range(count):
+        shared = len(INSTRUCTION) if number % plain else 0
+        prompts.append(Prompt(INSTRUCTION + tokens_of(rng, 1, max_tokens), shared=shared))
+    return prompts
 
 
 def changed(program: Program[Any], change: Callable[[Feed, Predictions], None]) -> Program[Any]:
-    """The program, whose predictions `change` edits before it is sent them."""
+    """Run a program, and let `change` edit its predictions before it receives them."""
     try:
         feed = next(program)
         while True:
@@ -46,7 +48,7 @@ def changed(program: Program[Any], change: Callable[[Feed, Predictions], None]) 
 
 
 def steered(program: Program[Any], rule: Callable[[int, int, int], int]) -> Program[Any]:
-    """The program under a model that says rule(token, its position, what the model said)."""
+    """Run a program under a model that predicts rule(token, its position, the prediction)."""
 
     def change(feed: Feed, predictions: Predictions) -> None:
         for number, index in enumerate(feed.sample_at):
@@ -60,16 +62,16 @@ def steered(program: Program[Any], rule: Callable[[int, int, int], int]) -> Prog
 def drive(
     program: Program[Any], answer: Callable[[Feed], list[int] | Predictions]
 ) -> tuple[Any, list[Feed]]:
-    """Answers each feed by hand; (the program's answer, its feeds)."""
-    feeds = []
+    """Answer each feed by hand; return the program's answer and its feeds."""
+    feeds: list[Feed] = []
     try:
         feed = next(program)
         while True:
             feeds.append(feed)
-            said = answer(feed)
-            feed = program.send(
-                said if isinstance(said, Predictions) else Predictions(said, [-1.0] * len(said))
-            )
+            predictions = answer(feed)
+            if not isinstance(predictions, Predictions):
+                predictions = Predictions(predictions, [-1.0] * len(predictions))
+            feed = program.send(predictions)
     except StopIteration as end:
         return end.value, feeds
 
@@ -77,36 +79,49 @@ def drive(
 def logits_of(
     model: PreTrainedModel | Llama, ids: Sequence[int] | torch.Tensor, attention: str = "auto"
 ) -> torch.Tensor:
-    """[tokens, vocabulary] of a text by an engine."""
+    """Return an engine's logits of a text, [tokens, vocabulary]."""
 
     def program() -> Program[list[torch.Tensor] | None]:
-        predictions = yield Feed(
-            [int(id) for id in ids], range(len(ids)), sample_at=range(len(ids)), want_logits=True
-        )
+        tokens = [int(token) for token in ids]
+        rows = range(len(tokens))
+        predictions = yield Feed(tokens, rows, sample_at=rows, want_logits=True)
         return predictions.logits
 
     return torch.stack(Engine(model, attention=attention).run([program()])[0])
 
 
 def small_device(engine: Engine, fails: Callable[[int], bool], plain: bool = False) -> list[int]:
-    """Lets passes fail by their number of tokens, after all layers have written to the cache; the
-    sizes that failed.
-    """
-    failed, tokens, kind = [], [], RuntimeError if plain else torch.OutOfMemoryError
+    """Let passes run out of memory after all layers have written to the cache.
 
-    def ends(module, inputs) -> None:
-        if fails(tokens[-1]):
-            failed.append(tokens[-1])
+    Args:
+        engine: The engine.
+        fails: Tells whether a pass of so many tokens fails.
+        plain: Whether the error is a plain RuntimeError, as of some backends.
+
+    Returns:
+        The numbers of tokens of the passes that failed, which grow with every failure.
+    """
+    failed: list[int] = []
+    passes: list[int] = []
+    kind = RuntimeError if plain else torch.OutOfMemoryError
+
+    def begin(module, inputs) -> None:
+        passes.append(len(inputs[0]))
+
+    def end(module, inputs) -> None:
+        if fails(passes[-1]):
+            failed.append(passes[-1])
             raise kind("CUDA error: out of memory. Tried to allocate 2.00 GiB")
 
-    engine.model.register_forward_pre_hook(lambda _, inputs: tokens.append(len(inputs[0])))
-    engine.model.head.register_forward_pre_hook(ends)
+    engine.model.register_forward_pre_hook(begin)
+    engine.model.head.register_forward_pre_hook(end)
     return failed
 
 
 def finished(engine: Engine) -> dict[Any, Finished]:
-    """All that ends in an engine, by tag."""
-    done = {}
+    """Run an engine until it is empty; return what ended, by tag."""
+    by_tag: dict[Any, Finished] = {}
     while engine.pending:
-        done |= {ended.tag: ended for ended in engine.step()}
-    return done
+        for program in engine.step():
+            by_tag[program.tag] = program
+    return by_tag

@@ -1,5 +1,6 @@
-"""Random passes for an attention function, without a model: what tests in triton's interpreter and
-on a GPU share.
+"""Random passes for an attention function, without a model.
+
+The tests in triton's interpreter and those on a GPU share them.
 """
 
 import random
@@ -12,75 +13,102 @@ import torch
 from raypd.decoding.attention import sdpa
 from raypd.decoding.attention.step import Attend, AttentionLayer, PrefixGroup, Span, Step
 from raypd.decoding.kv_cache import KVCache
-from raypd.decoding.visibility import NO_TOKEN, Reach, one_segment
+from raypd.decoding.visibility import NO_TOKEN, POSITION, SEGMENT, STEP, Reach, one_segment
 
 
 def slow(*cases: tuple[Any, ...]) -> list[Any]:
+    """Mark parameters of a test as slow."""
     return [pytest.param(*case, marks=pytest.mark.slow) for case in cases]
 
 
-def text(rng: random.Random, a: int, start: int, prefix: int, size: int, length: int) -> Span:
-    """The last `size` tokens of a text, read in order, with gaps in its positions."""
-    keys = np.zeros((3, length), dtype=np.int64)
-    keys[0] = prefix + np.cumsum([rng.choice([1, 1, 1, 9]) for _ in range(length)])
-    return Span(a, a + size, start, length, one_segment(), keys[:, length - size :], keys, prefix)
+def text(
+    rng: random.Random, row: int, start: int, prefix: int, query_count: int, key_count: int
+) -> Span:
+    """Return the last tokens of a text that is read in order, with gaps in its positions."""
+    keys = np.zeros((3, key_count), dtype=np.int64)
+    keys[POSITION] = prefix + np.cumsum([rng.choice([1, 1, 1, 9]) for _ in range(key_count)])
+    return Span(
+        query_start=row,
+        query_end=row + query_count,
+        key_start=start,
+        key_count=key_count,
+        reach=one_segment(),
+        queries=keys[:, key_count - query_count :],
+        keys=keys,
+        prefix_length=prefix,
+    )
 
 
 def program(
-    rng: random.Random, a: int, start: int, prefix: int, size: int, length: int, segments: int
+    rng: random.Random,
+    row: int,
+    start: int,
+    prefix: int,
+    query_count: int,
+    key_count: int,
+    segments: int,
 ) -> Span:
-    """Tokens of many segments in any order, holes among them, that were fed in different steps."""
+    """Return tokens of many segments in any order, with holes, that were fed in different steps."""
     kinds = [Reach.HIDDEN, Reach.ALL, Reach.CAUSAL]
-    reach = np.array(
-        [[rng.choice(kinds) for _ in range(segments)] for _ in range(segments)], dtype=np.int8
-    )
+    reach = np.zeros((segments, segments), dtype=np.int8)
+    for query_segment in range(segments):
+        for key_segment in range(segments):
+            reach[query_segment, key_segment] = rng.choice(kinds)
     for segment in range(segments):
         reach[segment, segment] = rng.choice(kinds[1:])
-    lines = [
-        (prefix + rng.randrange(2 * length), rng.randrange(segments), rng.randrange(4))
-        for _ in range(length)
-    ]
-    keys = np.array(lines, dtype=np.int64).T.copy()
-    asked = np.array(sorted(rng.sample(range(length), size)))
-    holes = [i for i in range(length) if i not in asked and rng.random() < 0.2]
-    queries = keys[:, asked]
-    keys[1, holes] = NO_TOKEN
-    return Span(a, a + size, start, length, reach, queries, keys, prefix)
+    keys = np.zeros((3, key_count), dtype=np.int64)
+    for key in range(key_count):
+        keys[POSITION, key] = prefix + rng.randrange(2 * key_count)
+        keys[SEGMENT, key] = rng.randrange(segments)
+        keys[STEP, key] = rng.randrange(4)
+    chosen = sorted(rng.sample(range(key_count), query_count))
+    queries = keys[:, chosen]
+    for key in range(key_count):
+        if key not in chosen and rng.random() < 0.2:
+            keys[SEGMENT, key] = NO_TOKEN
+    return Span(
+        query_start=row,
+        query_end=row + query_count,
+        key_start=start,
+        key_count=key_count,
+        reach=reach,
+        queries=queries,
+        keys=keys,
+        prefix_length=prefix,
+    )
 
 
-def random_pass(rng: random.Random, device: torch.device, most: int) -> Step:
-    """Spans of up to `most` keys with and without shared prefixes, in regions all over the
-    cache.
+def random_pass(rng: random.Random, device: torch.device, max_keys: int) -> Step:
+    """Return spans of up to `max_keys` keys, with and without shared prefixes.
+
+    Their regions lie all over the cache.
     """
     groups: list[PrefixGroup] = []
-    slots: list[int] = []
-    at = 0  # of the cache
+    slots: list[int] = []  # The slot of each query's own key.
+    next_slot = 0
     for _ in range(rng.randint(1, 3)):
-        prefix = rng.choice([0, 1, rng.randint(2, most)])
-        begin, at = at + rng.randint(0, 3), at + 3 + prefix
+        prefix = rng.choice([0, 1, rng.randint(2, max_keys)])
+        prefix_start = next_slot + rng.randint(0, 3)
+        next_slot += 3 + prefix
         spans: list[Span] = []
         for _ in range(rng.randint(1, 3)):
-            length = rng.randint(1, most)
-            size, start, a = (
-                rng.choice([1, min(3, length), length]),
-                at + rng.randint(0, 5),
-                len(slots),
-            )
+            key_count = rng.randint(1, max_keys)
+            query_count = rng.choice([1, min(3, key_count), key_count])
+            start = next_slot + rng.randint(0, 5)
+            row = len(slots)
             if rng.random() < 0.5:
-                span = text(rng, a, start, prefix, size, length)
+                span = text(rng, row, start, prefix, query_count, key_count)
             else:
-                span = program(
-                    rng, a, start, prefix, size, length, rng.choice([1, 2, 5, 31, 40, 75])
-                )
-            # Any of its own slots: the keys that are there are random, too.
-            places = np.arange(length)[-size:]
-            slots += (start + places).tolist()
+                segments = rng.choice([1, 2, 5, 31, 40, 75])
+                span = program(rng, row, start, prefix, query_count, key_count, segments)
             spans.append(span)
-            at = start + length
-        groups.append(PrefixGroup(spans, begin, prefix))
-    cache = KVCache(at + 4, None, device)
-    places = torch.tensor(slots, device=device)
-    return Step(cache, groups, places, places[:0], sdpa.attend)
+            # Any own slots will do, because the keys that are stored there are random too.
+            next_slot = start + key_count
+            slots += range(next_slot - query_count, next_slot)
+        groups.append(PrefixGroup(spans, prefix_start, prefix))
+    cache = KVCache(next_slot + 4, None, device)
+    slot_tensor = torch.tensor(slots, device=device)
+    return Step(cache, groups, slot_tensor, slot_tensor[:0], sdpa.attend)
 
 
 def compare(
@@ -92,47 +120,51 @@ def compare(
     atol: float,
     **sizes: Any,
 ) -> None:
-    """An attention function on a random pass, against another one in float64 on the same numbers.
-    sizes: `kv_heads`, `repeat`, `dim`, `value_dim` in place of random ones, and `most` keys of a
-    span.
+    """Compare an attention function with another one in float64, on a random pass.
+
+    Args:
+        attend: The function.
+        reference: The other function.
+        seed: Seed of the pass and its numbers.
+        device: Where both run.
+        dtype: The dtype of the function's inputs.
+        atol: The largest difference.
+        sizes: `kv_heads`, `repeat`, `dim` and `value_dim` in place of random ones, and `most`, the
+            most keys of a span.
     """
     rng = random.Random(seed)
-    exact = random_pass(random.Random(seed), device, sizes.get("most", 40))
-    step = random_pass(rng, device, sizes.get("most", 40))
-    draw = torch.Generator().manual_seed(seed)
+    max_keys = sizes.get("most", 40)
+    exact_step = random_pass(random.Random(seed), device, max_keys)
+    step = random_pass(rng, device, max_keys)
+    generator = torch.Generator().manual_seed(seed)
 
     def numbers(*shape: int) -> torch.Tensor:
-        return torch.randn(*shape, generator=draw, dtype=torch.float64).to(device, dtype)
+        drawn = torch.randn(*shape, generator=generator, dtype=torch.float64)
+        return drawn.to(device, dtype)
 
-    kv_heads, repeat = (
-        sizes.get("kv_heads", rng.choice([1, 2])),
-        sizes.get("repeat", rng.choice([1, 2, 3, 7])),
-    )
+    kv_heads = sizes.get("kv_heads", rng.choice([1, 2]))
+    repeat = sizes.get("repeat", rng.choice([1, 2, 3, 7]))
     dim = sizes.get("dim", rng.choice([16, 24]))
-    value_dim, tokens, slots = (
-        sizes.get("value_dim", rng.choice([dim, 8])),
-        len(step.slots),
-        step.cache.allocator.slots,
-    )
-    step.cache.keys[0], step.cache.values[0] = (
-        numbers(slots, kv_heads, size) for size in (dim, value_dim)
-    )
-    exact.cache.keys[0], exact.cache.values[0] = (
-        step.cache.keys[0].double(),
-        step.cache.values[0].double(),
-    )
-    new = [numbers(tokens, kv_heads * repeat, dim)]
-    new += [numbers(kv_heads, tokens, size).transpose(0, 1) for size in (dim, value_dim)]
+    value_dim = sizes.get("value_dim", rng.choice([dim, 8]))
+    tokens = len(step.slots)
+    slots = step.cache.allocator.slots
+    step.cache.keys[0] = numbers(slots, kv_heads, dim)
+    step.cache.values[0] = numbers(slots, kv_heads, value_dim)
+    exact_step.cache.keys[0] = step.cache.keys[0].double()
+    exact_step.cache.values[0] = step.cache.values[0].double()
+    query = numbers(tokens, kv_heads * repeat, dim)
+    key = numbers(kv_heads, tokens, dim).transpose(0, 1)
+    value = numbers(kv_heads, tokens, value_dim).transpose(0, 1)
     for window in (None, rng.randint(1, 12), 10_000):
-        layer = AttentionLayer(0, rng.choice([dim**-0.5, 0.5]), window, rng.choice([None, 2.0]))
-        answer, expected = (
-            attend(step, layer, *new),
-            reference(exact, layer, *(x.double() for x in new)),
-        )
+        scale = rng.choice([dim**-0.5, 0.5])
+        softcap = rng.choice([None, 2.0])
+        layer = AttentionLayer(0, scale, window, softcap)
+        answer = attend(step, layer, query, key, value)
+        expected = reference(exact_step, layer, query.double(), key.double(), value.double())
         torch.testing.assert_close(
             answer.double(),
             expected,
             atol=atol,
             rtol=atol,
-            msg=lambda text: f"{layer}: {text}",  # noqa: B023
+            msg=lambda message: f"{layer}: {message}",  # noqa: B023
         )

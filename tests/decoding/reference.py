@@ -1,6 +1,6 @@
-"""An independent reference: every prompt alone, through the unmodified model, with a dense mask and
-no cache. A `Text` holds tokens in any order with position, group and step; each step runs the model
-over all of them again.
+"""An independent reference: each prompt alone, through the unmodified model, without a cache.
+
+It uses a dense mask, and runs the model over all tokens again in every step.
 """
 
 from collections.abc import Callable, Collection, Sequence
@@ -8,10 +8,10 @@ from collections.abc import Callable, Collection, Sequence
 import torch
 from transformers import PreTrainedModel
 
-from raypd.decoding.program import Predictions
+from raypd.decoding.program import Feed, Predictions
 from raypd.decoding.sampling import AllowedTokens
 
-Picked = tuple[int, float, float]  # token, log-probability, gap to the runner-up
+Picked = tuple[int, float, float]  # Token, log-probability, gap to the runner-up.
 Limits = Callable[..., AllowedTokens | None]
 
 
@@ -19,68 +19,84 @@ Limits = Callable[..., AllowedTokens | None]
 def dense_output(
     model: PreTrainedModel, tokens: Sequence[int], positions: Sequence[int], mask: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Logits [n, vocabulary] and last hidden states [n, hidden size] under a boolean mask [n, n]
-    (True: may attend).
+    """Run the model under a boolean mask [n, n] that is True where a token may attend.
+
+    Returns:
+        Logits [n, vocabulary] and last hidden states [n, hidden size].
     """
-    low = torch.finfo(model.dtype).min
-    additive = torch.zeros(mask.shape, dtype=model.dtype).masked_fill(~mask, low)
+    masks: object = _additive(model, mask)
     window = getattr(model.config, "sliding_window", None)
-    masks: object = additive[None, None]
     if window and getattr(model.config, "use_sliding_window", True):
-        # Fewer than `window` visible tokens stand behind the key, up to the query.
-        near = torch.zeros_like(mask)
-        at = torch.tensor(list(positions))
-        for q in range(len(at)):
-            near[q] = (mask[q] & (at[:, None] < at) & (at <= at[q])).sum(-1) < window
-        local = torch.zeros(mask.shape, dtype=model.dtype).masked_fill(~(mask & near), low)[
-            None, None
-        ]
-        kinds = getattr(model.config, "layer_types", None)
-        masks = {"full_attention": masks, "sliding_attention": local} if kinds else local
-    ids, at = torch.tensor([list(tokens)]), torch.tensor([list(positions)])
-    how = {"attention_mask": masks, "use_cache": False, "output_hidden_states": True}
-    output = model(input_ids=ids, position_ids=at, **how)
+        near = _in_window(mask, torch.tensor(list(positions)), window)
+        local = _additive(model, mask & near)
+        if getattr(model.config, "layer_types", None):
+            masks = {"full_attention": masks, "sliding_attention": local}
+        else:
+            masks = local
+    output = model(
+        input_ids=torch.tensor([list(tokens)]),
+        position_ids=torch.tensor([list(positions)]),
+        attention_mask=masks,
+        use_cache=False,
+        output_hidden_states=True,
+    )
     return output.logits[0], output.hidden_states[-1][0]
 
 
+def _additive(model: PreTrainedModel, mask: torch.Tensor) -> torch.Tensor:
+    """Return the mask [1, 1, n, n] that is added to scores."""
+    lowest = torch.finfo(model.dtype).min
+    zeros = torch.zeros(mask.shape, dtype=model.dtype)
+    return zeros.masked_fill(~mask, lowest)[None, None]
+
+
+def _in_window(mask: torch.Tensor, positions: torch.Tensor, window: int) -> torch.Tensor:
+    """Return the keys behind which a query sees fewer than `window` tokens, up to itself."""
+    near = torch.zeros_like(mask)
+    for query, position in enumerate(positions):
+        is_behind_key = positions[:, None] < positions
+        is_before_query = positions <= position
+        near[query] = (mask[query] & is_behind_key & is_before_query).sum(-1) < window
+    return near
+
+
 def mask_of(seen: Sequence[Collection[int]]) -> torch.Tensor:
-    """The boolean mask of what each token sees."""
+    """Return the boolean mask of what each token sees."""
     mask = torch.zeros(len(seen), len(seen), dtype=torch.bool)
-    for q, keys in enumerate(seen):
-        mask[q, list(keys)] = True
+    for query, keys in enumerate(seen):
+        mask[query, list(keys)] = True
     return mask
 
 
 def plain_output(
     model: PreTrainedModel, tokens: Sequence[int]
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """`dense_output` of a text, causal, from position 0 on."""
+    """Return the `dense_output` of a causal text from position 0 on."""
     n = len(tokens)
     return dense_output(model, tokens, range(n), torch.ones(n, n).tril().bool())
 
 
-def greedy(
-    logits: torch.Tensor, allowed_token_ids: Sequence[int] | None
-) -> tuple[int, float, float]:
-    """(token, log-probability among the allowed ones, gap to the runner-up) of the best allowed
-    token.
-    """
+def greedy(logits: torch.Tensor, allowed_token_ids: Sequence[int] | None) -> Picked:
+    """Pick the best token among allowed ones; None allows all."""
     scores = logits.double()
-    ids = (
-        torch.arange(len(scores))
-        if allowed_token_ids is None
-        else torch.tensor(list(allowed_token_ids))
-    )
+    if allowed_token_ids is None:
+        ids = torch.arange(len(scores))
+    else:
+        ids = torch.tensor(list(allowed_token_ids))
     best = scores[ids].topk(min(2, len(ids)))
     token = int(ids[best.indices[0]])
-    gap = float(best.values[0] - best.values[-1]) if len(ids) > 1 else float("inf")
-    return token, float(scores[token] - scores[ids].logsumexp(-1)), gap
+    logprob = float(scores[token] - scores[ids].logsumexp(-1))
+    if len(ids) == 1:
+        return token, logprob, float("inf")
+    return token, logprob, float(best.values[0] - best.values[1])
 
 
 def ids_of(allowed: AllowedTokens | None) -> list[int] | None:
-    """The ids of what is allowed, each of which is an outcome of its own; None: all."""
-    assert allowed is None or allowed.outcomes is None
-    return None if allowed is None else allowed.ids.tolist()
+    """Return the ids that are allowed, each an outcome of its own; None allows all."""
+    if allowed is None:
+        return None
+    assert allowed.outcomes is None
+    return allowed.ids.tolist()
 
 
 def autoregressive(
@@ -90,18 +106,18 @@ def autoregressive(
     stop: Callable,
     allowed_token_ids: Limits | None = None,
 ) -> list[Picked]:
-    """(token, log-probability, gap) of each decoded token; `allowed_token_ids(tokens so far)` limit
-    the next one.
+    """Decode up to `count` tokens, one at a time.
+
+    `allowed_token_ids(tokens so far)` limits the next one.
     """
     answer: list[Picked] = []
-    while len(answer) < count and not (answer and stop([t for t, _, _ in answer])):
-        tokens = [t for t, _, _ in answer]
-        logits = plain_output(model, [*prompt, *tokens])[0]
-        answer.append(
-            greedy(
-                logits[-1], None if allowed_token_ids is None else ids_of(allowed_token_ids(tokens))
-            )
-        )
+    tokens: list[int] = []
+    while len(answer) < count and not (tokens and stop(tokens)):
+        logits, _ = plain_output(model, [*prompt, *tokens])
+        allowed = None if allowed_token_ids is None else ids_of(allowed_token_ids(tokens))
+        picked = greedy(logits[-1], allowed)
+        answer.append(picked)
+        tokens = [*tokens, picked[0]]
     return answer
 
 
@@ -109,101 +125,124 @@ def hyper_parallel(
     model: PreTrainedModel,
     prompt: list[int],
     ends: list[int],
-    most: int,
+    max_tokens: int,
     isolate_values: bool,
     allowed: Limits,
     closed,
 ) -> list[list[Picked]]:
-    """HPD by its definition: values grow together, a token a step; `allowed` and `closed` are the
-    slots' rules.
+    """Decode by the definition of HPD: values grow together, one token per step.
+
+    `allowed(slot, tokens)` and `closed(slot, tokens)` are the rules of the slots, which end at the
+    tokens `ends` of the prompt.
     """
-    positions = [index + most * sum(end < index for end in ends) for index in range(len(prompt))]
+    # A gap of `max_tokens` positions follows each slot.
+    positions = [
+        index + max_tokens * sum(end < index for end in ends) for index in range(len(prompt))
+    ]
     values: list[list[Picked]] = [[] for _ in ends]
-    # (token, position, slot or -1, step at which it was there)
+    # Each token with its position, its slot or -1, and the step since which it is there.
     text = [(token, position, -1, 0) for token, position in zip(prompt, positions, strict=True)]
-    asked = [(n, end) for n, end in enumerate(ends)]
-    for step in range(1, most + 1):
-        rows = [
-            [
-                kp <= qp and kt <= qt and (ks == -1 or not isolate_values or ks == qs)
-                for _, kp, ks, kt in text
-            ]
-            for _, qp, qs, qt in text
-        ]
-        logits = dense_output(
-            model, [t[0] for t in text], [t[1] for t in text], torch.tensor(rows)
-        )[0]
-        for n, index in asked:
-            values[n].append(
-                greedy(logits[index], ids_of(allowed(n, [t for t, _, _ in values[n]])))
-            )
-        live = [n for n, _ in asked if not closed(n, [t for t, _, _ in values[n]])]
+
+    def sees(query: tuple[int, int, int, int], key: tuple[int, int, int, int]) -> bool:
+        _, query_position, query_slot, query_step = query
+        _, key_position, key_slot, key_step = key
+        if key_position > query_position or key_step > query_step:
+            return False
+        return key_slot in (-1, query_slot) or not isolate_values
+
+    def tokens_of_value(slot: int) -> list[int]:
+        return [token for token, _, _ in values[slot]]
+
+    last_tokens = dict(enumerate(ends))  # The index in `text` of each open slot's last token.
+    for step in range(1, max_tokens + 1):
+        mask = torch.tensor([[sees(query, key) for key in text] for query in text])
+        tokens, text_positions, _, _ = zip(*text, strict=True)
+        logits, _ = dense_output(model, tokens, text_positions, mask)
+        for slot, index in last_tokens.items():
+            limit = ids_of(allowed(slot, tokens_of_value(slot)))
+            values[slot].append(greedy(logits[index], limit))
+        live = [slot for slot in last_tokens if not closed(slot, tokens_of_value(slot))]
         if not live:
             break
-        asked = [(n, len(text) + place) for place, n in enumerate(live)]
-        text += [(values[n][-1][0], positions[ends[n]] + step, n, step) for n in live]
+        last_tokens = {}
+        for slot in live:
+            last_tokens[slot] = len(text)
+            text.append((values[slot][-1][0], positions[ends[slot]] + step, slot, step))
     return values
 
 
 class Replay:
-    """Drives a program without the engine: every feed is answered by the stock model over all
-    tokens of the row.
+    """Drives a program without the engine.
+
+    The stock model answers each feed, over all tokens of the program.
     """
 
     def __init__(self, model: PreTrainedModel) -> None:
         self.model = model
-        self.tokens, self.positions, self.segments, self.seen, self.alive = [], [], [], [], []
+        self.tokens: list[int] = []
+        self.positions: list[int] = []
+        self.segments: list[int] = []
+        self.alive: list[bool] = []
+        # What each token saw when it was fed.
+        self.seen: list[set[int]] = []
         self.reach: dict[tuple[int, int], int] = {(0, 0): 2}
 
     def run(self, program):  # type: ignore[no-untyped-def]
-        """The program's answer."""
+        """Return the program's answer."""
         feed = next(program)
         try:
             while True:
                 if feed.draft is not None:
-                    found = feed.draft.heads.draft(feed.draft.hidden, feed.draft.tree)
-                    feed = program.send(Predictions([], [], drafts=found))
-                    continue
-                for index in feed.drop:
-                    self.alive[index] = False
-                for index, segment in feed.move.items():
-                    self.segments[index] = segment
-                self.reach.update({pair: int(reach) for pair, reach in feed.reach.items()})
-                first = len(self.tokens)
-                self.tokens += list(feed.tokens)
-                self.positions += list(feed.positions)
-                self.segments += list(
-                    feed.segments if feed.segments is not None else [0] * len(feed.tokens)
-                )
-                self.alive += [True] * len(feed.tokens)
-                for q in range(first, len(self.tokens)):
-                    self.seen.append({k for k in range(len(self.tokens)) if self._sees(q, k)})
-                logits, hidden = dense_output(
-                    self.model, self.tokens, self.positions, mask_of(self.seen)
-                )
-                places = [first + index for index in feed.sample_at]
-                limits = feed.allowed_token_ids or [None] * len(places)
-                picked = [
-                    greedy(logits[place], ids_of(limit))
-                    for place, limit in zip(places, limits, strict=True)
-                ]
-                tokens, logprobs, _ = (list(values) for values in zip(*picked, strict=True))
-                rows = [logits[place] for place in places] if feed.want_logits else None
-                feed = program.send(
-                    Predictions(tokens, logprobs, rows, [hidden[place] for place in places])
-                )
+                    drafts = feed.draft.heads.draft(feed.draft.hidden, feed.draft.tree)
+                    feed = program.send(Predictions([], [], drafts=drafts))
+                else:
+                    first = self._append(feed)
+                    feed = program.send(self._predict(feed, first))
         except StopIteration as end:
             return end.value
 
-    def _sees(self, q: int, k: int) -> bool:
-        kind = self.reach.get((self.segments[q], self.segments[k]), 0) if self.alive[k] else 0
-        return kind == 1 or (kind == 2 and self.positions[k] <= self.positions[q])
+    def _append(self, feed: Feed) -> int:
+        """Add the tokens of a feed; return the number of the first one."""
+        for row in feed.drop:
+            self.alive[row] = False
+        for row, segment in feed.move.items():
+            self.segments[row] = segment
+        self.reach.update({pair: int(reach) for pair, reach in feed.reach.items()})
+        first = len(self.tokens)
+        self.tokens += list(feed.tokens)
+        self.positions += list(feed.positions)
+        self.segments += [0] * len(feed.tokens) if feed.segments is None else list(feed.segments)
+        self.alive += [True] * len(feed.tokens)
+        rows = range(len(self.tokens))
+        for query in range(first, len(self.tokens)):
+            self.seen.append({key for key in rows if self._sees(query, key)})
+        return first
+
+    def _predict(self, feed: Feed, first: int) -> Predictions:
+        """Answer a feed whose first token has the number `first`."""
+        logits, hidden = dense_output(self.model, self.tokens, self.positions, mask_of(self.seen))
+        rows = [first + index for index in feed.sample_at]
+        limits = feed.allowed_token_ids or [None] * len(rows)
+        predictions = Predictions([], [])
+        for row, limit in zip(rows, limits, strict=True):
+            token, logprob, _ = greedy(logits[row], ids_of(limit))
+            predictions.tokens.append(token)
+            predictions.logprobs.append(logprob)
+        if feed.want_logits:
+            predictions.logits = [logits[row] for row in rows]
+        predictions.hidden = [hidden[row] for row in rows]
+        return predictions
+
+    def _sees(self, query: int, key: int) -> bool:
+        if not self.alive[key]:
+            return False
+        kind = self.reach.get((self.segments[query], self.segments[key]), 0)
+        return kind == 1 or (kind == 2 and self.positions[key] <= self.positions[query])
 
 
 def check_logprobs(stock, prompt, answer):
-    """Sampled tokens have the log-probabilities of the stock model."""
-    logprobs = plain_output(stock, [*prompt, *answer.tokens])[0].log_softmax(-1)[
-        len(prompt) - 1 : -1
-    ]
-    chosen = logprobs[range(len(answer.tokens)), answer.tokens]
-    torch.testing.assert_close(torch.tensor(answer.logprobs), chosen, atol=1e-3, rtol=0)
+    """Check that sampled tokens have the log-probabilities of the stock model."""
+    logits, _ = plain_output(stock, [*prompt, *answer.tokens])
+    logprobs = logits.log_softmax(-1)[len(prompt) - 1 : -1]
+    expected = logprobs[range(len(answer.tokens)), answer.tokens]
+    torch.testing.assert_close(torch.tensor(answer.logprobs), expected, atol=1e-3, rtol=0)

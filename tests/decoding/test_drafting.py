@@ -16,7 +16,8 @@ from raypd.decoding.methods.medusa import MedusaHeads, cartesian_tree, medusa
 from raypd.decoding.methods.space import segments_seen, space
 from raypd.decoding.program import Predictions
 from raypd.decoding.sampling import Sampling, probabilities
-from raypd.decoding.visibility import NO_TOKEN, grown, one_segment, visible
+from raypd.decoding.sequence import TOKEN
+from raypd.decoding.visibility import NO_TOKEN, POSITION, SEGMENT, grown, one_segment, visible
 from raypd.errors import ModelError
 from raypd.models.medusa_heads import load_heads, save_heads
 from tests.decoding import cases, reference
@@ -26,7 +27,7 @@ from tests.decoding.cases import (
     EOS,
     FORK,
     MASK,
-    MOST,
+    MAX_TREE_TOKENS,
     TREES,
     Knowing,
     drafting,
@@ -129,8 +130,9 @@ def test_the_cache_holds_the_text_and_one_draft(method, segments):
             here = sequence.owner[: sequence.high]
             fed = sequence.size - len(sequence.feed.tokens)
             kept = sorted(token for token in here[here != NO_TOKEN] if token < fed)
-            want = [[*prompt.tokens, *text][: len(kept)], list(range(len(kept))), [0] * len(kept)]
-            assert sequence.table[:3, kept].tolist() == want
+            assert sequence.table[TOKEN, kept].tolist() == [*prompt.tokens, *text][: len(kept)]
+            assert sequence.table[POSITION, kept].tolist() == list(range(len(kept)))
+            assert sequence.table[SEGMENT, kept].tolist() == [0] * len(kept)
             assert (len(sequence.reach), len(sequence.owner) <= 128) == (segments, True)
     assert done[0].answer.tokens == text
 
@@ -460,10 +462,16 @@ def test_what_no_thread_has_on_its_path_leaves_the_cache(drafted):
     prompt = prompts_of(23, 1)[0]
     plain, texts = plainly(stock, prompt)
     assert plain.cut is None
-    program = apar(prompt, MOST, FORK, CHILD, ENDS)
+    program = apar(prompt, MAX_TREE_TOKENS, FORK, CHILD, ENDS)
     if drafted:
         program = apar(
-            prompt, MOST, FORK, CHILD, ENDS, heads=Knowing(stock, texts, 0.6), tree=TREES[1]
+            prompt,
+            MAX_TREE_TOKENS,
+            FORK,
+            CHILD,
+            ENDS,
+            heads=Knowing(stock, texts, 0.6),
+            tree=TREES[1],
         )
     engine = Engine(model)
     engine.submit(steered(program, few_forks))
@@ -472,7 +480,8 @@ def test_what_no_thread_has_on_its_path_leaves_the_cache(drafted):
         done += engine.step()
         for sequence in engine.sequences:
             live = np.flatnonzero(~sequence.dropped[: sequence.size])
-            _, positions, segments, _ = sequence.table[:, live]
+            positions = sequence.table[POSITION, live]
+            segments = sequence.table[SEGMENT, live]
             fed = live >= sequence.size - len(sequence.feed.tokens)
             seen = visible(sequence.reach, segments[fed], positions[fed], segments, positions)
             assert seen.any(0).all(), "a token that no thread has on its path"

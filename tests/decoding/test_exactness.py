@@ -1,9 +1,8 @@
-"""Every method through the engine against prompts alone through the unmodified model, token for
-token.
-"""
+"""Every method in the engine against the unmodified model on each prompt alone, token for token."""
 
 import dataclasses
 import random
+from unittest import mock
 
 import pytest
 import torch
@@ -17,37 +16,37 @@ from tests.decoding.drivers import never, prompts_of
 from tests.decoding.reference import Replay, check_logprobs
 from tests.tiny import in_float64
 
-# Their feeds differ from those of the other methods in their trees alone, not in what a family
-# computes.
-BY_TREES, SLOW = (
-    {"apar", "pasta", "space", "medusa", "apar_medusa"},
-    {"qwen3", "phi3", "gemma2", "olmo2"},
-)
+# The feeds of these methods differ from those of the others only in their trees, and not in what a
+# model family computes.
+TREE_METHODS = {"apar", "pasta", "space", "medusa", "apar_medusa"}
+SLOW_FAMILIES = {"qwen3", "phi3", "gemma2", "olmo2"}
 
 
-def methods_and(families: list[str], slow: set[str]) -> list:
-    return [
-        pytest.param(method, kind, marks=[pytest.mark.slow] * (method in BY_TREES and kind in slow))
-        for method in CASES
-        for kind in families
-    ]
+def methods_and(families: list[str], slow_families: set[str]) -> list:
+    """Pair every method with every family; a tree method with a slow family is a slow test."""
+    parameters = []
+    for method in CASES:
+        for kind in families:
+            is_slow = method in TREE_METHODS and kind in slow_families
+            marks = [pytest.mark.slow] if is_slow else []
+            parameters.append(pytest.param(method, kind, marks=marks))
+    return parameters
 
 
-@pytest.mark.parametrize(("method", "kind"), methods_and(FAMILIES, SLOW))
+@pytest.mark.parametrize(("method", "kind"), methods_and(FAMILIES, SLOW_FAMILIES))
 def test_exact_beside_other_programs(method, kind):
-    engine = Engine(pair(kind)[0], max_num_seqs=4, max_num_batched_tokens=24)
-    run_all(
-        engine,
-        {name: case_of(name, kind) for name in ("autoregressive", method, "hyper_parallel")},
-        1e-3,
-    )
+    model, _ = pair(kind)
+    engine = Engine(model, max_num_seqs=4, max_num_batched_tokens=24)
+    names = ("autoregressive", method, "hyper_parallel")
+    run_all(engine, {name: case_of(name, kind) for name in names}, 1e-3)
 
 
 @pytest.mark.parametrize(("method", "kind"), methods_and(["qwen3", "gemma2"], {"gemma2"}))
 def test_float64_is_exact_in_the_engine_and_in_an_independent_interpreter_of_feeds(method, kind):
-    model, stock = (in_float64(one) for one in pair(kind))
+    model, stock = (in_float64(loaded) for loaded in pair(kind))
     case = CASES[method](stock)
-    answers = Engine(model, max_num_seqs=3, max_num_batched_tokens=30).run(case.programs())
+    engine = Engine(model, max_num_seqs=3, max_num_batched_tokens=30)
+    answers = engine.run(case.programs())
     case.check(answers, 1e-9)
     replayed = [Replay(stock).run(program) for program in case.programs()]
     case.check(replayed, 1e-9)
@@ -55,29 +54,30 @@ def test_float64_is_exact_in_the_engine_and_in_an_independent_interpreter_of_fee
 
 
 def figures(answer) -> dict:
-    """Passes, accepted and rejected drafts, tokens in the cache."""
-    counted = dataclasses.asdict(answer) if dataclasses.is_dataclass(answer) else {}
+    """Return an answer's passes, accepted and rejected drafts, and tokens in the cache."""
+    if not dataclasses.is_dataclass(answer):
+        return {}
+    fields = dataclasses.asdict(answer)
     return {
-        name: value for name, value in counted.items() if isinstance(value, int) or name == "cost"
+        name: value for name, value in fields.items() if isinstance(value, int) or name == "cost"
     }
 
 
 @pytest.mark.parametrize("method", CASES)
 def test_a_program_that_loses_its_cache_is_fed_again_and_answers_the_same(method, monkeypatch):
-    engine, rng, lost = (
-        Engine(pair("llama")[0], max_num_seqs=3, max_num_batched_tokens=30),
-        random.Random(1),
-        [],
-    )
+    model, _ = pair("llama")
+    engine = Engine(model, max_num_seqs=3, max_num_batched_tokens=30)
+    rng = random.Random(1)
+    lost: list[int] = []  # Cached tokens of each sequence that lost them.
     step = engine.step
 
     def step_and_preempt():
-        done = step()
+        finished = step()
         for sequence in engine.sequences:
             if rng.random() < 0.25:
                 lost.append(sequence.cached)
                 sequence.release(engine.cache)
-        return done
+        return finished
 
     monkeypatch.setattr(engine, "step", step_and_preempt)
     run_all(engine, {method: case_of(method, "llama")}, 1e-3)
@@ -100,35 +100,40 @@ def test_a_program_that_loses_its_cache_is_fed_again_and_answers_the_same(method
     ],
 )
 def test_all_methods_at_once(batch, budget, cache_tokens, device, monkeypatch):
-    sizes = {"max_num_seqs": batch, "max_num_batched_tokens": budget, "cache_tokens": cache_tokens}
-    engine, preempted = Engine(pair("qwen3")[0].to(device), **sizes), []
-    preempt = engine.scheduler._preempt
-    monkeypatch.setattr(
-        engine.scheduler, "_preempt", lambda *args: preempted.append(args) or preempt(*args)
+    model, _ = pair("qwen3")
+    engine = Engine(
+        model.to(device),
+        max_num_seqs=batch,
+        max_num_batched_tokens=budget,
+        cache_tokens=cache_tokens,
     )
+    preempt = mock.Mock(wraps=engine.scheduler._preempt)
+    monkeypatch.setattr(engine.scheduler, "_preempt", preempt)
     run_all(engine, {method: case_of(method, "qwen3") for method in CASES}, 1e-3)
-    assert bool(preempted) == bool(cache_tokens)
+    assert preempt.called == (cache_tokens is not None)
 
 
 @pytest.mark.parametrize("method", ["autoregressive", "space"])
 def test_a_sampled_text_depends_on_its_seed_alone_and_has_the_models_log_probabilities(method):
-    (model, stock), warm, prompts = pair("llama"), Sampling(0.8, 40, 0.95), prompts_of(8, 6)
+    model, stock = pair("llama")
+    warm = Sampling(0.8, 40, 0.95)
+    prompts = prompts_of(8, 6)
 
     def answers(batch, seed):
-        spaced = [
-            space(prompt, 10, 2, MASK, warm, seed + number) for number, prompt in enumerate(prompts)
-        ]
-        programs = (
-            spaced
-            if method == "space"
-            else [autoregressive(prompt, 10, never) for prompt in prompts]
-        )
-        return Engine(model, max_num_seqs=batch, max_num_batched_tokens=31).run(
-            programs, sampling=warm, seed=seed
-        )
+        programs = []
+        for number, prompt in enumerate(prompts):
+            if method == "space":
+                programs.append(space(prompt, 10, 2, MASK, warm, seed + number))
+            else:
+                programs.append(autoregressive(prompt, 10, never))
+        engine = Engine(model, max_num_seqs=batch, max_num_batched_tokens=31)
+        return engine.run(programs, sampling=warm, seed=seed)
 
-    alone, together = answers(1, 0), answers(6, 0)
-    assert [answer.tokens for answer in alone] == [answer.tokens for answer in together]
-    assert [answer.tokens for answer in alone] != [answer.tokens for answer in answers(6, 99)]
+    alone = answers(1, 0)
+    together = answers(6, 0)
+    with_other_seed = answers(6, 99)
+    tokens = [answer.tokens for answer in alone]
+    assert [answer.tokens for answer in together] == tokens
+    assert [answer.tokens for answer in with_other_seed] != tokens
     for prompt, answer in zip(prompts, together, strict=True):
         check_logprobs(stock, prompt.tokens, answer)

@@ -1,5 +1,6 @@
-"""The triton kernel in the interpreter, and compiled for GPUs that are not here; a GPU's tests on a
-CPU.
+"""The triton kernels in the interpreter, and compiled for GPUs that are not here.
+
+The tests for a GPU also run on a CPU.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from tests.runs import with_keys
 from tests.tiny import tiny_model, tiny_tokenizer
 
 needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs triton")
-# Bytes that a block may have on the smallest GPUs of these kinds (sm86, sm89)
+# Bytes of shared memory that a block may have on the smallest GPUs of these kinds (sm86, sm89).
 SHARED_MEMORY = 99 * 1024
 
 
@@ -39,47 +40,42 @@ SHARED_MEMORY = 99 * 1024
 @pytest.mark.parametrize("which", ["not slow", "slow"], ids=["few", "many"])
 def test_the_kernel_in_the_interpreter(which):
     tests = "tests/decoding/triton_interpreted.py"
-    ended(
-        start(
-            "-m", "pytest", "-p", "no:cacheprovider", "-x", "-m", which, tests, TRITON_INTERPRET="1"
-        ),
-        seconds=1200,
-    )
+    options = ("-m", "pytest", "-p", "no:cacheprovider", "-x", "-m", which)
+    ended(start(*options, tests, TRITON_INTERPRET="1"), seconds=1200)
 
 
 @pytest.mark.slow
 def test_the_tests_for_a_gpu_pass_on_a_cpu() -> None:
-    options = "--noconftest", "-p", "no:cacheprovider", "-p", "tests.decoding.stubbed_gpu"
-    chosen = (
-        "not triton and not graphs and not packed and not random_pass and not sized_once and "
-        "not real_model"
-    )
-    said = ended(start("-m", "pytest", *options, "tests/test_gpu.py", "-k", chosen))
-    assert " passed" in said
-    assert [word for word in ("failed", "error") if word in said] == []
+    options = ("--noconftest", "-p", "no:cacheprovider", "-p", "tests.decoding.stubbed_gpu")
+    needs_gpu = ("triton", "graphs", "packed", "random_pass", "sized_once", "real_model")
+    selected = " and ".join(f"not {word}" for word in needs_gpu)
+    output = ended(start("-m", "pytest", *options, "tests/test_gpu.py", "-k", selected))
+    assert " passed" in output
+    assert "failed" not in output
+    assert "error" not in output
 
 
 def compiled(kernel, capability: int, types: dict[str, str], constants: dict, warps: int):
-    """A kernel for a GPU that is not here, as the JIT would compile it; bytes that its threads
-    spill.
+    """Compile a kernel for a GPU that is not here, as the JIT would.
+
+    Returns:
+        The compiled kernel, and the bytes that its threads spill.
     """
     from triton import compile
     from triton.backends import nvidia
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    signature = {
-        name: "constexpr" if name in constants else types.get(name, "i32")
-        for name in kernel.arg_names
-    }
-    aligned = [
-        number
-        for number, kind in enumerate(signature.values())
-        if kind not in ("fp32", "constexpr")
-    ]
-    source = ASTSource(
-        kernel, signature, constants, {(number,): [["tt.divisibility", 16]] for number in aligned}
-    )
+    signature = {}
+    attributes = {}
+    for number, name in enumerate(kernel.arg_names):
+        if name in constants:
+            signature[name] = "constexpr"
+            continue
+        signature[name] = types.get(name, "i32")
+        if signature[name] != "fp32":
+            attributes[number,] = [["tt.divisibility", 16]]
+    source = ASTSource(kernel, signature, constants, attributes)
     result = compile(
         source,
         target=GPUTarget("cuda", capability, 32),
@@ -89,10 +85,11 @@ def compiled(kernel, capability: int, types: dict[str, str], constants: dict, wa
         file.write(result.asm["cubin"])
         file.flush()
         tool = Path(nvidia.__path__[0]) / "bin" / "cuobjdump"
-        said = subprocess.run(
+        usage = subprocess.run(
             [tool, "-res-usage", file.name], capture_output=True, text=True, check=True
         )
-    return result, int(re.search(r"STACK:(\d+)", said.stdout + said.stderr)[1])
+    stack = re.search(r"STACK:(\d+)", usage.stdout + usage.stderr)
+    return result, int(stack[1])
 
 
 @needs_triton
@@ -120,9 +117,8 @@ def test_attention_compiles_into_what_a_card_has(
     from raypd.decoding.attention import triton_kernel
 
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    block, warps = triton_kernel.tiles(divmod(capability, 10), dim, 4 if dtype == "fp32" else 2)[
-        rows
-    ]
+    itemsize = 4 if dtype == "fp32" else 2
+    tile = triton_kernel.tiles(divmod(capability, 10), dim, itemsize)[rows]
     power = triton_kernel.power_of_two(dim)
     constants = {
         "HEADS": 32,
@@ -131,18 +127,26 @@ def test_attention_compiles_into_what_a_card_has(
         "VALUE_DIM": dim,
         "WORDS": 1,
         "WINDOW": False,
+        "SOFTCAP": False,
+        "SPLIT": False,
+        "ROWS": rows,
+        "BLOCK": tile.keys,
+        "DIM_BLOCK": power,
+        "VALUE_BLOCK": power,
+        **flags,
     }
-    constants |= {"SOFTCAP": False, "SPLIT": False, "ROWS": rows, "BLOCK": block}
-    constants |= {"DIM_BLOCK": power, "VALUE_BLOCK": power, **flags}
-    types = dict.fromkeys(["query_rows", "stored_keys", "stored_values", "out"], f"*{dtype}")
-    types |= dict.fromkeys(["items", "queries", "keys", "starts"], "*i32") | {
-        "scale": "fp32",
-        "softcap": "fp32",
+    types = {
+        **dict.fromkeys(["query_rows", "stored_keys", "stored_values", "out"], f"*{dtype}"),
+        **dict.fromkeys(["items", "queries", "keys", "starts"], "*i32"),
+        **dict.fromkeys(["scale", "softcap"], "fp32"),
+        **dict.fromkeys(["split", "split_lse"], "*fp32"),
     }
-    types |= dict.fromkeys(["split", "split_lse"], "*fp32")
-    result, stack = compiled(triton_kernel._attend, capability, types, constants, warps)
-    two_blocks = (capability, dtype, dim) == (89, "bf16", 128)  # on a multiprocessor of an L40S
-    assert result.metadata.shared <= (48 * 1024 if two_blocks else SHARED_MEMORY)
+    result, stack = compiled(triton_kernel._attend, capability, types, constants, tile.warps)
+    shared_memory = SHARED_MEMORY
+    if (capability, dtype, dim) == (89, "bf16", 128):
+        # Two blocks must fit a multiprocessor of an L40S.
+        shared_memory = 48 * 1024
+    assert result.metadata.shared <= shared_memory
     assert stack == 0
     assert dtype == "fp32" or re.search(r"\b(wgmma\.)?mma[._]", result.asm["ptx"])
 
@@ -155,12 +159,17 @@ def test_the_kernels_around_it_compile(capability, monkeypatch, tmp_path):
 
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     names = ["x", "weight", "joined", "keys", "values", "cos", "sin", "query_weight", "key_weight"]
-    types = dict.fromkeys(names, "*bf16") | dict.fromkeys(("scale", "split", "split_lse"), "*fp32")
-    types |= {"slots": "*i64", "eps": "fp32", "merged": "*i32", "rows": "*i32"}
+    types = {
+        **dict.fromkeys(names, "*bf16"),
+        **dict.fromkeys(["scale", "split", "split_lse"], "*fp32"),
+        **dict.fromkeys(["merged", "rows"], "*i32"),
+        "slots": "*i64",
+        "eps": "fp32",
+    }
     heads = {"HEADS": 32, "KV_HEADS": 8, "NORM": True, "HALF": 64, "BLOCK": cuda_layer._HEADS}
     for kernel, constants, warps in (
         (cuda_layer._norm, {"DIM": 4096, "BLOCK": 4096, "FP8": False}, 4),
-        (cuda_layer._place, heads, 4),
+        (cuda_layer._store_heads, heads, 4),
         (cuda_layer._swiglu, {"DIM": 12288, "BLOCK": cuda_layer._BLOCK, "FP8": False}, 4),
         (cuda_layer._norm, {"DIM": 4096, "BLOCK": 4096, "FP8": True}, 4),
         (cuda_layer._swiglu, {"DIM": 12288, "BLOCK": 16384, "FP8": True}, 16),
@@ -177,7 +186,7 @@ def test_the_kernels_around_it_compile(capability, monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("dtype", "capability", "error", "says"),
+    ("dtype", "capability", "error", "message"),
     [
         ("bfloat16", (8, 9), 0.4, None),
         ("float16", (8, 0), 3.0, "off by 3"),
@@ -188,19 +197,26 @@ def test_the_kernels_around_it_compile(capability, monkeypatch, tmp_path):
 )
 @needs_triton
 def test_auto_is_triton_on_a_gpu_where_it_is_right(
-    dtype, capability, error, says, monkeypatch, caplog
+    dtype, capability, error, message, monkeypatch, caplog
 ):
     from raypd.decoding.attention import triton_kernel
 
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: capability)
     monkeypatch.setattr(kernels, "error_of", mock.Mock(side_effect=[error] * 9))
-    kernels._of_gpu.cache_clear()
-    config, device = tiny_model("llama").config, torch.device("cuda", 0)
-    chosen = {kernels.chosen("auto", device, getattr(torch, dtype), config) for _ in range(2)}
-    kernels._of_gpu.cache_clear()
-    assert chosen == {triton_kernel.attend if says is None else sdpa.attend}
-    assert caplog.text.count("in place of 'triton'") == bool(says)
-    assert (says or "") in caplog.text
+    kernels._fastest_on_gpu.cache_clear()
+    config = tiny_model("llama").config
+    device = torch.device("cuda", 0)
+    attends = {
+        kernels.choose_attention("auto", device, getattr(torch, dtype), config) for _ in range(2)
+    }
+    kernels._fastest_on_gpu.cache_clear()
+    # The message is None if triton is chosen, and empty if sdpa is chosen without a warning.
+    if message is None:
+        assert attends == {triton_kernel.attend}
+    else:
+        assert attends == {sdpa.attend}
+        assert message in caplog.text
+    assert caplog.text.count("in place of 'triton'") == bool(message)
 
 
 def test_where_triton_is_missing_it_is_refused(monkeypatch):
@@ -225,21 +241,23 @@ def test_where_triton_is_missing_it_is_refused(monkeypatch):
 def test_a_worker_on_a_gpu_has_larger_passes_and_is_warm_before_it_begins(
     device, tokens, warmed, config, monkeypatch
 ):
-    calls = []
-    monkeypatch.setattr(components, "warm_up", lambda engine, most: calls.append((engine, most)))
-    parts = {
-        "model": tiny_model("llama"),
-        "tokenizer": tiny_tokenizer(),
-        "device": torch.device(device),
-    }
-    loaded = SimpleNamespace(**parts, context_length=4096, packed=None)
+    warm_up = mock.Mock()
+    monkeypatch.setattr(components, "warm_up", warm_up)
+    loaded = SimpleNamespace(
+        model=tiny_model("llama"),
+        tokenizer=tiny_tokenizer(),
+        device=torch.device(device),
+        context_length=4096,
+        packed=None,
+    )
     engine = build(config("in.jsonl"), None, lambda _: loaded).engine
-    assert (engine.budget.most, calls) == (tokens, [(engine, most) for most in warmed])
+    assert engine.budget.limit == tokens
+    assert warm_up.call_args_list == [mock.call(engine, tokens) for tokens in warmed]
 
 
 @needs_triton
 @pytest.mark.parametrize(
-    ("kind", "head_dim", "attend", "error", "says"),
+    ("kind", "head_dim", "attend", "error", "message"),
     [
         ("qwen3", 16, "triton", 0.01, None),
         ("qwen3", 16, "triton", 0.2, "off by 0.2"),
@@ -250,37 +268,38 @@ def test_a_worker_on_a_gpu_has_larger_passes_and_is_warm_before_it_begins(
     ],
 )
 def test_layers_for_gpus_are_taken_where_they_are_right(
-    kind, head_dim, attend, error, says, monkeypatch, caplog
+    kind, head_dim, attend, error, message, monkeypatch, caplog
 ):
     from raypd.decoding.attention import triton_kernel
     from raypd.decoding.cuda_layer import CudaLayer
 
     model = tiny_model(kind, head_dim=head_dim)
     monkeypatch.setattr(type(model), "device", torch.device("cuda"))
-    monkeypatch.setattr(
-        packing, "chosen", lambda *_: {"triton": triton_kernel, "sdpa": sdpa}[attend].attend
-    )
+    module = {"triton": triton_kernel, "sdpa": sdpa}[attend]
+    monkeypatch.setattr(packing, "choose_attention", lambda *_: module.attend)
     monkeypatch.setattr(packing, "layers_error", mock.Mock(side_effect=[error]))
-    packed = packing.pack(model)
-    if says is None:
+    packed = packing.pack_model(model)
+    # The message is None if the layers are used, and empty if they are not, without a warning.
+    if message is None:
         assert {type(layer) for layer in packed.layers} == {CudaLayer}
     else:
         assert packed is model
-    assert caplog.text.count("in place of those for GPUs") == bool(says)
-    assert (says or "") in caplog.text
+        assert message in caplog.text
+    assert caplog.text.count("in place of those for GPUs") == bool(message)
 
 
 @pytest.mark.parametrize("attention", ["auto", "sdpa", "triton"])
 def test_a_worker_takes_the_one_that_its_configuration_names(attention, config):
-    made = with_keys(config("in.jsonl"), engine={"attention": attention})
-    parts = {
-        "model": tiny_model("llama"),
-        "tokenizer": tiny_tokenizer(),
-        "device": torch.device("cpu"),
-    }
-    loaded = SimpleNamespace(**parts, context_length=4096, packed=None)
+    settings = with_keys(config("in.jsonl"), engine={"attention": attention})
+    loaded = SimpleNamespace(
+        model=tiny_model("llama"),
+        tokenizer=tiny_tokenizer(),
+        device=torch.device("cpu"),
+        context_length=4096,
+        packed=None,
+    )
     if attention == "triton":
         with pytest.raises(ModelError, match="engine: attention 'triton' needs"):
-            build(made, None, lambda _: loaded)
+            build(settings, None, lambda _: loaded)
     else:
-        assert build(made, None, lambda _: loaded).engine.attend is sdpa.attend
+        assert build(settings, None, lambda _: loaded).engine.attend is sdpa.attend

@@ -582,5 +582,5 @@ def test_the_self_test_sees(
 def test_it_holds_the_own_code_of_a_family_to_transformers(
     kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(llama, "_rotated", lambda x, cos, sin: x)
+    monkeypatch.setattr(llama, "_rotate", lambda x, cos, sin: x)
     assert "other logits than apart" in refusal(tiny_model(kind))

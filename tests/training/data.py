@@ -120,9 +120,9 @@ def recorded(program: Program[Any], example: Example, size: int = 256) -> dict[T
         prefix = {(position, 0) for position in range(group.length)}
         keys = list(zip(*span.keys[:2].tolist(), strict=True))
         queries = list(zip(*span.queries[:2].tolist(), strict=True))
-        for row, query in zip(span.seen, queries, strict=True):
+        for row, query in zip(span.visibility, queries, strict=True):
             keys_by_query[query] = prefix | {keys[key] for key in np.flatnonzero(row)}
-        for row, index in enumerate(step.kept.tolist()):
+        for row, index in enumerate(step.sample_rows.tolist()):
             logits[row] = -1000.0
             logits[row, gold[queries[index]]] = 1000.0
         return logits, hidden

@@ -1,20 +1,22 @@
-"""Attention in one C function, for bfloat16 with AVX-512 BF16: as triton_kernel.py; what it does
-not take goes to `sdpa`. On processors with AMX torch's own attention has faster products, and
-`auto` leaves it to that.
+"""Attention in one C function, for bfloat16 on processors with AVX-512 BF16.
+
+It works as triton_kernel.py does. What it does not support goes to `sdpa`. On processors with AMX
+torch's own attention has faster products, and `auto` leaves it to that.
 """
 
 import struct
 
 import torch
 
-from raypd.decoding import native
+import raypd.decoding.native as native
 from raypd.decoding.attention import sdpa
 from raypd.decoding.attention.plan import KernelPlan
 from raypd.decoding.attention.step import BLOCK, AttentionLayer, Step
 
-_ROWS = (60,)  # rows of a block, one a query and query head; registers hold six at a time
-_MOST_DIM = 256  # DIM in native.c
-_MOST_REPEAT = 32
+# Rows of a block, one per query and query head. Registers hold six at a time.
+_BLOCK_ROWS = (60,)
+_MAX_HEAD_DIM = 256  # DIM in native.c
+_MAX_REPEAT = 32
 
 
 def attend(
@@ -24,10 +26,11 @@ def attend(
     key: torch.Tensor | None,
     value: torch.Tensor | None,
 ) -> torch.Tensor:
-    """`Attend` by one function of C."""
+    """Attend by one function of C; the arguments are those of `Attend`."""
     if key is None or value is None or not _takes(query, key, value):
         return sdpa.attend(step, layer, query, key, value)
-    return _attended(step, layer, *_stored(step, layer, query, key, value))
+    query, keys, values = _store(step, layer, query, key, value)
+    return _attend_stored(step, layer, query, keys, values)
 
 
 def attend_stable(
@@ -37,54 +40,67 @@ def attend_stable(
     key: torch.Tensor | None,
     value: torch.Tensor | None,
 ) -> torch.Tensor:
-    """`attend`, whose sums go over the keys that a query sees, whatever lies between them: a
-    token's output is the same bits in every pass and prompt. Keys and values are copied together
-    first, for each segment of queries.
+    """Attend such that a token's output has the same bits in every pass and every prompt.
+
+    The sums go over the keys that a query sees, whatever lies between them in the cache. For that,
+    keys and values are first copied together, for each segment of queries.
     """
-    assert _takes(query, key, value)  # type: ignore[arg-type]
-    query, keys, values = _stored(step, layer, query, key, value)  # type: ignore[arg-type]
+    assert key is not None
+    assert value is not None
+    assert _takes(query, key, value)
+    query, keys, values = _store(step, layer, query, key, value)
     gathered, slots = step.gathered
-    return _attended(
-        gathered,
-        layer,
-        query,
-        *(x.transpose(0, 1).index_select(1, slots).transpose(0, 1) for x in (keys, values)),
-    )
+    return _attend_stored(gathered, layer, query, _copy(keys, slots), _copy(values, slots))
 
 
-def _stored(
+def _copy(stored: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
+    """Copy some slots of [slots, kv_heads, head_dim], in the cache's own order of memory."""
+    return stored.transpose(0, 1).index_select(1, slots).transpose(0, 1)
+
+
+def _store(
     step: Step, layer: AttentionLayer, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Queries with a last stride of 1; the layer's keys and values [slots, kv_heads, head_dim], the
-    new ones stored.
+    """Store keys and values in the cache.
+
+    Returns:
+        The queries with a last stride of 1, and all keys and values of the layer, [slots, kv_heads,
+        head_dim] each.
     """
-    query, key, value = (
-        new if new.stride(-1) == 1 else new.contiguous() for new in (query, key, value)
-    )
+    query = _with_unit_stride(query)
+    key = _with_unit_stride(key)
+    value = _with_unit_stride(value)
     keys, values = step.cache.layer(layer.number, key, value)
     native.store(step.slots, key, keys)
     native.store(step.slots, value, values)
     return query, keys, values
 
 
-def _attended(
+def _with_unit_stride(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
+
+
+def _attend_stored(
     step: Step, layer: AttentionLayer, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor
 ) -> torch.Tensor:
-    """Attention [tokens, heads, head_dim] of queries over keys and values that are stored."""
-    _, scale, window, softcap = layer
+    """Attend to stored keys and values; return [tokens, heads, head_dim]."""
     tokens, heads, head_dim = query.shape
-    kv_heads, repeat = keys.shape[1], heads // keys.shape[1]
+    kv_heads = keys.shape[1]
+    repeat = heads // kv_heads
     out = query.new_empty(tokens, heads, values.shape[2])
     plan = step.plans.get(repeat)
     if plan is None:
-        plan = step.plans[repeat] = KernelPlan(step, repeat, _ROWS)
-    items = plan.blocks[0][1]  # all of the one size
-    starts = plan.starts(window)
-    window = None if starts is None else window
-    first = window not in plan.seen  # layer of the pass with that window
-    if first:
-        plan.seen[window] = torch.empty(tokens, -(-plan.most_own // BLOCK), dtype=torch.int64)
-    visibility = plan.seen[window]
+        plan = KernelPlan(step, repeat, _BLOCK_ROWS)
+        step.plans[repeat] = plan
+    _, items = plan.blocks[0]  # All blocks have the one size.
+    starts = plan.starts(layer.window)
+    # Layers whose window hides nothing share what the kernel found out about visibility.
+    window = None if starts is None else layer.window
+    is_first = window not in plan.visibility
+    if is_first:
+        key_blocks = -(-plan.max_own_keys // BLOCK)
+        plan.visibility[window] = torch.empty(tokens, key_blocks, dtype=torch.int64)
+    visibility = plan.visibility[window]
     call = struct.pack(  # `Call` in native.c
         "23q2f",
         query.data_ptr(),
@@ -107,42 +123,42 @@ def _attended(
         plan.words,
         visibility.shape[1],
         torch.get_num_threads(),
-        scale,
-        softcap or 0.0,
+        layer.scale,
+        layer.softcap or 0.0,
     )
-    if first:
-        native.library().raypd_see(call)
-    native.library().raypd_attention(call)
+    library = native.library()
+    if is_first:
+        library.raypd_see(call)
+    library.raypd_attention(call)
     return out
 
 
 def refusal(device: torch.device) -> str | None:
-    """Why the kernel cannot run on a device; None: it can, and is compiled."""
+    """Return why the kernel cannot run on a device; None if it can, and is compiled."""
     if device.type != "cpu":
         return (
             f"attention 'avx512' needs a CPU, and the model is on {device.type}: use 'sdpa' or "
             "'triton'"
         )
-    return (
-        None if (reason := native.refusal()) is None else f"attention 'avx512' {reason}: use 'sdpa'"
-    )
+    reason = native.refusal()
+    if reason is not None:
+        return f"attention 'avx512' {reason}: use 'sdpa'"
+    return None
 
 
 def is_best(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether the kernel can run, and is faster than torch's own attention."""
-    return (
-        device.type == "cpu"
-        and dtype == torch.bfloat16
-        and not native.has("amx_bf16")
-        and refusal(device) is None
-    )
+    """Tell whether the kernel can run, and is faster than torch's own attention."""
+    if device.type != "cpu" or dtype != torch.bfloat16:
+        return False
+    return not native.has("amx_bf16") and refusal(device) is None
 
 
 def _takes(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> bool:
-    """Whether the kernel computes attention of these sizes: [tokens, heads, head_dim]."""
-    sizes = key.shape[-1], value.shape[-1]
-    fit = (
-        all(size % 32 == 0 and size <= _MOST_DIM for size in sizes)
-        and query.shape[1] // key.shape[1] <= _MOST_REPEAT
-    )
-    return fit and query.dtype == key.dtype == value.dtype == torch.bfloat16
+    """Tell whether the kernel supports tensors [tokens, heads, head_dim] of these sizes."""
+    for tensor in (key, value):
+        head_dim = tensor.shape[-1]
+        if head_dim % 32 or head_dim > _MAX_HEAD_DIM:
+            return False
+    if query.shape[1] // key.shape[1] > _MAX_REPEAT:
+        return False
+    return query.dtype == key.dtype == value.dtype == torch.bfloat16

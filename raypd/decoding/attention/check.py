@@ -1,67 +1,135 @@
-"""Whether an attention function is right on the device that it runs on: a small random pass against
-float64.
-"""
+"""Check an attention function on the device that it runs on, by a small random pass."""
+
+from typing import NamedTuple
 
 import numpy as np
 import torch
 
 from raypd.decoding.attention.step import Attend, AttentionLayer, PrefixGroup, Span, Step
 from raypd.decoding.kv_cache import KVCache
-from raypd.decoding.visibility import Reach
+from raypd.decoding.visibility import POSITION, SEGMENT, Reach
 
-# Queries and own keys: a prompt, a text in decoding whose keys are split, values in parallel; and
-# so many texts in decoding that the prefix is read once for all.
-_PREFIX = 280
-_SPANS = [(90, 90), (1, 420), (5, 70), *[(1, 20)] * 16]
+_PREFIX_LENGTH = 280
+# Queries and own keys of each span: a prompt; a text in decoding whose keys are split; values in
+# parallel; and so many texts in decoding that a kernel reads the prefix once for all of them.
+_PARALLEL = (5, 70)
+_SHAPES = [(90, 90), (1, 420), _PARALLEL, *[(1, 20)] * 16]
+# Sums may be off by a few roundings of the dtype.
+_TOLERATED_ROUNDINGS = 4
+
+
+class _Tensors(NamedTuple):
+    """The inputs of attention for all slots of the cache."""
+
+    query: torch.Tensor  # [tokens, heads, dim]
+    key: torch.Tensor  # [slots, kv_heads, dim]
+    value: torch.Tensor  # [slots, kv_heads, dim]
 
 
 def error_of(
     attend: Attend, device: torch.device, dtype: torch.dtype, heads: int, kv_heads: int, dim: int
 ) -> float:
-    """The largest difference from float64, as a share of what numbers of that type may be off
-    by.
+    """Compare an attention function with float64.
+
+    Args:
+        attend: The function to check.
+        device: Where it runs.
+        dtype: The dtype of its inputs.
+        heads: Query heads.
+        kv_heads: Key heads.
+        dim: Dimension of a head.
+
+    Returns:
+        The largest difference, as a multiple of what is tolerated for the dtype.
     """
-    draw = np.random.default_rng(0)
-    spans, tokens, start = [], 0, _PREFIX
-    for number, (queries, length) in enumerate(_SPANS):
-        segments = draw.integers(0, 3, length) if number == 2 else np.zeros(length, dtype=np.int64)
-        keys = np.stack([_PREFIX + np.arange(length), segments, np.zeros(length, dtype=np.int64)])
-        reach = np.where(
-            np.eye(3), Reach.CAUSAL, np.array([[0, 0, 0], [1, 0, 0], [2, 1, 0]])
-        ).astype(np.int8)
-        spans.append(
-            Span(tokens, tokens + queries, start, length, reach, keys[:, -queries:], keys, _PREFIX)
-        )
-        tokens, start = tokens + queries, start + length
-    slots = np.concatenate(
-        [np.arange(s.start + s.length - s.size, s.start + s.length) for s in spans]
+    rng = np.random.default_rng(0)
+    spans = _random_spans(rng)
+    slot_count = spans[-1].key_start + spans[-1].key_count
+    slots = torch.from_numpy(np.concatenate([_query_slots(span) for span in spans])).to(device)
+    tensors = _Tensors(
+        _random_tensor(rng, (len(slots), heads, dim), device, dtype),
+        _random_tensor(rng, (slot_count, kv_heads, dim), device, dtype),
+        _random_tensor(rng, (slot_count, kv_heads, dim), device, dtype),
     )
-    cache, places = KVCache(start, None, device), torch.from_numpy(slots).to(device)
-    step = Step(cache, [PrefixGroup(spans, 0, _PREFIX)], places, places[:0], attend)
-    shapes = [(tokens, heads, dim), (start, kv_heads, dim), (start, kv_heads, dim)]
-    query, key, value = (
-        torch.from_numpy(draw.standard_normal(shape)).to(device, dtype) for shape in shapes
-    )
-    for store, numbers in zip(cache.layer(0, key, value), (key, value), strict=True):
-        store.copy_(numbers)
-    attended = attend(
-        step, AttentionLayer(0, dim**-0.5), query, key[places], value[places]
-    ).double()
+    cache = KVCache(slot_count, None, device)
+    keys, values = cache.layer(0, tensors.key, tensors.value)
+    keys.copy_(tensors.key)
+    values.copy_(tensors.value)
+    step = Step(cache, [PrefixGroup(spans, 0, _PREFIX_LENGTH)], slots, slots[:0], attend)
+    layer = AttentionLayer(0, dim**-0.5)
+    attended = attend(step, layer, tensors.query, tensors.key[slots], tensors.value[slots])
     largest = 0.0
     for span in spans:
-        own = slice(span.start, span.start + span.length)
-        span_key, span_value = (
-            torch.cat([numbers[:_PREFIX], numbers[own]])
-            .double()
-            .repeat_interleave(heads // kv_heads, 1)
-            for numbers in (key, value)
+        exact = _attend_exactly(span, tensors, layer.scale)
+        difference = attended[span.query_start : span.query_end].double() - exact
+        largest = max(largest, float(difference.abs().max().nan_to_num(torch.inf)))
+    return largest / (_TOLERATED_ROUNDINGS * torch.finfo(dtype).eps)
+
+
+def _random_spans(rng: np.random.Generator) -> list[Span]:
+    """Make spans of the shapes above, whose own keys follow each other in the cache."""
+    reach = np.array(
+        [
+            [Reach.CAUSAL, Reach.HIDDEN, Reach.HIDDEN],
+            [Reach.ALL, Reach.CAUSAL, Reach.HIDDEN],
+            [Reach.CAUSAL, Reach.ALL, Reach.CAUSAL],
+        ],
+        dtype=np.int8,
+    )
+    spans: list[Span] = []
+    row = 0
+    slot = _PREFIX_LENGTH
+    for queries, length in _SHAPES:
+        keys = np.zeros((3, length), dtype=np.int64)
+        keys[POSITION] = _PREFIX_LENGTH + np.arange(length)
+        if (queries, length) == _PARALLEL:
+            keys[SEGMENT] = rng.integers(0, len(reach), length)
+        span = Span(
+            query_start=row,
+            query_end=row + queries,
+            key_start=slot,
+            key_count=length,
+            reach=reach,
+            queries=keys[:, -queries:],
+            keys=keys,
+            prefix_length=_PREFIX_LENGTH,
         )
-        scores = torch.einsum("qhd,khd->hqk", query[span.a : span.b].double(), span_key) * dim**-0.5
-        hidden = torch.from_numpy(~span.all_seen()[0]).to(device)
-        exact = torch.einsum(
-            "hqk,khd->qhd", scores.masked_fill(hidden, -torch.inf).softmax(-1), span_value
-        )
-        largest = max(
-            largest, float((attended[span.a : span.b] - exact).abs().max().nan_to_num(torch.inf))
-        )
-    return largest / (4 * torch.finfo(dtype).eps)
+        spans.append(span)
+        row += queries
+        slot += length
+    return spans
+
+
+def _query_slots(span: Span) -> np.ndarray:
+    """Return the slots of a span's queries, which are its last keys."""
+    end = span.key_start + span.key_count
+    return np.arange(end - span.query_count, end)
+
+
+def _random_tensor(
+    rng: np.random.Generator, shape: tuple[int, ...], device: torch.device, dtype: torch.dtype
+) -> torch.Tensor:
+    return torch.from_numpy(rng.standard_normal(shape)).to(device, dtype)
+
+
+def _attend_exactly(span: Span, tensors: _Tensors, scale: float) -> torch.Tensor:
+    """Return the attention of a span in float64, [queries, heads, dim]."""
+    query = tensors.query[span.query_start : span.query_end].double()
+    key = _keys_of(span, tensors.key, query.shape[1])
+    value = _keys_of(span, tensors.value, query.shape[1])
+    visibility, _, _ = span.with_prefix()
+    hidden = torch.from_numpy(~visibility).to(query.device)  # [queries, keys]
+    scores = torch.einsum("qhd,khd->hqk", query, key) * scale
+    weights = scores.masked_fill(hidden, -torch.inf).softmax(-1)
+    return torch.einsum("hqk,khd->qhd", weights, value)
+
+
+def _keys_of(span: Span, stored: torch.Tensor, heads: int) -> torch.Tensor:
+    """Return the prefix and the own keys of a span in float64, once per query head.
+
+    [slots, kv_heads, dim] -> [keys, heads, dim]
+    """
+    prefix = stored[: span.prefix_length]
+    own = stored[span.key_start : span.key_start + span.key_count]
+    keys = torch.cat([prefix, own]).double()
+    return keys.repeat_interleave(heads // keys.shape[1], 1)

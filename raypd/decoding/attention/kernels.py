@@ -1,4 +1,4 @@
-"""Which attention reads the cache, and how models of transformers come to call it."""
+"""Choose the attention that reads the cache, and plug it into models of transformers."""
 
 import logging
 from functools import cache
@@ -10,58 +10,90 @@ from raypd.decoding.attention import avx512, sdpa
 from raypd.decoding.attention.check import error_of
 from raypd.decoding.attention.step import Attend, AttentionLayer, Step
 
-NAME = "raypd"  # of `attention` among transformers' attention functions
+# The name of `attention` among transformers' attention functions.
+NAME = "raypd"
 
 _log = logging.getLogger(__name__)
 
 
-def chosen(attention: str, device: torch.device, dtype: torch.dtype, config: Any) -> Attend:
-    """The attention of a name, for a model's text configuration.
+def choose_attention(
+    attention: str, device: torch.device, dtype: torch.dtype, config: Any
+) -> Attend:
+    """Return the attention function with a name.
 
-    Raises ValueError: none, not installed, not for it.
+    Args:
+        attention: "sdpa", "avx512", "triton" or "auto".
+        device: The model's device.
+        dtype: The model's dtype.
+        config: The model's text configuration; only "auto" reads it.
+
+    Raises:
+        ValueError: If there is no such attention, its package is not installed, or it cannot run on
+            the device.
     """
     if attention == "auto":
-        attention = "avx512" if avx512.is_best(device, dtype) else "sdpa"
-        if device.type == "cuda" and dtype in (torch.bfloat16, torch.float16):
-            attention = _of_gpu(device, dtype, *_head_sizes(config))
-    kernels: dict[str, Any] = {"sdpa": sdpa, "avx512": avx512}
-    if attention == "triton":
-        try:
-            from raypd.decoding.attention import triton_kernel
-        except ImportError as error:
-            reason = (
-                f"attention 'triton' needs the package triton ({error}): install it, or use 'sdpa'"
-            )
-            raise ValueError(reason) from error
-        kernels["triton"] = triton_kernel
-    if attention not in kernels:
+        attention = _fastest(device, dtype, config)
+    if attention == "sdpa":
+        return sdpa.attend
+    if attention == "avx512":
+        kernel: Any = avx512
+    elif attention == "triton":
+        kernel = _import_triton_kernel()
+    else:
         raise ValueError(f"there is no attention {attention!r}: auto, sdpa, avx512, triton")
-    if attention != "sdpa" and (refusal := kernels[attention].refusal(device)) is not None:
+    refusal = kernel.refusal(device)
+    if refusal is not None:
         raise ValueError(refusal)
-    attend: Attend = kernels[attention].attend
+    attend: Attend = kernel.attend
     return attend
 
 
+def _import_triton_kernel() -> Any:
+    # triton is installed with torch where there is a GPU, so it is imported only when needed.
+    try:
+        from raypd.decoding.attention import triton_kernel
+    except ImportError as error:
+        raise ValueError(
+            f"attention 'triton' needs the package triton ({error}): install it, or use 'sdpa'"
+        ) from error
+    return triton_kernel
+
+
+def _fastest(device: torch.device, dtype: torch.dtype, config: Any) -> str:
+    """Return the name of the fastest attention that is right on a device."""
+    if device.type == "cuda" and dtype in (torch.bfloat16, torch.float16):
+        heads, kv_heads, head_dim = _head_sizes(config)
+        return _fastest_on_gpu(device, dtype, heads, kv_heads, head_dim)
+    if avx512.is_best(device, dtype):
+        return "avx512"
+    return "sdpa"
+
+
 def _head_sizes(config: Any) -> tuple[int, int, int]:
-    """(heads, key heads, head_dim) of a model's text configuration."""
+    """Return the query heads, the key heads and the dimension of a head."""
     heads = config.num_attention_heads
     kv_heads = getattr(config, "num_key_value_heads", None) or heads
-    return heads, kv_heads, getattr(config, "head_dim", None) or config.hidden_size // heads
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
+    return heads, kv_heads, head_dim
 
 
 @cache
-def _of_gpu(device: torch.device, dtype: torch.dtype, heads: int, kv_heads: int, dim: int) -> str:
-    """triton where it is right on this GPU, tried once, else sdpa, with a warning."""
+def _fastest_on_gpu(
+    device: torch.device, dtype: torch.dtype, heads: int, kv_heads: int, head_dim: int
+) -> str:
+    """Return "triton" if it is right on this GPU, else "sdpa", with a warning."""
     if torch.cuda.get_device_capability(device) < (8, 0):
         return "sdpa"
     try:
-        error = error_of(chosen("triton", device, dtype, None), device, dtype, heads, kv_heads, dim)
-        reason = None if error <= 1 else f"it is off by {error:.3g} times what {dtype} may be"
-    # Of the compiler, the driver or the GPU: whatever it is, sdpa does without.
+        attend = choose_attention("triton", device, dtype, None)
+        error = error_of(attend, device, dtype, heads, kv_heads, head_dim)
+    # The compiler, the driver and the GPU raise all kinds of exceptions; sdpa needs none of them.
     except Exception as failure:
         reason = f"{type(failure).__name__}: {failure}"
-    if reason is None:
-        return "triton"
+    else:
+        if error <= 1:
+            return "triton"
+        reason = f"it is off by {error:.3g} times what {dtype} may be"
     _log.warning(
         "attention 'sdpa', which is slower, in place of 'triton' on %s: %s", device, reason
     )
@@ -70,30 +102,53 @@ def _of_gpu(device: torch.device, dtype: torch.dtype, heads: int, kv_heads: int,
 
 def attention(
     module: torch.nn.Module,
-    query: torch.Tensor,  # [1, heads, tokens, head_dim], rotated
-    key: torch.Tensor,  # [1, kv_heads, tokens, head_dim], rotated
-    value: torch.Tensor,  # [1, kv_heads, tokens, head_dim]
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
     attention_mask: torch.Tensor | None,
-    scaling: float | None = None,  # factor of the scores; None: head_dim^-0.5
+    scaling: float | None = None,
     sliding_window: int | None = None,
     softcap: float | None = None,
-    s_aux: torch.Tensor | None = None,  # attention sinks, [heads]
+    s_aux: torch.Tensor | None = None,
     step: Step | None = None,
     **_: object,
 ) -> tuple[torch.Tensor, None]:
-    """What transformers calls in every layer: `step.attend`. Returns [1, tokens, heads, head_dim],
-    and no weights. Raises RuntimeError where the model was called otherwise than by its engine, or
-    has attention sinks.
+    """Attend over the cache of `step`. transformers calls this function in every layer.
+
+    Args:
+        module: The layer's attention module, which knows the number of its layer.
+        query: Rotated queries, [1, heads, tokens, head_dim].
+        key: Rotated keys, [1, kv_heads, tokens, head_dim].
+        value: Values, [1, kv_heads, tokens, head_dim].
+        attention_mask: Not used; `step` knows what each query sees.
+        scaling: The factor of the scores; None stands for head_dim^-0.5.
+        sliding_window: The layer's window.
+        softcap: The bound of the scores.
+        s_aux: Attention sinks, [heads], which are not supported.
+        step: The pass. The engine passes it to the model, and the model's layers pass it on.
+
+    Returns:
+        [1, tokens, heads, head_dim], and None in place of the weights.
+
+    Raises:
+        RuntimeError: If the model was not called by its engine, or has attention sinks.
     """
     if step is None:
-        advice = "and its layers must hand unknown keyword arguments on to the attention function"
         raise RuntimeError(
-            f"a model of a raypd engine is called through the engine alone, {advice}"
+            "a model of a raypd engine is called through the engine alone, and its layers must "
+            "hand unknown keyword arguments on to the attention function"
         )
     if s_aux is not None:
         raise RuntimeError("its attention has sinks, which raypd's attention does not know")
-    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    # [tokens, heads, head_dim].
-    query, key, value = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
-    layer = AttentionLayer(int(module.layer_idx), scale, sliding_window, softcap)  # type: ignore[arg-type]
-    return step.attend(step, layer, query, key, value)[None], None
+    if scaling is None:
+        scaling = query.shape[-1] ** -0.5
+    number = int(module.layer_idx)  # type: ignore[arg-type]
+    layer = AttentionLayer(number, scaling, sliding_window, softcap)
+    attended = step.attend(
+        step,
+        layer,
+        query[0].transpose(0, 1),  # [tokens, heads, head_dim]
+        key[0].transpose(0, 1),  # [tokens, kv_heads, head_dim]
+        value[0].transpose(0, 1),
+    )
+    return attended[None], None

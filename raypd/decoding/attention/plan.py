@@ -1,243 +1,363 @@
-"""What a kernel reads of a pass: its blocks of queries, and who sees whom as integers, a few a
+"""What a kernel reads about a pass: its blocks of queries, and who sees whom as a few integers per
 token.
 """
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import cache
 from typing import NamedTuple
 
 import numpy as np
 import torch
 
-from raypd.decoding.attention.step import Span, Step
+from raypd.decoding.attention.step import PrefixGroup, Span, Step
 from raypd.decoding.transfer import to_device
-from raypd.decoding.visibility import segment_sets, window_starts
+from raypd.decoding.visibility import POSITION, SEGMENT, STEP, segment_sets, window_starts
 
+# The start of a window that is not full: the lowest position that a kernel can read.
 _NO_START = np.iinfo(np.int32).min
-_LEAST_PART = 256  # keys that a block reads at least where others read more for the same queries
+# A block that reads keys together with other blocks for the same queries reads at least so many.
+_MIN_PART = 256
 
 
 class Item(NamedTuple):
     """A block of queries, as a kernel reads it.
 
-    Places are those of the pass, slots those of the cache.
+    The kernels read the fields by their order.
     """
 
-    first: int  # place of its first query
+    first: int  # The row of its first query in the pass.
     queries: int
-    prefix_slot: int
-    prefix: int  # keys
-    own_slot: int
-    own_keys: int  # up to the last one that any of its queries sees
-    clear: int  # own keys before the first one that not all of its queries see
-    key: int  # its first own key among those of the pass
-    prefix_begin: int = 0  # position of its first prefix key
-    # Where its first query's result goes that is to be merged with those of other items; -1: none.
+    prefix_slot: int  # The first slot of its prefix.
+    prefix: int  # The number of prefix keys that it reads.
+    own_slot: int  # The slot of its first own key.
+    own_keys: int  # Own keys up to the last one that any of its queries sees.
+    clear: int  # Own keys before the first one that not all of its queries see.
+    key: int  # The number of its first own key among those of the pass.
+    prefix_begin: int = 0  # The position of its first prefix key.
+    # The row where the result of its first query goes if it is merged with those of other items;
+    # -1 if it is complete.
     split_row: int = -1
 
-    def parts(self, most: int) -> Iterator["Item"]:
-        """It as several, each of so many keys at most."""
-        for begin in range(0, self.prefix, most):
-            length = min(most, self.prefix - begin)
-            slot, begin = self.prefix_slot + begin, self.prefix_begin + begin
+    @property
+    def keys(self) -> int:
+        """The number of keys that the block reads."""
+        return self.prefix + self.own_keys
+
+    def parts(self, limit: int) -> Iterator["Item"]:
+        """Split the item into several that read at most `limit` keys each."""
+        for begin in range(0, self.prefix, limit):
             yield self._replace(
-                prefix_slot=slot, prefix=length, own_keys=0, clear=0, prefix_begin=begin
+                prefix_slot=self.prefix_slot + begin,
+                prefix=min(limit, self.prefix - begin),
+                own_keys=0,
+                clear=0,
+                prefix_begin=self.prefix_begin + begin,
             )
-        for begin in range(0, self.own_keys, most):
-            length = min(most, self.own_keys - begin)
-            slot, key, clear = (
-                self.own_slot + begin,
-                self.key + begin,
-                min(max(0, self.clear - begin), length),
+        for begin in range(0, self.own_keys, limit):
+            length = min(limit, self.own_keys - begin)
+            yield self._replace(
+                prefix=0,
+                own_slot=self.own_slot + begin,
+                own_keys=length,
+                clear=min(max(0, self.clear - begin), length),
+                key=self.key + begin,
             )
-            yield self._replace(prefix=0, own_slot=slot, own_keys=length, clear=clear, key=key)
+
+
+class SizedItem(NamedTuple):
+    """An item and the rows of its block, one per query and query head."""
+
+    rows: int
+    item: Item
 
 
 class KernelPlan:
-    """What a kernel reads beside queries, keys and values, built once a pass; `repeat` query heads
-    share a key head. `rows`: the sizes of its blocks of queries, rising; a span that fits none has
-    several of the last. `fill` items fill the device: where there are fewer, long keys are split,
-    and a prefix is read for several spans at once; 0: never. `queries` [tokens, 2 + 2 * words]:
-    position, step and two sets of segments; `keys` [own keys, 3]: position, step, segment; `merged`
-    [n, 3]: tokens with several results, each in rows `merged_rows[begin:end]` of `split_rows`.
+    """What a kernel reads beside queries, keys and values. It is built once per pass.
+
+    Attributes:
+        queries: Position, step and two sets of segments of each query, [tokens, 2 + 2 * words].
+        keys: Position, step and segment of each own key, [own keys, 3].
+        words: Words of a set of segments; each has 32 bits.
+        blocks: The sizes of blocks that occur, in rising order, with the items of each,
+            [items, fields of Item].
+        max_own_keys: Own keys of the item that has most.
+        split_rows: Results that are parts, to be merged.
+        merged: The tokens with several results, [n, 3]: each token's row, and the begin and end of
+            its results in `merged_rows`.
+        merged_rows: Rows of the results, [split_rows], sorted by their token.
+        visibility: Who sees whom, as a kernel found it, by a layer's window.
     """
 
-    def __init__(self, step: Step, repeat: int, rows: tuple[int, ...], fill: int = 0) -> None:
+    def __init__(self, step: Step, repeat: int, block_rows: tuple[int, ...], fill: int = 0) -> None:
+        """
+        Args:
+            step: The pass.
+            repeat: Query heads that share a key head.
+            block_rows: The sizes of the kernel's blocks, in rising order. A span that fits none of
+                them gets several blocks of the last size.
+            fill: Items that fill the device. If there are fewer, long keys are split, and a prefix
+                is read for several spans at once. 0 turns both off.
+        """
         self.device = step.slots.device
-        grouped = [(span, group) for group in step.groups for span in group.spans]
-        self.spans = spans = [span for span, _ in grouped]
-        queries = np.concatenate([span.queries for span in spans], axis=1)
-        keys = np.concatenate([span.keys for span in spans], axis=1)
-        if all(span.reach is spans[0].reach for span in spans):
-            words, keys[1] = segment_sets(spans[0].reach, queries[1], keys[1])
-        else:
-            sets = [segment_sets(span.reach, span.queries[1], span.keys[1]) for span in spans]
-            words = np.zeros(
-                (queries.shape[1], 2, max(some.shape[2] for some, _ in sets)), dtype=np.int32
-            )
-            for span, (some, _) in zip(spans, sets, strict=True):
-                words[span.a : span.b, :, : some.shape[2]] = some
-            keys[1] = np.concatenate([labels for _, labels in sets])
-        self.words = power_of_two(words.shape[2])  # of a set of segments, 32 each
-        words = np.pad(words, ((0, 0), (0, 0), (0, self.words - words.shape[2])))
-        items: list[tuple[int, Item]] = []  # with the rows of its block
-        first_key = 0
-        for (span, group), clear in zip(grouped, _clear(spans, queries, words, keys), strict=True):
-            span_queries = span.size
-            size = _size(span_queries * repeat, rows, repeat)
-            block = size // repeat
-            causal = span_queries > block and span.causal
-            for first in range(0, span_queries, block):
-                count = min(block, span_queries - first)
-                own_keys = span.length
-                if causal:
-                    own_keys = span.length - span_queries + first + count
-                    clear = own_keys - count
-                item = Item(
-                    span.a + first,
-                    count,
-                    group.start,
-                    group.length,
-                    span.start,
-                    own_keys,
-                    clear,
-                    first_key,
-                )
-                items.append((size, item))
-            first_key += span.length
-        self.most_own = max(item.own_keys for _, item in items)  # keys of the item with most
-        merged, merged_rows = np.zeros((0, 3)), np.zeros(0)
+        self.spans = step.spans
+        queries = np.concatenate([span.queries for span in self.spans], axis=1)  # [3, tokens]
+        keys = np.concatenate([span.keys for span in self.spans], axis=1)  # [3, own keys]
+        sets, keys[SEGMENT] = _segment_sets(self.spans, queries, keys)
+        # The kernels are compiled for each number of words, so there are only powers of two.
+        self.words = power_of_two(sets.shape[2])
+        sets = np.pad(sets, ((0, 0), (0, 0), (0, self.words - sets.shape[2])))
+        clear = _clear_keys(self.spans, queries, sets, keys)
+        items = _items(step, clear, repeat, block_rows)
+        self.max_own_keys = max(item.own_keys for _, item in items)
+        merge = _Merge.nothing()
         if fill:
-            items, merged, merged_rows = _split(_shared(items, step, repeat, rows), fill)
-        self.split_rows = len(merged_rows)
-        sizes = sorted({size for size, _ in items})
-        parts = [
-            np.column_stack([queries[0], queries[2], words.reshape(len(words), -1)]),
-            keys[[0, 2, 1]].T,
-            merged,
-            merged_rows,
-            *(np.array([item for of, item in items if of == size]) for size in sizes),
-        ]
-        self.queries, self.keys, self.merged, self.merged_rows, *blocks = _moved(parts, self.device)
-        # (rows, items) of each size of block that occurs.
+            items = _share_prefixes(items, step, repeat, block_rows)
+            items, merge = _split(items, fill)
+        self.split_rows = len(merge.rows)
+        sizes = sorted({rows for rows, _ in items})
+        query_table = np.column_stack(
+            [queries[POSITION], queries[STEP], sets.reshape(len(sets), -1)]
+        )
+        key_table = np.column_stack([keys[POSITION], keys[STEP], keys[SEGMENT]])
+        item_tables: list[np.ndarray] = []
+        for size in sizes:
+            item_tables.append(np.array([item for rows, item in items if rows == size]))
+        moved = _move([query_table, key_table, merge.tokens, merge.rows, *item_tables], self.device)
+        self.queries, self.keys, self.merged, self.merged_rows, *blocks = moved
         self.blocks = list(zip(sizes, blocks, strict=True))
-        # Who sees whom, as a kernel found it, by a layer's window.
-        self.seen: dict[int | None, torch.Tensor] = {}
+        self.visibility: dict[int | None, torch.Tensor] = {}
         self._starts: dict[int | None, torch.Tensor | None] = {}
 
     def starts(self, window: int | None) -> torch.Tensor | None:
-        """[tokens] for each query the first position that a layer's window holds; None: none is
-        filled.
-        """
+        """Return the first position in each query's window, [tokens]; None if no window is full."""
         if window not in self._starts:
-            self._starts[window] = None
-            if window is not None and any(span.felt(window) for span in self.spans):
-                starts = [
-                    window_starts(*s.all_seen(), window) if s.felt(window) else [_NO_START] * s.size
-                    for s in self.spans
-                ]
-                (self._starts[window],) = _moved(
-                    [np.maximum(np.concatenate(starts), _NO_START)], self.device
-                )
+            self._starts[window] = self._compute_starts(window)
         return self._starts[window]
 
+    def _compute_starts(self, window: int | None) -> torch.Tensor | None:
+        if window is None:
+            return None
+        starts: list[np.ndarray] = []
+        is_full = False
+        for span in self.spans:
+            if span.effective_window(window) is None:
+                starts.append(np.full(span.query_count, _NO_START))
+            else:
+                starts.append(window_starts(*span.with_prefix(), window))
+                is_full = True
+        if not is_full:
+            return None
+        (moved,) = _move([np.maximum(np.concatenate(starts), _NO_START)], self.device)
+        return moved
 
-def _clear(
-    spans: list[Span], queries: np.ndarray, words: np.ndarray, keys: np.ndarray
+
+def _segment_sets(
+    spans: list[Span], queries: np.ndarray, keys: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the sets of segments of all queries, and the segments of all keys as numbers in them.
+
+    Args:
+        spans: The spans of the pass.
+        queries: [3, tokens]
+        keys: [3, own keys]
+
+    Returns:
+        [tokens, 2, words] and [own keys], as `segment_sets`.
+    """
+    if all(span.reach is spans[0].reach for span in spans):
+        return segment_sets(spans[0].reach, queries[SEGMENT], keys[SEGMENT])
+    parts = [segment_sets(span.reach, span.queries[SEGMENT], span.keys[SEGMENT]) for span in spans]
+    words = max(sets.shape[2] for sets, _ in parts)
+    all_sets = np.zeros((queries.shape[1], 2, words), dtype=np.int32)
+    for span, (sets, _) in zip(spans, parts, strict=True):
+        all_sets[span.query_start : span.query_end, :, : sets.shape[2]] = sets
+    return all_sets, np.concatenate([labels for _, labels in parts])
+
+
+def _clear_keys(
+    spans: list[Span], queries: np.ndarray, sets: np.ndarray, keys: np.ndarray
 ) -> list[int]:
-    """Of each span, its own keys before the first one that not all of its queries see: [spans].
+    """Count the own keys of each span before the first one that not all of its queries see.
 
-    queries: [3, tokens] positions, segments, steps. words: [tokens, 2, words] their sets of
-    segments. keys: [3, keys] positions, numbers in these sets, steps.
+    The kernels read these keys without a mask.
+
+    Args:
+        spans: The spans of the pass.
+        queries: Positions, segments and steps, [3, tokens].
+        sets: The queries' sets of segments, [tokens, 2, words].
+        keys: Positions, numbers in these sets, and steps, [3, own keys].
+
+    Returns:
+        [spans]
     """
-    begins = np.cumsum([0, *(span.size for span in spans[:-1])])
-    lengths = [span.length for span in spans]
-    # [spans, words]: what is ALL to each query of a span.
-    every = np.bitwise_and.reduceat(words[:, 0], begins)
-    upto = np.bitwise_and.reduceat(words[:, 0] | words[:, 1], begins)  # or CAUSAL
-    position, step = (
-        np.repeat(np.minimum.reduceat(queries[row], begins), lengths) for row in (0, 2)
-    )
-    word = np.repeat(np.arange(0, every.size, every.shape[1]), lengths) + (keys[1] >> 5)
-    of_all, of_some = (sets.take(word) >> (keys[1] & 31) & 1 for sets in (every, upto))
-    hidden = np.flatnonzero(((of_all | (of_some & (keys[0] <= position))) & (keys[2] <= step)) == 0)
-    firsts = np.cumsum([0, *lengths])  # the first key of each span, and the end
-    nearest = np.append(hidden, firsts[-1])[np.searchsorted(hidden, firsts[:-1])]
-    return (np.minimum(nearest, firsts[1:]) - firsts[:-1]).tolist()
+    begins = np.cumsum([0, *(span.query_count for span in spans[:-1])])
+    lengths = [span.key_count for span in spans]
+    # The segments that all queries of a span see, whole or up to the query's position,
+    # [spans, words].
+    whole = np.bitwise_and.reduceat(sets[:, 0], begins)
+    causal = np.bitwise_and.reduceat(sets[:, 0] | sets[:, 1], begins)
+    # The position and step up to which all queries of a key's span see, [own keys].
+    position = np.repeat(np.minimum.reduceat(queries[POSITION], begins), lengths)
+    step = np.repeat(np.minimum.reduceat(queries[STEP], begins), lengths)
+    # The word and the bit of each key's segment in its span's sets, [own keys].
+    first_word = np.repeat(np.arange(0, whole.size, whole.shape[1]), lengths)
+    word = first_word + (keys[SEGMENT] >> 5)
+    bit = keys[SEGMENT] & 31
+    in_whole = whole.take(word) >> bit & 1
+    in_causal = causal.take(word) >> bit & 1
+    is_seen = (in_whole | (in_causal & (keys[POSITION] <= position))) & (keys[STEP] <= step)
+    hidden = np.flatnonzero(is_seen == 0)
+    ends = np.cumsum([0, *lengths])
+    # The next hidden key at or after the first key of each span.
+    next_hidden = np.append(hidden, ends[-1])[np.searchsorted(hidden, ends[:-1])]
+    clear = np.minimum(next_hidden, ends[1:]) - ends[:-1]
+    return clear.tolist()
 
 
-@cache
-def _size(queries: int, rows: tuple[int, ...], repeat: int) -> int:
-    """The rows of a block for so many queries and query heads."""
-    return max(
-        next((fitting for fitting in rows if fitting >= queries), rows[-1]), power_of_two(repeat)
-    )
-
-
-def _shared(
-    items: list[tuple[int, Item]], step: Step, repeat: int, rows: tuple[int, ...]
-) -> list[tuple[int, Item]]:
-    """Items that read a long prefix for the queries of several spans, where that takes half as many
-    or fewer.
-    """
+def _items(
+    step: Step, clear_keys: list[int], repeat: int, block_rows: tuple[int, ...]
+) -> list[SizedItem]:
+    """Cut the queries of each span into blocks."""
+    items: list[SizedItem] = []
+    first_key = 0
+    clear_of_span = iter(clear_keys)
     for group in step.groups:
-        first, end = group.spans[0].a, group.spans[-1].b
-        size = _size((end - first) * repeat, rows, repeat)
-        mine = [(of, item) for of, item in items if first <= item.first < end]
-        starts = range(first, end, size // repeat)
-        if group.length >= _LEAST_PART and 2 * len(starts) <= len(mine):
-            apart = [(of, item._replace(prefix=0)) for of, item in mine]
-            blocks = [(begin, min(size // repeat, end - begin)) for begin in starts]
-            shared = [
-                (size, Item(begin, n, group.start, group.length, 0, 0, 0, 0)) for begin, n in blocks
-            ]
-            items = (
-                [(of, item) for of, item in items if not first <= item.first < end] + apart + shared
-            )
+        for span in group.spans:
+            clear = next(clear_of_span)
+            items += _items_of_span(span, group, clear, first_key, repeat, block_rows)
+            first_key += span.key_count
     return items
 
 
-def _split(
-    items: list[tuple[int, Item]], fill: int
-) -> tuple[list[tuple[int, Item]], np.ndarray, np.ndarray]:
-    """Items of about the same number of keys, or all as they are where they fill the device; what
-    is to be merged.
-    """
-    keys = sum(item.prefix + item.own_keys for _, item in items)
-    most = max(_LEAST_PART, -(-keys // fill // _LEAST_PART) * _LEAST_PART)
-    parts = [
-        (size, part)
-        for size, item in items
-        for part in (item.parts(most) if item.prefix + item.own_keys > 1.5 * most else [item])
-    ]
+def _items_of_span(
+    span: Span,
+    group: PrefixGroup,
+    clear: int,
+    first_key: int,
+    repeat: int,
+    block_rows: tuple[int, ...],
+) -> Iterator[SizedItem]:
+    query_count = span.query_count
+    rows = _fitting_rows(query_count * repeat, block_rows, repeat)
+    block = rows // repeat  # Queries of a block.
+    # Blocks of a causal span read the keys up to their last query, and need no mask before their
+    # first one.
+    is_causal = query_count > block and span.causal
+    own_keys = span.key_count
+    for first in range(0, query_count, block):
+        count = min(block, query_count - first)
+        if is_causal:
+            own_keys = span.key_count - query_count + first + count
+            clear = own_keys - count
+        item = Item(
+            first=span.query_start + first,
+            queries=count,
+            prefix_slot=group.start,
+            prefix=group.length,
+            own_slot=span.key_start,
+            own_keys=own_keys,
+            clear=clear,
+            key=first_key,
+        )
+        yield SizedItem(rows, item)
+
+
+@cache
+def _fitting_rows(needed: int, block_rows: tuple[int, ...], repeat: int) -> int:
+    """Return the rows of the smallest block that fits `needed` rows, or of the largest block."""
+    fitting = [rows for rows in block_rows if rows >= needed]
+    rows = fitting[0] if fitting else block_rows[-1]
+    # A block has a row for each query head that shares the key head.
+    return max(rows, power_of_two(repeat))
+
+
+def _share_prefixes(
+    items: list[SizedItem], step: Step, repeat: int, block_rows: tuple[int, ...]
+) -> list[SizedItem]:
+    """Read a long prefix once for several spans, if that at least halves the number of blocks."""
+    for group in step.groups:
+        first = group.spans[0].query_start
+        end = group.spans[-1].query_end
+        rows = _fitting_rows((end - first) * repeat, block_rows, repeat)
+        block = rows // repeat
+        members = [sized for sized in items if first <= sized.item.first < end]
+        starts = range(first, end, block)
+        if group.length < _MIN_PART or 2 * len(starts) > len(members):
+            continue
+        items = [sized for sized in items if not first <= sized.item.first < end]
+        for member_rows, item in members:
+            items.append(SizedItem(member_rows, item._replace(prefix=0)))
+        for start in starts:
+            item = Item(
+                first=start,
+                queries=min(block, end - start),
+                prefix_slot=group.start,
+                prefix=group.length,
+                own_slot=0,
+                own_keys=0,
+                clear=0,
+                key=0,
+            )
+            items.append(SizedItem(rows, item))
+    return items
+
+
+@dataclass
+class _Merge:
+    """Which results are merged."""
+
+    # Each token with several results, and the begin and end of them in `rows`, [n, 3].
+    tokens: np.ndarray
+    # Rows of results, sorted by their token.
+    rows: np.ndarray
+
+    @staticmethod
+    def nothing() -> "_Merge":
+        return _Merge(np.zeros((0, 3)), np.zeros(0))
+
+
+def _split(items: list[SizedItem], fill: int) -> tuple[list[SizedItem], _Merge]:
+    """Split items into parts with about the same number of keys, until they fill the device."""
+    keys = sum(sized.item.keys for sized in items)
+    # Keys per part: a fair share, in whole steps of the minimum.
+    limit = max(_MIN_PART, -(-keys // fill // _MIN_PART) * _MIN_PART)
+    parts: list[SizedItem] = []
+    for sized in items:
+        if sized.item.keys > 1.5 * limit:
+            parts += [SizedItem(sized.rows, part) for part in sized.item.parts(limit)]
+        else:
+            parts.append(sized)
     tokens = [np.arange(part.first, part.first + part.queries) for _, part in parts]
-    results = np.bincount(np.concatenate(tokens))
-    rows: list[int] = []  # of results: the token of each
-    for number, (size, part) in enumerate(parts):
+    results = np.bincount(np.concatenate(tokens))  # The number of results of each token.
+    token_of_row: list[int] = []  # The token of each result that is merged.
+    for number, (rows, part) in enumerate(parts):
         if results[part.first] > 1:
-            parts[number] = size, part._replace(split_row=len(rows))
-            rows += tokens[number].tolist()
-    merged, begins = np.unique(np.sort(rows), return_index=True)
-    ends = np.append(begins[1:], len(rows))[: len(merged)]
-    return parts, np.column_stack([merged, begins, ends]), np.argsort(rows, kind="stable")
+            parts[number] = SizedItem(rows, part._replace(split_row=len(token_of_row)))
+            token_of_row += tokens[number].tolist()
+    merged, begins = np.unique(np.sort(token_of_row), return_index=True)
+    ends = np.append(begins[1:], len(token_of_row))[: len(merged)]
+    rows_by_token = np.argsort(token_of_row, kind="stable")
+    return parts, _Merge(np.column_stack([merged, begins, ends]), rows_by_token)
 
 
-def _moved(parts: list[np.ndarray], device: torch.device) -> list[torch.Tensor]:
-    """Arrays as int32 on the device, in one transfer; each begins at a multiple of 16 bytes, as
-    triton likes it.
+def _move(arrays: list[np.ndarray], device: torch.device) -> list[torch.Tensor]:
+    """Copy arrays to a device as int32, in one transfer.
+
+    Each begins at a multiple of 16 bytes, for which triton compiles faster loads.
     """
-    ends = np.cumsum([-(-part.size // 4) * 4 for part in parts])
-    packed = np.zeros(ends[-1], dtype=np.int32)
-    for part, end in zip(parts, ends, strict=True):
-        begin = end - -(-part.size // 4) * 4
-        packed[begin : begin + part.size] = part.reshape(-1)
+    padded_sizes = [-(-array.size // 4) * 4 for array in arrays]
+    begins = np.cumsum([0, *padded_sizes]).tolist()
+    packed = np.zeros(begins[-1], dtype=np.int32)
+    for array, begin in zip(arrays, begins[:-1], strict=True):
+        packed[begin : begin + array.size] = array.reshape(-1)
     moved = to_device(packed, device)
-    begins = [0, *ends[:-1].tolist()]
     return [
-        moved[b : b + part.size].view(part.shape) for b, part in zip(begins, parts, strict=True)
+        moved[begin : begin + array.size].view(array.shape)
+        for array, begin in zip(arrays, begins[:-1], strict=True)
     ]
 
 
 def power_of_two(n: int) -> int:
-    """The lowest one that is n at least."""
+    """Return the lowest power of two that is at least n."""
     return 1 << (n - 1).bit_length()

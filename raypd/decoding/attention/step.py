@@ -1,6 +1,4 @@
-"""What one forward pass looks like to attention: which queries read which keys, under which mask,
-in which calls.
-"""
+"""Describe one forward pass to attention: which queries read which keys, and under which mask."""
 
 from __future__ import annotations
 
@@ -15,83 +13,101 @@ import torch
 
 from raypd.decoding.kv_cache import KVCache
 from raypd.decoding.transfer import to_device
-from raypd.decoding.visibility import NO_TOKEN, Reach, in_window, visible
+from raypd.decoding.visibility import NO_TOKEN, POSITION, SEGMENT, STEP, Reach, in_window, visible
 
-BLOCK = 64  # keys that avx512 adds up at a time: KEYS in native.c
-_FEW = 64  # queries: spans of more make good calls by themselves
-_PADDING = 1.5  # a batch of spans has at most so many times the scores that its spans have
+BLOCK = 64  # Keys that the AVX-512 kernel adds up at a time: KEYS in native.c.
+# Spans with more queries make good calls by themselves.
+_FEW_QUERIES = 64
+# A batch of spans has at most this many times the scores that its spans have.
+_MAX_PADDING = 1.5
 
 
 @dataclass(eq=False)
 class Span:
-    """The queries [a:b) of one sequence in the packed pass, and its own keys: `length` slots from
-    `start`.
+    """The tokens of one sequence in the packed pass, and the keys that they may read.
+
+    Its queries are the rows [query_start, query_end) of the pass. Its own keys are `key_count`
+    slots of the cache from `key_start` on. If the sequence shares a prefix, the prefix has
+    `prefix_length` keys, which come before its own.
     """
 
-    a: int
-    b: int
-    start: int
-    length: int
-    reach: np.ndarray  # [segments, segments] of Reach
-    queries: np.ndarray  # [3, b - a] position, segment and step of each
-    keys: np.ndarray  # [3, length] the same
-    # Slots of the prefix that it shares with others, which come before its own keys.
-    prefix: int = 0
+    query_start: int
+    query_end: int
+    key_start: int
+    key_count: int
+    # What each segment sees of each other, [segments, segments] of Reach.
+    reach: np.ndarray
+    # Position, segment and step of each query, [3, queries].
+    queries: np.ndarray
+    # Position, segment and step of each own key, [3, own keys].
+    keys: np.ndarray
+    prefix_length: int = 0
 
     @property
-    def size(self) -> int:
-        return self.b - self.a
+    def query_count(self) -> int:
+        return self.query_end - self.query_start
 
     @cached_property
     def causal(self) -> bool:
-        """Whether its queries are its last keys, and each sees all keys up to itself: text that is
-        read in order.
-        """
-        positions, segments, steps = self.keys
-        segment = segments[0]
-        if (
-            segment == NO_TOKEN
-            or self.reach[segment, segment] != Reach.CAUSAL
-            or (segments != segment).any()
-        ):
-            return False
-        in_order = (np.diff(positions) > 0).all() and (np.diff(steps) >= 0).all()
-        return bool(in_order and np.array_equal(self.queries, self.keys[:, -self.size :]))
+        """Whether the span is text that is read in order.
 
-    def felt(self, window: int | None) -> int | None:
-        """A layer's window, or None where all keys there are do not fill it."""
-        return None if window is None or self.prefix + self.length <= window else window
+        Its queries are then its last keys, and each query sees all keys up to itself.
+        """
+        segments = self.keys[SEGMENT]
+        segment = segments[0]
+        if segment == NO_TOKEN or self.reach[segment, segment] != Reach.CAUSAL:
+            return False
+        if (segments != segment).any():
+            return False
+        if (np.diff(self.keys[POSITION]) <= 0).any() or (np.diff(self.keys[STEP]) < 0).any():
+            return False
+        return np.array_equal(self.queries, self.keys[:, -self.query_count :])
+
+    def effective_window(self, window: int | None) -> int | None:
+        """Return a layer's window, or None if the span has too few keys to fill it."""
+        if window is None or self.prefix_length + self.key_count <= window:
+            return None
+        return window
 
     @cached_property
-    def seen(self) -> np.ndarray:
-        """bool [queries, keys] by the one rule.
+    def visibility(self) -> np.ndarray:
+        """What the queries see of the own keys, bool [queries, own keys].
 
-        Steps matter where a sequence is fed again after it lost its cache.
+        Steps matter when a sequence is fed again after it lost its cache.
         """
-        positions, segments, steps = self.queries
-        key_positions, key_segments, key_steps = self.keys
         return visible(
-            self.reach, segments, positions, key_segments, key_positions, steps, key_steps
+            self.reach,
+            self.queries[SEGMENT],
+            self.queries[POSITION],
+            self.keys[SEGMENT],
+            self.keys[POSITION],
+            self.queries[STEP],
+            self.keys[STEP],
         )
 
-    def all_seen(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """`seen` [queries, prefix + own keys] with the prefix, which all see; positions of queries
-        and these keys.
+    def with_prefix(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return the visibility over the prefix, which all queries see, and the own keys.
+
+        Returns:
+            The visibility, bool [queries, prefix + own keys]; the positions of the queries; and the
+            positions of these keys.
         """
-        visibility = np.concatenate(
-            [np.ones((self.size, self.prefix), dtype=bool), self.seen], axis=1
-        )
-        return visibility, self.queries[0], np.concatenate([np.arange(self.prefix), self.keys[0]])
+        sees_prefix = np.ones((self.query_count, self.prefix_length), dtype=bool)
+        visibility = np.concatenate([sees_prefix, self.visibility], axis=1)
+        key_positions = np.concatenate([np.arange(self.prefix_length), self.keys[POSITION]])
+        return visibility, self.queries[POSITION], key_positions
 
     def in_window(self, window: int) -> np.ndarray:
-        """`in_window` over the prefix and the own keys: [queries, prefix keys + own keys]."""
-        return in_window(*self.all_seen(), window)
+        """Return which keys are in each query's window, bool [queries, prefix + own keys]."""
+        visibility, query_positions, key_positions = self.with_prefix()
+        return in_window(visibility, query_positions, key_positions, window)
 
 
 @dataclass(eq=False)
 class PrefixGroup:
-    """Spans that stand side by side in the pass and share a prefix of `length` slots from `start`
-    (length 0: none).
+    """Spans that are neighbours in the pass and share a prefix.
+
+    The prefix has `length` slots of the cache from `start` on; a length of 0 means none.
     """
 
     spans: list[Span]
@@ -101,8 +117,9 @@ class PrefixGroup:
 
 @dataclass(eq=False)
 class Batch:
-    """Spans, by `start`, that attend to their own keys in one call, padded to the most queries and
-    keys among them.
+    """Spans that attend to their own keys in one call, in order of `key_start`.
+
+    They are padded to the most queries and the most keys among them.
     """
 
     spans: list[Span]
@@ -110,65 +127,66 @@ class Batch:
 
     @cached_property
     def shape(self) -> tuple[int, int, int]:
-        """(spans, queries, keys), padded."""
-        return (
-            len(self.spans),
-            max(span.size for span in self.spans),
-            max(span.length for span in self.spans),
-        )
+        """The numbers of spans, queries and keys, with padding."""
+        queries = max(span.query_count for span in self.spans)
+        keys = max(span.key_count for span in self.spans)
+        return len(self.spans), queries, keys
 
     @cached_property
     def stride(self) -> int | None:
-        """Slots from each span's first key to the next span's; None where they differ."""
-        strides = np.diff([span.start for span in self.spans])
-        return int(strides[0]) if len(strides) and (strides == strides[0]).all() else None
+        """Slots from each span's first key to that of the next span; None if they differ."""
+        strides = np.diff([span.key_start for span in self.spans])
+        if len(strides) and (strides == strides[0]).all():
+            return int(strides[0])
+        return None
 
     @cached_property
-    def asked(self) -> torch.Tensor:
-        """[spans * queries] their places in the pass; padding stands for the last one of its
-        span.
+    def query_rows(self) -> torch.Tensor:
+        """The queries' rows in the pass, [spans * queries].
+
+        Padding repeats the last row of its span.
         """
-        places = np.arange(self.shape[1])
-        queries = np.concatenate(
-            [span.a + np.minimum(places, span.size - 1) for span in self.spans]
-        )
-        return to_device(queries, self.device)
+        _, queries, _ = self.shape
+        numbers = np.arange(queries)
+        rows = [span.query_start + np.minimum(numbers, span.query_count - 1) for span in self.spans]
+        return to_device(np.concatenate(rows), self.device)
 
     @cached_property
-    def slots(self) -> torch.Tensor:
-        """[spans * keys] where their keys are in the cache; padding stands for the last one of its
-        span.
-        """
-        places = np.arange(self.shape[2])
-        slots = np.concatenate(
-            [span.start + np.minimum(places, span.length - 1) for span in self.spans]
-        )
-        return to_device(slots, self.device)
+    def key_slots(self) -> torch.Tensor:
+        """The keys' slots in the cache, [spans * keys]. Padding repeats the last of its span."""
+        _, _, keys = self.shape
+        numbers = np.arange(keys)
+        slots = [span.key_start + np.minimum(numbers, span.key_count - 1) for span in self.spans]
+        return to_device(np.concatenate(slots), self.device)
 
-    def seen(self, window: int | None) -> np.ndarray:
-        """bool [spans, queries, keys]; padded queries see what the last of their span does."""
-        spans, queries, keys = self.shape
-        visibility = np.zeros((spans, queries, keys), dtype=bool)
-        for row, span in zip(visibility, self.spans, strict=True):
-            span_visibility = span.seen
-            if (felt := span.felt(window)) is not None:
-                span_visibility = span_visibility & span.in_window(felt)[:, span.prefix :]
-            row[: span.size, : span.length] = span_visibility
-            row[span.size :, : span.length] = span_visibility[-1]
+    def visibility(self, window: int | None) -> np.ndarray:
+        """Return what the queries see of the keys, bool [spans, queries, keys].
+
+        Padded queries see what the last query of their span sees.
+        """
+        visibility = np.zeros(self.shape, dtype=bool)
+        for padded, span in zip(visibility, self.spans, strict=True):
+            span_visibility = span.visibility
+            span_window = span.effective_window(window)
+            if span_window is not None:
+                own_keys = span.in_window(span_window)[:, span.prefix_length :]
+                span_visibility = span_visibility & own_keys
+            padded[: span.query_count, : span.key_count] = span_visibility
+            padded[span.query_count :, : span.key_count] = span_visibility[-1]
         return visibility
 
 
 class AttentionLayer(NamedTuple):
-    """What attention is in one layer."""
+    """The attention of one layer."""
 
-    number: int  # from 0; its place in the cache
-    scale: float  # factor of the scores
-    window: int | None = None  # tokens that a query sees at most
-    softcap: float | None = None  # most that a score can be, by tanh
+    number: int  # Counts from 0; the layer's number in the cache.
+    scale: float  # The factor of the scores.
+    window: int | None = None  # The most tokens that a query sees.
+    softcap: float | None = None  # The bound of the scores, applied by tanh.
 
 
 class Attend(Protocol):
-    """Attention over the cache, in one layer."""
+    """Attention over the cache in one layer."""
 
     def __call__(
         self,
@@ -178,101 +196,149 @@ class Attend(Protocol):
         key: torch.Tensor | None,
         value: torch.Tensor | None,
     ) -> torch.Tensor:
-        """Stores keys and values [tokens, kv_heads, head_dim] (None: they are stored), and attends
-        to all that the queries see. Queries and what it returns are [tokens, heads, head_dim];
-        queries and keys are rotated.
+        """Store keys and values, and attend to all that the queries see.
+
+        Args:
+            step: The pass.
+            layer: The layer.
+            query: Rotated queries, [tokens, heads, head_dim].
+            key: Rotated keys, [tokens, kv_heads, head_dim], or None if they are stored already.
+            value: Values, [tokens, kv_heads, head_dim], or None likewise.
+
+        Returns:
+            [tokens, heads, head_dim]
         """
 
 
 @dataclass
 class Step:
-    """One packed forward pass; handed to every attention layer as it is."""
+    """One packed forward pass. Every attention layer receives it as it is."""
 
     cache: KVCache
     groups: list[PrefixGroup]
-    slots: torch.Tensor  # [tokens] where each token's key and value go
-    kept: torch.Tensor  # [n] places of the tokens whose predictions are wanted
+    # The slot where each token's key and value go, [tokens].
+    slots: torch.Tensor
+    # The rows of the tokens behind which a next one is wanted, [samples].
+    sample_rows: torch.Tensor
     attend: Attend
-    # What a kernel has built, by the query heads to a key head.
+    # What a kernel prepares for a pass, by the number of query heads per key head.
     plans: dict[int, Any] = field(default_factory=dict)
     _masks: dict[tuple[int, int, int | None], torch.Tensor | None] = field(default_factory=dict)
     _calls: dict[tuple[int | None, bool], tuple[list[Span], list[Batch]]] = field(
         default_factory=dict
     )
 
+    @property
+    def spans(self) -> list[Span]:
+        """The spans of all groups, in the order of the pass."""
+        return [span for group in self.groups for span in group.spans]
+
     def calls(self, window: int | None, causal: bool) -> tuple[list[Span], list[Batch]]:
-        """The calls that attend to own keys in a layer: of `causal` spans (where a kernel takes
-        them), of batches.
+        """Return the calls that attend to own keys in a layer.
+
+        Args:
+            window: The layer's window.
+            causal: Whether a kernel computes causal spans without a mask.
+
+        Returns:
+            The spans that are computed alone as causal ones, and the batches of all others.
         """
-        if (window, causal) not in self._calls:
-            spans = [span for group in self.groups for span in group.spans]
-            if window is not None and not any(span.felt(window) for span in spans):
-                self._calls[window, causal] = self.calls(None, causal)
-                return self._calls[window, causal]
-            alone = [
-                span
-                for span in spans
-                if causal and span.size > 1 and not span.felt(window) and span.causal
-            ]
-            alone_ids = set(map(id, alone))
-            batches = _batches([span for span in spans if id(span) not in alone_ids])
-            self._calls[window, causal] = (
-                alone,
-                [Batch(some, self.slots.device) for some in batches],
-            )
-        return self._calls[window, causal]
+        key = (window, causal)
+        if key not in self._calls:
+            spans = self.spans
+            windowed = any(span.effective_window(window) is not None for span in spans)
+            if window is not None and not windowed:
+                self._calls[key] = self.calls(None, causal)
+            else:
+                self._calls[key] = self._plan_calls(spans, window, causal)
+        return self._calls[key]
+
+    def _plan_calls(
+        self, spans: list[Span], window: int | None, causal: bool
+    ) -> tuple[list[Span], list[Batch]]:
+        alone: list[Span] = []
+        batched: list[Span] = []
+        for span in spans:
+            # A single query makes a good batch with other ones.
+            is_text = causal and span.query_count > 1
+            if is_text and span.effective_window(window) is None and span.causal:
+                alone.append(span)
+            else:
+                batched.append(span)
+        batches = [Batch(members, self.slots.device) for members in _batches(batched)]
+        return alone, batches
 
     @cached_property
     def gathered(self) -> tuple[Step, torch.Tensor]:
-        """The pass over copies of its keys, and the slots [keys] to copy: a span for the queries of
-        each segment, over the keys that one of them sees. Neighbours with the same first keys share
-        whole `BLOCK`s of them as a prefix.
+        """The same pass over copies of its keys, and the slots to copy, [keys].
+
+        The queries of each segment become a span over the keys that one of them sees. Neighbours
+        with the same first keys share whole blocks of `BLOCK` of them as a prefix.
         """
-        runs = [
-            run for group in self.groups for span in group.spans for run in _runs(span, group.start)
-        ]
-        shared = [*(_shared(*run[1:], *following[1:]) for run, following in pairwise(runs)), 0]
+        runs = [run for group in self.groups for span in group.spans for run in _runs(span, group)]
+        # How many leading keys each run shares with the next one.
+        shared = [_shared_keys(run, next_run) for run, next_run in pairwise(runs)]
+        shared.append(0)
         groups: list[PrefixGroup] = []
         copied: list[np.ndarray] = []
-        filled = 0
-        for n, (span, keys, _) in enumerate(runs):
-            if not groups or not groups[-1].length or shared[n - 1] != groups[-1].length:
-                groups.append(PrefixGroup([], filled, shared[n]))
-                copied.append(keys[: shared[n]])
-                filled += shared[n]
-            prefix = groups[-1].length
-            span.start, span.length, span.prefix, span.keys = (
-                filled,
-                len(keys) - prefix,
-                prefix,
-                span.keys[:, prefix:],
+        filled = 0  # Slots of the copy that are in use.
+        for number, run in enumerate(runs):
+            joins_last = (
+                len(groups) > 0
+                and groups[-1].length > 0
+                and shared[number - 1] == groups[-1].length
             )
-            groups[-1].spans.append(span)
-            copied.append(keys[prefix:])
-            filled += span.length
+            if not joins_last:
+                groups.append(PrefixGroup([], filled, shared[number]))
+                copied.append(run.slots[: shared[number]])
+                filled += shared[number]
+            group = groups[-1]
+            span = run.span
+            span.key_start = filled
+            span.key_count = len(run.slots) - group.length
+            span.prefix_length = group.length
+            span.keys = span.keys[:, group.length :]
+            group.spans.append(span)
+            copied.append(run.slots[group.length :])
+            filled += span.key_count
         slots = to_device(np.concatenate(copied), self.slots.device)
-        return Step(self.cache, groups, self.slots, self.kept, self.attend), slots
+        step = Step(self.cache, groups, self.slots, self.sample_rows, self.attend)
+        return step, slots
 
     def own_mask(
         self, batch: Batch, window: int | None, repeat: int, like: torch.Tensor
     ) -> torch.Tensor | None:
-        """Additive, over own keys: [spans, 1, repeat * queries, keys], in the dtype of `like`; None
-        where all is seen. `repeat` query heads share a key head, and are folded into the queries.
+        """Return the additive mask of a batch over own keys.
+
+        Args:
+            batch: The batch.
+            window: The layer's window.
+            repeat: Query heads that share a key head. They are folded into the queries.
+            like: A tensor with the mask's dtype and device.
+
+        Returns:
+            [spans, 1, repeat * queries, keys], or None if the queries see all keys.
         """
-        if all(span.felt(window) is None for span in batch.spans):
+        if all(span.effective_window(window) is None for span in batch.spans):
             window = None
         key = (id(batch), repeat, window)
         if key not in self._masks:
-            self._masks[key] = _additive(batch.seen(window), repeat, like)
+            self._masks[key] = _additive(batch.visibility(window), repeat, like)
         return self._masks[key]
 
     def prefix_mask(
         self, group: PrefixGroup, window: int | None, repeat: int, like: torch.Tensor
     ) -> torch.Tensor | None:
-        """The additive mask of a group's queries over its prefix, [1, 1, repeat * queries, prefix
-        keys], or None.
+        """Return the additive mask of a group's queries over its prefix.
+
+        The other arguments are those of `own_mask`.
+
+        Returns:
+            [1, 1, repeat * queries, prefix keys], or None if the queries see all of the prefix.
         """
-        if window is None or all(span.felt(window) is None for span in group.spans):
+        if window is None:
+            return None
+        if all(span.effective_window(window) is None for span in group.spans):
             return None
         key = (id(group), repeat, window)
         if key not in self._masks:
@@ -283,66 +349,96 @@ class Step:
         return self._masks[key]
 
 
-def _runs(span: Span, prefix: int) -> Iterator[tuple[Span, np.ndarray, int]]:
-    """The queries of each segment as a span over the keys that one of them sees, the prefix first;
-    the slots of these keys; how many, from the first, all its queries see, at positions 0, 1, 2,
-    ...
-    """
-    reach = np.pad(span.reach, (0, 1), constant_values=Reach.ALL)  # the last segment is the prefix
-    before = np.stack(
-        [
-            np.arange(span.prefix),
-            *np.full((2, span.prefix), [[len(span.reach)], [span.keys[2].min()]]),
-        ]
-    )
-    for first, end in pairwise([0, *np.flatnonzero(np.diff(span.queries[1])) + 1, span.size]):
-        seen = span.seen[first:end]
-        own = np.flatnonzero(seen.any(0))
-        keys = np.concatenate([before, span.keys[:, own]], axis=1)
-        slots = np.concatenate([np.arange(prefix, prefix + span.prefix), span.start + own])
-        of_all = np.concatenate([before[0] >= 0, seen[:, own].all(0), [False]])
-        clear = int((of_all & (np.append(keys[0], -1) == np.arange(len(of_all)))).argmin())
-        yield (
-            Span(
-                span.a + first, span.a + end, 0, len(slots), reach, span.queries[:, first:end], keys
-            ),
-            slots,
-            clear,
+class _SegmentRun(NamedTuple):
+    """The queries of one segment of a span, over the keys that one of them sees."""
+
+    span: Span
+    # The slots of these keys, the prefix first.
+    slots: np.ndarray
+    # How many leading keys all queries see, and that are at positions 0, 1, 2, ...
+    common: int
+
+
+def _runs(span: Span, group: PrefixGroup) -> Iterator[_SegmentRun]:
+    """Split a span where the segment of its queries changes."""
+    # The prefix becomes a segment of its own, the last one, which all others see.
+    prefix_segment = len(span.reach)
+    reach = np.pad(span.reach, (0, 1), constant_values=Reach.ALL)
+    prefix_keys = np.empty((3, span.prefix_length), dtype=np.int64)
+    prefix_keys[POSITION] = np.arange(span.prefix_length)
+    prefix_keys[SEGMENT] = prefix_segment
+    prefix_keys[STEP] = span.keys[STEP].min()
+    prefix_slots = np.arange(group.start, group.start + span.prefix_length)
+    changes = np.flatnonzero(np.diff(span.queries[SEGMENT])) + 1
+    for first, end in pairwise([0, *changes, span.query_count]):
+        visibility = span.visibility[first:end]
+        own = np.flatnonzero(visibility.any(0))
+        keys = np.concatenate([prefix_keys, span.keys[:, own]], axis=1)
+        slots = np.concatenate([prefix_slots, span.key_start + own])
+        all_see_prefix = np.ones(span.prefix_length, dtype=bool)
+        all_see = np.concatenate([all_see_prefix, visibility[:, own].all(0)])
+        without_gaps = keys[POSITION] == np.arange(len(slots))
+        run_span = Span(
+            query_start=span.query_start + first,
+            query_end=span.query_start + end,
+            key_start=0,
+            key_count=len(slots),
+            reach=reach,
+            queries=span.queries[:, first:end],
+            keys=keys,
         )
+        yield _SegmentRun(run_span, slots, _leading(all_see & without_gaps))
 
 
-def _shared(slots: np.ndarray, clear: int, others: np.ndarray, others_clear: int) -> int:
-    """How many of the first slots are the same and clear in both: whole blocks of them."""
-    most = min(clear, others_clear)
-    return int(np.append(slots[:most] == others[:most], False).argmin()) // BLOCK * BLOCK
+def _leading(flags: np.ndarray) -> int:
+    """Count the leading flags that are True."""
+    return int(np.append(flags, False).argmin())
+
+
+def _shared_keys(run: _SegmentRun, next_run: _SegmentRun) -> int:
+    """Return how many leading keys two runs share, in whole blocks."""
+    limit = min(run.common, next_run.common)
+    same = _leading(run.slots[:limit] == next_run.slots[:limit])
+    return same // BLOCK * BLOCK
 
 
 def _batches(spans: list[Span]) -> Iterator[list[Span]]:
-    """Spans of few queries with others of like shape; the others by themselves.
+    """Batch spans of few queries with others of a similar shape, and each other span alone.
 
-    Each batch by `start`.
+    The spans of a batch are in order of `key_start`.
     """
-    together: list[Span] = []
-    scores = 0
-    for span in sorted(spans, key=lambda span: (span.size > _FEW, span.size, span.length)):
-        span_scores = span.size * span.length
-        padded = (
-            (len(together) + 1) * span.size * max(span.length, *(s.length for s in together), 0)
-        )
-        if together and (span.size > _FEW or padded > _PADDING * (scores + span_scores)):
-            yield sorted(together, key=lambda s: s.start)
-            together, scores = [], 0
-        together.append(span)
+    members: list[Span] = []
+    scores = 0  # Queries times keys of all members.
+    longest = 0  # Most keys of a member.
+    # In this order each span has at least as many queries as those before it.
+    order = sorted(
+        spans,
+        key=lambda span: (span.query_count > _FEW_QUERIES, span.query_count, span.key_count),
+    )
+    for span in order:
+        span_scores = span.query_count * span.key_count
+        padded_length = max(longest, span.key_count)
+        padded_scores = (len(members) + 1) * span.query_count * padded_length
+        is_large = span.query_count > _FEW_QUERIES
+        if members and (is_large or padded_scores > _MAX_PADDING * (scores + span_scores)):
+            yield sorted(members, key=lambda member: member.key_start)
+            members = []
+            scores = 0
+            longest = 0
+        members.append(span)
         scores += span_scores
-    if together:
-        yield sorted(together, key=lambda s: s.start)
+        longest = max(longest, span.key_count)
+    if members:
+        yield sorted(members, key=lambda member: member.key_start)
 
 
 def _additive(visibility: np.ndarray, repeat: int, like: torch.Tensor) -> torch.Tensor | None:
-    """[rows, queries, keys] -> [rows, 1, repeat * queries, keys]; None where all is seen."""
+    """Turn a visibility [rows, queries, keys] into a mask [rows, 1, repeat * queries, keys].
+
+    The result is None if everything is visible.
+    """
     if visibility.all():
         return None
-    mask = like.new_zeros(visibility.shape).masked_fill_(
-        to_device(~visibility, like.device), -torch.inf
-    )
+    hidden = to_device(~visibility, like.device)
+    mask = like.new_zeros(visibility.shape).masked_fill_(hidden, -torch.inf)
     return mask.repeat(1, repeat, 1)[:, None]

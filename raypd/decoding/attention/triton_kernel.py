@@ -1,18 +1,40 @@
-"""Attention over the cache in one kernel, for GPUs: it reads every key where it lies and knows the
-rule of visibility itself, from a few integers a token (`KernelPlan`), so no mask is built and
-nothing is gathered. A program of the kernel has a block of one span's queries for one key head,
-whose query heads are folded into it, and reads the shared prefix, then the span's own keys. The one
-file that needs triton: imported only where it is asked for.
+"""Attention over the cache in one kernel, for GPUs.
+
+The kernel reads every key where it lies, and applies the rule of visibility itself, from a few
+integers per token (`KernelPlan`). So no mask is built and nothing is gathered. A program of the
+kernel computes a block of one span's queries for one key head; the query heads that share it are
+folded into the block. It reads the shared prefix first, then the span's own keys.
+
+Only this file and cuda_layer.py need triton, so they are imported only where a GPU is used.
 """
 
 from functools import cache
+from typing import NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 
-from raypd.decoding.attention.plan import KernelPlan, power_of_two
+from raypd.decoding.attention.plan import Item, KernelPlan, power_of_two
 from raypd.decoding.attention.step import AttentionLayer, Step
+
+# Bytes of shared memory that the keys of one block may take, so that two stages of keys and values
+# fit the 99 KB of sm86, sm89 and sm120.
+_KEY_BYTES = 16_384
+
+
+class Tile(NamedTuple):
+    """How a block of queries is computed."""
+
+    keys: int  # Keys that are read at a time.
+    warps: int
+
+
+class Gpu(NamedTuple):
+    """What the kernels need to know about a GPU."""
+
+    capability: tuple[int, int]
+    multiprocessors: int
 
 
 def attend(
@@ -22,36 +44,40 @@ def attend(
     key: torch.Tensor | None,
     value: torch.Tensor | None,
 ) -> torch.Tensor:
-    """`Attend` by one kernel, and one that merges where keys of a query are split over several
-    blocks.
+    """Attend by one kernel, and a second one that merges the parts of split keys.
+
+    The arguments are those of `Attend`.
     """
-    number, scale, window, softcap = layer
-    keys, values = step.cache.write(number, step.slots, key, value)  # [slots, kv_heads, head_dim]
+    # [slots, kv_heads, head_dim]
+    keys, values = step.cache.write(layer.number, step.slots, key, value)
     tokens, heads, head_dim = query.shape
-    kv_heads, repeat, value_dim = keys.shape[1], heads // keys.shape[1], values.shape[2]
-    if query.dtype == torch.float64:  # the kernel takes numbers in float32
-        query, scale = query * scale, 1.0
-    query = query if query.stride(-1) == 1 else query.contiguous()
+    kv_heads = keys.shape[1]
+    value_dim = values.shape[2]
+    scale = layer.scale
+    if query.dtype == torch.float64:
+        # Triton rounds number arguments to float32, so the scale is applied here.
+        query = query * scale
+        scale = 1.0
+    if query.stride(-1) != 1:
+        query = query.contiguous()
     out = query.new_empty(tokens, heads, value_dim)
-    capability, processors = card(query.device)
-    sizes = tiles(capability, max(head_dim, value_dim), query.element_size())
+    gpu = gpu_of(query.device)
+    sizes = tiles(gpu.capability, max(head_dim, value_dim), query.element_size())
+    repeat = heads // kv_heads
     plan = step.plans.get(repeat)
     if plan is None:
-        plan = step.plans[repeat] = KernelPlan(
-            step, repeat, tuple(sizes), 2 * processors // kv_heads
-        )
-    starts = plan.starts(window)
+        fill = 2 * gpu.multiprocessors // kv_heads
+        plan = KernelPlan(step, repeat, tuple(sizes), fill)
+        step.plans[repeat] = plan
+    starts = plan.starts(layer.window)
     wide = torch.promote_types(query.dtype, torch.float32)
     split = query.new_empty(plan.split_rows, heads, value_dim, dtype=wide)
     split_lse = query.new_empty(plan.split_rows, heads, dtype=wide)
-    dims = {
-        "DIM_BLOCK": max(16, power_of_two(head_dim)),
-        "VALUE_BLOCK": max(16, power_of_two(value_dim)),
-    }
-    with torch.cuda.device_of(query):  # triton launches on the current device
+    value_block = max(16, power_of_two(value_dim))
+    with torch.cuda.device_of(query):  # Triton launches on the current device.
         for rows, items in plan.blocks:
-            # Of more rows: many heads share a key head.
-            block, warps = sizes.get(rows) or list(sizes.values())[-1]
+            # Many query heads that share a key head need more rows than any tile has.
+            tile = sizes.get(rows) or list(sizes.values())[-1]
             _attend[len(items), kv_heads](
                 query,
                 keys,
@@ -64,7 +90,7 @@ def attend(
                 plan.keys,
                 plan.queries if starts is None else starts,
                 scale,
-                softcap or 0.0,
+                layer.softcap or 0.0,
                 *query.stride()[:2],
                 *keys.stride()[:2],
                 *values.stride()[:2],
@@ -74,12 +100,13 @@ def attend(
                 VALUE_DIM=value_dim,
                 WORDS=plan.words,
                 WINDOW=starts is not None,
-                SOFTCAP=softcap is not None,
+                SOFTCAP=layer.softcap is not None,
                 SPLIT=plan.split_rows > 0,
                 ROWS=rows,
-                BLOCK=block,
-                **dims,
-                num_warps=warps,
+                BLOCK=tile.keys,
+                DIM_BLOCK=max(16, power_of_two(head_dim)),
+                VALUE_BLOCK=value_block,
+                num_warps=tile.warps,
                 num_stages=2,
             )
         if plan.split_rows:
@@ -91,16 +118,16 @@ def attend(
                 plan.merged_rows,
                 HEADS=heads,
                 VALUE_DIM=value_dim,
-                VALUE_BLOCK=dims["VALUE_BLOCK"],
+                VALUE_BLOCK=value_block,
                 num_warps=1,
             )
     return out
 
 
 def refusal(device: torch.device) -> str | None:
-    """Why the kernel cannot run on a device; None: it can.
+    """Return why the kernel cannot run on a device; None if it can.
 
-    Triton's interpreter (TRITON_INTERPRET=1) runs on any.
+    Triton's interpreter (TRITON_INTERPRET=1) runs on any device.
     """
     if device.type == "cuda" or not isinstance(_attend, triton.JITFunction):
         return None
@@ -108,30 +135,44 @@ def refusal(device: torch.device) -> str | None:
 
 
 @cache
-def card(device: torch.device) -> tuple[tuple[int, int], int]:
-    """Capability and multiprocessors of a device; none of what is no GPU, where keys are not
-    split.
+def gpu_of(device: torch.device) -> Gpu:
+    """Return the properties of a GPU.
+
+    Another device counts as a GPU without multiprocessors, for which keys are not split.
     """
     if device.type != "cuda":
-        return (8, 0), 0
-    return torch.cuda.get_device_capability(device), torch.cuda.get_device_properties(
-        device
-    ).multi_processor_count
+        return Gpu((8, 0), 0)
+    capability = torch.cuda.get_device_capability(device)
+    properties = torch.cuda.get_device_properties(device)
+    return Gpu(capability, properties.multi_processor_count)
 
 
-def tiles(capability: tuple[int, int], dim: int, itemsize: int) -> dict[int, tuple[int, int]]:
-    """By the rows of a block, rising, one a query and query head: its keys, so that queries and two
-    stages of keys and values fit the shared memory (99 KB of sm86, sm89 and sm120), and its warps,
-    so that sums fit the registers.
+def tiles(capability: tuple[int, int], dim: int, itemsize: int) -> dict[int, Tile]:
+    """Return the tile for each number of rows that a block may have, in rising order.
+
+    A block has one row per query and query head. Its keys are such that queries and two stages of
+    keys and values fit the shared memory, and its warps such that the sums fit the registers.
+
+    Args:
+        capability: The GPU's compute capability.
+        dim: Dimension of a head.
+        itemsize: Bytes of a number.
     """
-    large = capability[0] in (9, 10)
+    if itemsize > 2:  # These products do not use tensor cores.
+        return {16: Tile(16, 4)}
+    is_large = capability[0] in (9, 10)
     row_bytes = max(16, power_of_two(dim)) * itemsize
-    keys = min(64 if large else 32, max(16, 16_384 // row_bytes))
-    if itemsize > 2:  # products without tensor cores
-        return {16: (16, 4)}
+    keys = min(64 if is_large else 32, max(16, _KEY_BYTES // row_bytes))
     if row_bytes > 256:
-        return {16: (keys, 4), 64: (keys, 8)}
-    return {16: (keys, 4), 64: (keys, 4), **({128: (keys, 8)} if large else {})}
+        return {16: Tile(keys, 4), 64: Tile(keys, 8)}
+    sizes = {16: Tile(keys, 4), 64: Tile(keys, 4)}
+    if is_large:
+        sizes[128] = Tile(keys, 8)
+    return sizes
+
+
+# The fields of an `Item` by which the kernels read it.
+_FIELD_COUNT = tl.constexpr(len(Item._fields))
 
 
 @triton.jit
@@ -167,32 +208,41 @@ def _attend(  # type: ignore[no-untyped-def]
     DIM_BLOCK: tl.constexpr,
     VALUE_BLOCK: tl.constexpr,
 ):
-    # query_rows, out [tokens, heads, dim]; stored_* [slots, kv_heads, dim]; split [rows, heads,
-    # dim] and its log-sum-exps [rows, heads]; the others as in `KernelPlan`.
+    # Shapes: query_rows and out [tokens, heads, dim]; stored_keys and stored_values [slots,
+    # kv_heads, dim]; split [rows, heads, dim] and split_lse [rows, heads]. The others are those of
+    # `KernelPlan`.
     REPEAT: tl.constexpr = HEADS // KV_HEADS
     FIELDS: tl.constexpr = 2 + 2 * WORDS
     WIDE: tl.constexpr = tl.float64 if query_rows.dtype.element_ty == tl.float64 else tl.float32
-    item = items + tl.program_id(0) * 10
+    # The fields of `Item`, in their order.
+    item = items + tl.program_id(0) * _FIELD_COUNT
     kv_head = tl.program_id(1)
-    first, count = tl.load(item), tl.load(item + 1)
-    prefix_slot, prefix = tl.load(item + 2).to(tl.int64), tl.load(item + 3)
-    own_slot, own_length = tl.load(item + 4).to(tl.int64), tl.load(item + 5)
-    clear, first_key = tl.load(item + 6), tl.load(item + 7)
+    first = tl.load(item)
+    count = tl.load(item + 1)
+    prefix_slot = tl.load(item + 2).to(tl.int64)
+    prefix = tl.load(item + 3)
+    own_slot = tl.load(item + 4).to(tl.int64)
+    own_length = tl.load(item + 5)
+    clear = tl.load(item + 6)
+    first_key = tl.load(item + 7)
     prefix_begin = tl.load(item + 8)
     row = tl.arange(0, ROWS)
     is_row = row < count * REPEAT
     token = (first + row // REPEAT).to(tl.int64)
     head = kv_head * REPEAT + row % REPEAT
-    dim, value_dim = tl.arange(0, DIM_BLOCK), tl.arange(0, VALUE_BLOCK)
-    is_dim, is_value_dim = dim < DIM, value_dim < VALUE_DIM
-    place = token[:, None] * token_stride + head[:, None] * head_stride + dim[None, :]
-    # [ROWS, DIM_BLOCK].
-    query = tl.load(query_rows + place, mask=is_row[:, None] & is_dim[None, :], other=0.0)
+    dim = tl.arange(0, DIM_BLOCK)
+    value_dim = tl.arange(0, VALUE_BLOCK)
+    is_dim = dim < DIM
+    is_value_dim = value_dim < VALUE_DIM
+    query_offset = token[:, None] * token_stride + head[:, None] * head_stride + dim[None, :]
+    # [ROWS, DIM_BLOCK]
+    query = tl.load(query_rows + query_offset, mask=is_row[:, None] & is_dim[None, :], other=0.0)
     start = tl.load(starts + token, mask=is_row, other=0) if WINDOW else row
-    # The highest score so far, the sum of weights relative to it, and.
+    # The running sums: the highest score so far, the sum of weights relative to it, and the sum of
+    # values by these weights.
     high = tl.full([ROWS], float("-inf"), WIDE)
     total = tl.zeros([ROWS], WIDE)
-    mixed = tl.zeros([ROWS, VALUE_BLOCK], WIDE)  # the values by those weights
+    mixed = tl.zeros([ROWS, VALUE_BLOCK], WIDE)
     key_base = stored_keys + kv_head.to(tl.int64) * key_head + dim[None, :]
     value_base = stored_values + kv_head.to(tl.int64) * value_head + value_dim[None, :]
 
@@ -213,7 +263,8 @@ def _attend(  # type: ignore[no-untyped-def]
         )
 
     done = 0
-    if not WINDOW:  # the leading own keys that all queries see, too
+    # The leading own keys that all queries see need no mask either.
+    if not WINDOW:
         done = clear // BLOCK * BLOCK
         for begin in range(0, done, BLOCK):
             offset = begin + tl.arange(0, BLOCK)
@@ -225,6 +276,7 @@ def _attend(  # type: ignore[no-untyped-def]
                 query, key, value, is_seen, high, total, mixed, scale, softcap, SOFTCAP, WIDE
             )
 
+    # The remaining own keys are masked by the rule of visibility.
     position = tl.load(queries + token * FIELDS, mask=is_row, other=0)
     step = tl.load(queries + token * FIELDS + 1, mask=is_row, other=0)
     for begin in range(done, own_length, BLOCK):
@@ -288,9 +340,9 @@ def _store(  # type: ignore[no-untyped-def]
     REPEAT: tl.constexpr,
     SPLIT: tl.constexpr,
 ):
-    """Writes the sums of a block.
+    """Write the results of a block.
 
-    Its item is read once more: kept through the loops it is one register too many.
+    The item is read once more here: kept through the loops, it would take one register too many.
     """
     token = (tl.load(item, volatile=True) + row // REPEAT).to(tl.int64)
     is_row = row < tl.load(item + 1, volatile=True) * REPEAT
@@ -298,14 +350,16 @@ def _store(  # type: ignore[no-untyped-def]
     mixed = mixed / tl.where(total == 0, 1.0, total)[:, None]
     if SPLIT:
         split_row = tl.load(item + 9)
-        is_part, is_row = is_row & (split_row >= 0), is_row & (split_row < 0)
+        is_part = is_row & (split_row >= 0)
+        is_row = is_row & (split_row < 0)
         part = (split_row + row // REPEAT).to(tl.int64) * HEADS + head
-        place = part[:, None] * VALUE_DIM + value_dim[None, :]
-        tl.store(split + place, mixed, mask=is_part[:, None] & is_value_dim)
-        lse = high + tl.log(tl.where(total == 0, 1.0, total))  # -inf where it has seen nothing
+        offset = part[:, None] * VALUE_DIM + value_dim[None, :]
+        tl.store(split + offset, mixed, mask=is_part[:, None] & is_value_dim)
+        # It is -inf for a row that has seen no key.
+        lse = high + tl.log(tl.where(total == 0, 1.0, total))
         tl.store(split_lse + part, lse, mask=is_part)
-    place = (token * HEADS + head)[:, None] * VALUE_DIM + value_dim[None, :]
-    tl.store(out + place, mixed.to(out.dtype.element_ty), mask=is_row[:, None] & is_value_dim)
+    offset = (token * HEADS + head)[:, None] * VALUE_DIM + value_dim[None, :]
+    tl.store(out + offset, mixed.to(out.dtype.element_ty), mask=is_row[:, None] & is_value_dim)
 
 
 @triton.jit
@@ -319,23 +373,32 @@ def _merge(  # type: ignore[no-untyped-def]
     VALUE_DIM: tl.constexpr,
     VALUE_BLOCK: tl.constexpr,
 ):
-    """Attention over all keys out of that over parts of them, by their log-sum-exps; a program has
-    a query and head.
+    """Merge attention over parts of the keys by its log-sum-exps.
+
+    A program of the kernel merges one query and head.
     """
-    entry, head = merged + tl.program_id(0) * 3, tl.program_id(1)
-    token, begin, end = tl.load(entry).to(tl.int64), tl.load(entry + 1), tl.load(entry + 2)
+    entry = merged + tl.program_id(0) * 3
+    head = tl.program_id(1)
+    token = tl.load(entry).to(tl.int64)
+    begin = tl.load(entry + 1)
+    end = tl.load(entry + 2)
     value_dim = tl.arange(0, VALUE_BLOCK)
     high = tl.full([1], float("-inf"), split.dtype.element_ty)
     total = tl.zeros([1], split.dtype.element_ty)
     mixed = tl.zeros([VALUE_BLOCK], split.dtype.element_ty)
     for number in range(begin, end):
-        place = tl.load(rows + number).to(tl.int64) * HEADS + head
-        lse = tl.load(split_lse + place + tl.arange(0, 1))
-        part = tl.load(split + place * VALUE_DIM + value_dim, mask=value_dim < VALUE_DIM, other=0.0)
+        result = tl.load(rows + number).to(tl.int64) * HEADS + head
+        lse = tl.load(split_lse + result + tl.arange(0, 1))
+        part = tl.load(
+            split + result * VALUE_DIM + value_dim, mask=value_dim < VALUE_DIM, other=0.0
+        )
         higher = tl.maximum(high, lse)
         finite = tl.where(higher == float("-inf"), 0.0, higher)
-        fade, weight = tl.exp(high - finite), tl.exp(lse - finite)
-        total, mixed, high = total * fade + weight, mixed * fade + part * weight, higher
+        fade = tl.exp(high - finite)
+        weight = tl.exp(lse - finite)
+        total = total * fade + weight
+        mixed = mixed * fade + part * weight
+        high = higher
     mixed = (mixed / tl.where(total == 0, 1.0, total)).to(out.dtype.element_ty)
     tl.store(
         out + (token * HEADS + head) * VALUE_DIM + value_dim, mixed, mask=value_dim < VALUE_DIM
@@ -357,19 +420,19 @@ def _seen(  # type: ignore[no-untyped-def]
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """[ROWS, BLOCK] which own keys the queries see, by the rule of visibility."""
+    """Return which own keys the queries see by the rule of visibility, [ROWS, BLOCK]."""
     FIELDS: tl.constexpr = 2 + 2 * WORDS
     key_position = tl.load(key, mask=is_key, other=0)
     key_step = tl.load(key + 1, mask=is_key, other=0)
     segment = tl.load(key + 2, mask=is_key, other=0)
-    upto = key_position[None, :] <= position[:, None]
+    is_before = key_position[None, :] <= position[:, None]
     is_seen = tl.zeros([ROWS, BLOCK], tl.int1)
     for word in tl.static_range(WORDS):
         all_set = tl.load(queries + token * FIELDS + 2 + word, mask=is_row, other=0)
         causal_set = tl.load(queries + token * FIELDS + 2 + WORDS + word, mask=is_row, other=0)
         in_all = ((all_set[:, None] >> (segment % 32)[None, :]) & 1) == 1
         in_causal = ((causal_set[:, None] >> (segment % 32)[None, :]) & 1) == 1
-        is_seen = is_seen | ((in_all | (in_causal & upto)) & (segment // 32 == word)[None, :])
+        is_seen = is_seen | ((in_all | (in_causal & is_before)) & (segment // 32 == word)[None, :])
     is_seen = is_seen & is_key[None, :] & is_row[:, None] & (key_step[None, :] <= step[:, None])
     if WINDOW:
         is_seen = is_seen & (key_position[None, :] >= start[:, None])
@@ -390,15 +453,17 @@ def _take(  # type: ignore[no-untyped-def]
     SOFTCAP: tl.constexpr,
     WIDE: tl.constexpr,
 ):
-    """The running sums of `_attend` with a block of keys more."""
-    # [ROWS, BLOCK].
+    """Add a block of keys to the running sums of `_attend`."""
+    # [ROWS, BLOCK]
     scores = tl.dot(query, tl.trans(key), input_precision="ieee", out_dtype=WIDE) * scale
     if SOFTCAP:
-        small = tl.exp(-2 * tl.abs(scores / softcap))  # tanh, which triton has not
+        # This is tanh, which triton does not have.
+        small = tl.exp(-2 * tl.abs(scores / softcap))
         scores = softcap * tl.where(scores < 0, -1.0, 1.0) * (1 - small) / (1 + small)
     scores = tl.where(is_seen, scores, float("-inf"))
     higher = tl.maximum(high, tl.max(scores, 1))
-    finite = tl.where(higher == float("-inf"), 0.0, higher)  # a row that has seen nothing yet
+    # A row that has seen no key yet has no finite score.
+    finite = tl.where(higher == float("-inf"), 0.0, higher)
     weights = tl.exp(scores - finite[:, None])
     fade = tl.exp(high - finite)
     total = total * fade + tl.sum(weights, 1)
