@@ -39,11 +39,14 @@ def check_model(config: RunConfig, machine: bool = False) -> None:
 
 
 def check_method(config: RunConfig) -> None:
-    """Raises ModelError where the model lacks control tokens, or heads are missing or do not
-    fit.
+    """Check what the decoding method needs beside the model.
+
+    Raises:
+        ModelError: If the model lacks control tokens, or if heads or a draft model are missing or
+            do not fit.
     """
     from raypd.decoding.methods.registry import REGISTRY
-    from raypd.models import control_tokens, load, medusa_heads, source
+    from raypd.models import control_tokens, draft, load, medusa_heads, source
 
     decoding = config.decoding
     model = config.model
@@ -58,6 +61,8 @@ def check_method(config: RunConfig) -> None:
         medusa_heads.check_fit(
             heads, medusa_heads.read_sizes(heads), model.name, text.hidden_size, text.vocab_size
         )
+    if decoding.draft_model is not None:
+        draft.check_draft_model(config)
 
 
 def path_of(config: RunConfig) -> str:

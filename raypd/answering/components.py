@@ -168,17 +168,25 @@ def _own_engine(
     loaded = load(config.model)
     sizes = config.engine
     loaded.packed = loaded.packed or pack_model(loaded.model, sizes.stable)
+    share *= min(1.0, config.cluster.gpus_per_worker or 1.0)
+    drafter = None
+    if config.decoding.draft_model is not None:
+        from raypd.models.draft import load_draft_model
+
+        # The draft model is loaded first: the main model's cache takes all memory that is left.
+        drafter = load_draft_model(config, loaded, load, share)
     with raised_as(ModelError, "engine", ValueError):
         engine = decoding.Engine(
             loaded.packed,
             max_num_seqs=sizes.most_seqs,
             max_num_batched_tokens=sizes.batched_tokens(loaded.device.type == "cuda"),
             cache_tokens=sizes.cache_tokens,
-            memory_share=share * min(1.0, config.cluster.gpus_per_worker or 1.0),
+            memory_share=share,
             attention=sizes.attention,
             cuda_graphs=sizes.cuda_graphs,
             stable=sizes.stable,
         )
     if loaded.device.type == "cuda":
         warm_up(engine, min(engine.budget.limit, loaded.context_length // 2))
-    return engine, build_task(config, loaded.tokenizer, loaded.context_length, loaded.model)
+    task = build_task(config, loaded.tokenizer, loaded.context_length, loaded.model, drafter)
+    return engine, task

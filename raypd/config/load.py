@@ -29,6 +29,7 @@ _PATHS = (
     "model.adapter",
     "model.calibration",
     "decoding.heads",
+    "decoding.speculative.draft_model",
     "cascade.model.name",
     "cascade.model.adapter",
     "cascade.model.calibration",

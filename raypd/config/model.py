@@ -144,6 +144,28 @@ class SamplingConfig(Section):
     )
 
 
+class SpeculativeConfig(Section, use_attribute_docstrings=True):
+    """What drafts the tokens that speculative decoding verifies."""
+
+    draft_model: Uri | None = None
+    """A smaller model with the same tokenizer; null: prompt lookup, which copies what followed the
+    last tokens where they occurred before
+    """
+    draft_tokens: int = Field(5, ge=1, description="Most tokens that are drafted for one pass")
+    min_confidence: float = Field(0.4, ge=0, le=1)
+    """A draft model stops behind a token that it finds less likely than this; 0: it never stops
+    early
+    """
+    max_ngram: int = Field(3, ge=1, description="Most tokens that prompt lookup looks for")
+
+
+class SkeletonOfThoughtConfig(Section):
+    """The two stages of skeleton of thought, which have decoding.max_new_tokens together."""
+
+    max_skeleton_tokens: int = Field(200, ge=1, description="Tokens after which a skeleton is cut")
+    max_point_tokens: int = Field(128, ge=1, description="Tokens after which a point is cut")
+
+
 class DecodingConfig(Section, use_attribute_docstrings=True):
     """The decoding method and its numbers."""
 
@@ -184,7 +206,14 @@ class DecodingConfig(Section, use_attribute_docstrings=True):
     heads: Uri | None = Field(
         None, description="Folder of trained Medusa heads (medusa, apar_medusa)"
     )
+    speculative: SpeculativeConfig = SpeculativeConfig()
+    skeleton_of_thought: SkeletonOfThoughtConfig = SkeletonOfThoughtConfig()
     sampling: SamplingConfig = SamplingConfig()
+
+    @property
+    def draft_model(self) -> str | None:
+        """The model that drafts for the decoding method, if it uses one."""
+        return self.speculative.draft_model if REGISTRY[self.method].drafts else None
 
     @property
     def stacked(self) -> bool:
@@ -210,6 +239,10 @@ class DecodingConfig(Section, use_attribute_docstrings=True):
         used = {*ANSWER_KEYS[kind][self.method], *SAMPLING_KEYS}
         if self.isolate != "none":
             used -= {"stacked_documents"}
+        if self.speculative.draft_model is None:
+            used -= {"speculative.min_confidence"}
+        else:
+            used -= {"speculative.max_ngram"}
         # No context sees another, but a prompt's draws are for all of its contexts.
         if self.sampling.temperature == 0:
             used -= {"contexts_per_prompt", *SAMPLING_KEYS[1:]}

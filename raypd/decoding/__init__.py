@@ -8,27 +8,22 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from raypd.decoding.automata import BARE_TEXT as BARE_TEXT
-    from raypd.decoding.automata import STRING as STRING
-    from raypd.decoding.automata import JsonObject as JsonObject
-    from raypd.decoding.automata import ListOf as ListOf
+    from raypd.decoding.attention.avx512 import is_best as is_best
+    from raypd.decoding.automata import Automaton as Automaton
+    from raypd.decoding.automata import Choice as Choice
+    from raypd.decoding.automata import OneOf as OneOf
+    from raypd.decoding.automata import TransitionTable as TransitionTable
+    from raypd.decoding.automata import intersection as intersection
     from raypd.decoding.automata import joined as joined
+    from raypd.decoding.automata import one_of as one_of
+    from raypd.decoding.contract import EngineContract as EngineContract
     from raypd.decoding.counts import Finished as Finished
     from raypd.decoding.counts import TokenCounts as TokenCounts
+    from raypd.decoding.draft_model import DraftModel as DraftModel
     from raypd.decoding.engine import Engine as Engine
-    from raypd.decoding.grammar import UNIT_BYTES as UNIT_BYTES
     from raypd.decoding.grammar import UNREACHABLE as UNREACHABLE
-    from raypd.decoding.grammar import Automaton as Automaton
     from raypd.decoding.grammar import Bounded as Bounded
-    from raypd.decoding.grammar import Choice as Choice
     from raypd.decoding.grammar import Grammar as Grammar
-    from raypd.decoding.grammar import JsonString as JsonString
-    from raypd.decoding.grammar import Number as Number
-    from raypd.decoding.grammar import OneOf as OneOf
-    from raypd.decoding.grammar import OrNull as OrNull
-    from raypd.decoding.grammar import TransitionTable as TransitionTable
-    from raypd.decoding.grammar import Vocabulary as Vocabulary
-    from raypd.decoding.grammar import one_of as one_of
     from raypd.decoding.methods.apar import Tree as Tree
     from raypd.decoding.methods.apar import apar as apar
     from raypd.decoding.methods.autoregressive import Continuation as Continuation
@@ -55,14 +50,15 @@ if TYPE_CHECKING:
     from raypd.decoding.methods.registry import PROMISE as PROMISE
     from raypd.decoding.methods.registry import REGISTRY as REGISTRY
     from raypd.decoding.methods.registry import SYNC as SYNC
+    from raypd.decoding.methods.speculative import PromptLookup as PromptLookup
+    from raypd.decoding.methods.speculative import TextDrafter as TextDrafter
+    from raypd.decoding.methods.speculative import speculative as speculative
     from raypd.decoding.pack import pack_model as pack_model
     from raypd.decoding.program import ANY_OBJECT as ANY_OBJECT
     from raypd.decoding.program import Feed as Feed
     from raypd.decoding.program import Predictions as Predictions
     from raypd.decoding.program import Program as Program
     from raypd.decoding.quantized import quantize as quantize
-    from raypd.decoding.sampling import GREEDY as GREEDY
-    from raypd.decoding.sampling import AllowedTokens as AllowedTokens
     from raypd.decoding.sampling import Sampling as Sampling
     from raypd.decoding.sequence import MIN_REGION_SLOTS as MIN_REGION_SLOTS
     from raypd.decoding.text import GeneratedText as GeneratedText
@@ -70,47 +66,121 @@ if TYPE_CHECKING:
     from raypd.decoding.text import TextAnswer as TextAnswer
     from raypd.decoding.text import TextMethod as TextMethod
     from raypd.decoding.text import TextModel as TextModel
+    from raypd.decoding.value_automata import BARE_TEXT as BARE_TEXT
+    from raypd.decoding.value_automata import STRING as STRING
+    from raypd.decoding.value_automata import UNIT_BYTES as UNIT_BYTES
+    from raypd.decoding.value_automata import JsonObject as JsonObject
+    from raypd.decoding.value_automata import JsonString as JsonString
+    from raypd.decoding.value_automata import ListOf as ListOf
+    from raypd.decoding.value_automata import Number as Number
+    from raypd.decoding.value_automata import OrNull as OrNull
     from raypd.decoding.visibility import Reach as Reach
     from raypd.decoding.visibility import grown as grown
     from raypd.decoding.visibility import one_segment as one_segment
     from raypd.decoding.visibility import visible as visible
+    from raypd.decoding.vocabulary import Vocabulary as Vocabulary
 
 # The exported names of each module. They are those of the imports above.
 _EXPORTS = {
-    "automata": ("BARE_TEXT", "STRING", "JsonObject", "ListOf", "joined"),
-    "counts": ("Finished", "TokenCounts"),
-    "engine": ("Engine",),
-    "grammar": (
-        "UNIT_BYTES",
-        "UNREACHABLE",
+    "attention.avx512": ("is_best",),
+    "automata": (
         "Automaton",
-        "Bounded",
         "Choice",
-        "Grammar",
-        "JsonString",
-        "Number",
         "OneOf",
-        "OrNull",
         "TransitionTable",
-        "Vocabulary",
+        "intersection",
+        "joined",
         "one_of",
     ),
-    "methods.apar": ("Tree", "apar"),
-    "methods.autoregressive": ("Continuation", "autoregressive"),
+    "contract": ("EngineContract",),
+    "counts": (
+        "Finished",
+        "TokenCounts",
+    ),
+    "draft_model": ("DraftModel",),
+    "engine": ("Engine",),
+    "grammar": (
+        "Bounded",
+        "Grammar",
+        "UNREACHABLE",
+    ),
+    "methods.apar": (
+        "Tree",
+        "apar",
+    ),
+    "methods.autoregressive": (
+        "Continuation",
+        "autoregressive",
+    ),
     "methods.guided": ("guided",),
-    "methods.hyper_parallel": ("Slot", "SlottedPrompt", "Value", "hyper_parallel"),
-    "methods.intra_prompt": ("Context", "PromptTree", "Question", "intra_prompt"),
+    "methods.hyper_parallel": (
+        "Slot",
+        "SlottedPrompt",
+        "Value",
+        "hyper_parallel",
+    ),
+    "methods.intra_prompt": (
+        "Context",
+        "PromptTree",
+        "Question",
+        "intra_prompt",
+    ),
     "methods.medusa": ("MedusaHeads",),
     "methods.pasta": ("Interpreter",),
-    "methods.pasta_lang": ("Lexer", "Piece", "readable"),
-    "methods.registry": ("CHILD", "CLOSE", "FORK", "MASK", "OPEN", "PROMISE", "REGISTRY", "SYNC"),
+    "methods.pasta_lang": (
+        "Lexer",
+        "Piece",
+        "readable",
+    ),
+    "methods.registry": (
+        "CHILD",
+        "CLOSE",
+        "FORK",
+        "MASK",
+        "OPEN",
+        "PROMISE",
+        "REGISTRY",
+        "SYNC",
+    ),
+    "methods.speculative": (
+        "PromptLookup",
+        "TextDrafter",
+        "speculative",
+    ),
     "pack": ("pack_model",),
-    "program": ("ANY_OBJECT", "Feed", "Predictions", "Program"),
+    "program": (
+        "ANY_OBJECT",
+        "Feed",
+        "Predictions",
+        "Program",
+    ),
     "quantized": ("quantize",),
-    "sampling": ("GREEDY", "AllowedTokens", "Sampling"),
+    "sampling": ("Sampling",),
     "sequence": ("MIN_REGION_SLOTS",),
-    "text": ("GeneratedText", "Prompt", "TextAnswer", "TextMethod", "TextModel"),
-    "visibility": ("Reach", "grown", "one_segment", "visible"),
+    "text": (
+        "GeneratedText",
+        "Prompt",
+        "TextAnswer",
+        "TextMethod",
+        "TextModel",
+    ),
+    "value_automata": (
+        "BARE_TEXT",
+        "JsonObject",
+        "JsonString",
+        "ListOf",
+        "Number",
+        "OrNull",
+        "STRING",
+        "UNIT_BYTES",
+    ),
+    "visibility": (
+        "Reach",
+        "grown",
+        "one_segment",
+        "visible",
+    ),
+    "vocabulary": ("Vocabulary",),
 }
 _MODULE_OF = {name: module for module, names in _EXPORTS.items() for name in names}
 

@@ -1,36 +1,122 @@
-"""Automata of typed values beside those in `grammar`: tables that are put together, lists, any JSON
-object.
+"""Automata over characters: what may stand in an answer slot, described without tokens.
+
+`Grammar` applies an automaton to the tokens of a vocabulary. `value_automata` builds those of JSON
+values from the ones here.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
+from itertools import accumulate
+from typing import Protocol
 
-from raypd.decoding.grammar import DEAD, Automaton, TransitionTable
+DEAD = -1
 
-# Places in a list; _NEXT: behind a comma, _BEGIN: and its blank.
-_OPEN, _FIRST, _NEXT, _BEGIN, _ITEM, _END = range(6)
-# Places in an object: before it, behind an opening brace, at a value or a member (+ 1: its blank
-# was read), ...
-_OBJECT, _INSIDE, _VALUE, _, _MEMBER, _, _SCALAR, _KEY, _COLON, _BEHIND, _OVER = range(11)
-_CLOSING = {"{": "}", "[": "]"}
+
+class Automaton(Protocol):
+    """Reads a text character by character; state 0 is the start."""
+
+    def next(self, state: int, char: str) -> int:
+        """Return the state after a character, or DEAD if it cannot be read."""
+
+    def heads(self, state: int) -> Collection[str] | None:
+        """Return the characters that can be read, or None where all have to be tried."""
+        return None
+
+    def accepting(self, state: int) -> bool:
+        """Return whether the text read so far is a value as it stands."""
+        return self.ended(state)
+
+    def completion(self, state: int) -> str | None:
+        """Return the text of the value once only one value is possible."""
+        return None
+
+    def open_values(self, state: int) -> Collection[str]:
+        """Return the values that are still possible; none where they cannot be listed."""
+        return ()
+
+    def ended(self, state: int) -> bool:
+        """Return whether the character that closes the value was read."""
+
+    def limited(self, state: int) -> bool:
+        """Return whether tokens that the automaton cannot read must be kept out here."""
+        return True
+
+
+class TransitionTable(Automaton):
+    """An automaton given as a table.
+
+    Args:
+        table: For every state, the state after each character that can be read.
+        finals: States in which a value is complete. One from which no character leads on has read
+            the closing character.
+        standing: States in which a value may be cut and still stands; `finals` if None.
+        free: States in which any token may come.
+    """
+
+    def __init__(
+        self,
+        table: Sequence[Mapping[str, int]],
+        finals: Collection[int],
+        standing: Collection[int] | None = None,
+        free: Collection[int] = (),
+    ) -> None:
+        self.table = table
+        self.finals = frozenset(finals)
+        self._standing = self.finals if standing is None else frozenset(standing)
+        self._free = frozenset(free)
+
+    def next(self, state: int, char: str) -> int:
+        return self.table[state].get(char, DEAD)
+
+    def heads(self, state: int) -> Collection[str] | None:
+        return self.table[state]
+
+    def accepting(self, state: int) -> bool:
+        return state in self._standing
+
+    def ended(self, state: int) -> bool:
+        return state in self.finals and not self.table[state]
+
+    def limited(self, state: int) -> bool:
+        return state not in self._free
+
+
+def one_of(texts: Sequence[str]) -> TransitionTable:
+    """Build the table of several texts, none of which is the beginning of another."""
+    table: list[dict[str, int]] = [{}]
+    finals: list[int] = []
+    for text in texts:
+        state = 0
+        for char in text:
+            if char not in table[state]:
+                table[state][char] = len(table)
+                table.append({})
+            state = table[state][char]
+        finals.append(state)
+    return TransitionTable(table, finals)
 
 
 def joined(parts: Sequence[TransitionTable]) -> TransitionTable:
-    """The table of one text of each part in turn, none of which goes on as the next begins."""
+    """Build the table of one text of each part in turn.
+
+    No part may go on with a character that the next one begins with.
+    """
     table: list[dict[str, int]] = [{}]
     ends = [0]
     for part in parts:
-        first = len(table)
-        table += [{char: after + first for char, after in row.items()} for row in part.table]
+        offset = len(table)
+        for row in part.table:
+            table.append({char: state + offset for char, state in row.items()})
         for end in ends:
-            table[end] |= table[first]
-        ends = [first + state for state in part.finals]
+            table[end] |= table[offset]
+        ends = [state + offset for state in part.finals]
     return TransitionTable(table, ends)
 
 
 def intersection(first: TransitionTable, second: TransitionTable) -> TransitionTable:
-    """The table of the texts that two tables accept. States that lead to none of them are left out.
+    """Return the table of the texts that both tables accept, without states that lead nowhere.
 
-    Raises ValueError where no text is accepted by both.
+    Raises:
+        ValueError: If no text is accepted by both.
     """
     start = (0, 0)
     pairs = [start]
@@ -72,130 +158,50 @@ def intersection(first: TransitionTable, second: TransitionTable) -> TransitionT
     )
 
 
-_OTHER = {chr(byte) for byte in range(256)} - {'"', "\\", "\n"}
-# A JSON string: once it is open, its model is not limited. States: before it, inside, behind a
-# backslash, behind it.
-STRING = TransitionTable(
-    [
-        {'"': 1},
-        {**dict.fromkeys(_OTHER, 1), '"': 3, "\\": 2},
-        dict.fromkeys(_OTHER | {'"', "\\"}, 1),
-        {},
-    ],
-    [3],
-    free=[1, 2],
-)
-# A text without quotes, up to a newline; an empty one is null.
-BARE_TEXT = TransitionTable(
-    [{**dict.fromkeys(_OTHER | {'"', "\\"}, 0), "\n": 1}, {}], [1], standing=[0, 1], free=[0]
-)
+class Choice(TransitionTable):
+    """One of several texts, chosen as soon as it is told apart, with nothing behind it.
 
-
-class ListOf(Automaton):
-    """A JSON list of `fewest` to `most` values.
-
-    Where they are texts it may be cut, or break off where it is none.
+    A token that begins with a whole text and goes on differently is not read: "All" is not "A".
     """
 
-    def __init__(self, item: TransitionTable, most: int | None = None, fewest: int = 0) -> None:
-        self.item, self.most, self.fewest = item, most, fewest
-        # Of every state: the place, values so far (as far as they count), their state.
-        self._places = [(_OPEN, 0, 0)]
-        self._states = {self._places[0]: 0}
-
-    def _state(self, *place: int) -> int:
-        key = (place[0], min(place[1], self.most or self.fewest), place[2])
-        if key not in self._states:
-            self._states[key] = len(self._places)
-            self._places.append(key)
-        return self._states[key]
-
-    def next(self, state: int, char: str) -> int:
-        place, count, inner = self._places[state]
-        if place == _OPEN:
-            return self._state(_FIRST, 0, 0) if char == "[" else DEAD
-        if place in (_FIRST, _NEXT, _BEGIN):
-            if place == _FIRST and char == "]" and not self.fewest:
-                return self._state(_END, 0, 0)
-            if place == _NEXT and char == " ":
-                return self._state(_BEGIN, count, 0)
-            after = self.item.next(0, char)
-            return DEAD if after == DEAD else self._state(_ITEM, count + 1, after)
-        if place == _END:
-            return state
-        if (after := self.item.next(inner, char)) != DEAD:
-            return self._state(_ITEM, count, after)
-        if inner in self.item.finals and char == "]" and count >= self.fewest:
-            return self._state(_END, 0, 0)
-        goes_on = (
-            inner in self.item.finals and char == "," and (self.most is None or count < self.most)
-        )
-        return self._state(_NEXT, count, 0) if goes_on else DEAD
+    def __init__(self, texts: Sequence[str]) -> None:
+        # Some vocabularies write a blank before a word as a token of its own.
+        forms = [*texts, *(" " + text for text in texts)]
+        trie = one_of(forms)
+        table = list(trie.table)
+        for state in trie.finals:
+            table[state] = {}
+        super().__init__(table, trie.finals)
+        # For every state, the texts that can still follow.
+        self._possible: list[set[str]] = [set() for _ in table]
+        for text, form in zip([*texts, *texts], forms, strict=True):
+            for state in accumulate(form, trie.next, initial=0):
+                self._possible[state].add(text)
 
     def accepting(self, state: int) -> bool:
-        return self.ended(state) or not self.limited(state)
+        return self.completion(state) is not None
 
-    def ended(self, state: int) -> bool:
-        return self._places[state][0] == _END
+    def completion(self, state: int) -> str | None:
+        if len(self._possible[state]) > 1:
+            return None
+        return next(iter(self._possible[state]))
 
-    def limited(self, state: int) -> bool:
-        place, _, inner = self._places[state]
-        return place != _ITEM or self.item.limited(inner)
+    def open_values(self, state: int) -> Collection[str]:
+        return self._possible[state]
 
 
-class JsonObject(Automaton):
-    """A JSON object of any depth, at most one blank behind a colon or comma; `scalars`: numbers,
-    true, false, null.
+class OneOf(Choice):
+    """One of several JSON texts, whatever its last token has behind it.
+
+    The texts are an enum's quoted values, true and false, or null.
     """
 
-    def __init__(self, text: TransitionTable, scalars: Sequence[TransitionTable]) -> None:
-        self._scalars = [text, *scalars]
-        # Of every state: what is open, the place, which scalar, its state.
-        self._places = [("", _OBJECT, 0, 0)]
-        self._states = {self._places[0]: 0}
-
     def next(self, state: int, char: str) -> int:
-        key = self._after(*self._places[state], char)
-        if key is None:
-            return DEAD
-        if key not in self._states:
-            self._states[key] = len(self._places)
-            self._places.append(key)
-        return self._states[key]
+        if self.ended(state):
+            return state
+        return super().next(state, char)
 
-    def _after(
-        self, opened: str, place: int, kind: int, inner: int, char: str
-    ) -> tuple[str, int, int, int] | None:
-        if place == _OBJECT:
-            return ("{", _INSIDE, 0, 0) if char == "{" else None
-        if place == _OVER:
+    def heads(self, state: int) -> Collection[str] | None:
+        if self.ended(state):
             return None
-        if place in (_SCALAR, _KEY):
-            scalar = self._scalars[kind]
-            if (after := scalar.next(inner, char)) != DEAD:
-                return (
-                    (opened, _COLON, 0, 0)
-                    if place == _KEY and scalar.ended(after)
-                    else (opened, place, kind, after)
-                )
-            if inner not in scalar.finals:
-                return None
-            place = _BEHIND
-        if place in (_INSIDE, _BEHIND) and char == _CLOSING[opened[-1]]:
-            return opened[:-1], _BEHIND if opened[1:] else _OVER, 0, 0
-        if place in (_BEHIND, _COLON):
-            if char != (":" if place == _COLON else ","):
-                return None
-            return opened, _VALUE if place == _COLON or opened[-1] == "[" else _MEMBER, 0, 0
-        if place in (_VALUE, _MEMBER) and char == " ":
-            return opened, place + 1, 0, 0
-        keyed = place in (_MEMBER, _MEMBER + 1) or (place == _INSIDE and opened[-1] == "{")
-        if not keyed and char in _CLOSING:
-            return opened + char, _INSIDE, 0, 0
-        for number, scalar in enumerate(self._scalars[:1] if keyed else self._scalars):
-            if (after := scalar.next(0, char)) != DEAD:
-                return opened, _KEY if keyed else _SCALAR, number, after
-        return None
-
-    def ended(self, state: int) -> bool:
-        return self._places[state][1] == _OVER
+        return super().heads(state)

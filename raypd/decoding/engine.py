@@ -137,6 +137,20 @@ class Engine:
         """
         self.scheduler.waiting.append(Sequence(program, tag, sampling, seed))
 
+    def resume(self, tag: Any) -> None:
+        """Continue the paused program with this tag.
+
+        Raises:
+            KeyError: If no paused program has it.
+        """
+        self.scheduler.resume(tag)
+
+    def cancel(self, tag: Any) -> None:
+        """End the paused program with this tag, if there is one, and free its cache."""
+        seq = self.scheduler.paused.get(tag)
+        if seq is not None:
+            self.scheduler.end(seq)
+
     # It computes during a step, so it never waits for anything (see `EngineContract`).
     patience: float | None = None
     waiting = ""
@@ -294,10 +308,12 @@ class Engine:
             for seq, predictions in answered:
                 try:
                     feed = seq.program.send(predictions)
-                    if feed.draft is None:
-                        seq.append_feed(feed)
-                    else:
+                    if feed.draft is not None:
                         drafting.append((seq, feed.draft))
+                    elif feed.pause:
+                        self.scheduler.pause(seq)
+                    else:
+                        seq.append_feed(feed)
                 except StopIteration as end:
                     finished.append(self.scheduler.end(seq, end.value))
                 except Exception as error:
@@ -408,17 +424,19 @@ def _land(flight: _Flight, scheduler: Scheduler) -> list[tuple[Sequence, Predict
 
 
 def _draft(drafting: list[tuple[Sequence, DraftRequest]]) -> list[tuple[Sequence, Predictions]]:
-    """Draft for each sequence. Heads run once for all sequences that ask the same ones."""
+    """Return what is drafted for each sequence.
+
+    Each drafter runs once, with the contexts of all sequences that ask it for the same plan.
+    """
     groups: dict[tuple[int, int], list[tuple[Sequence, DraftRequest]]] = {}
     for seq, request in drafting:
-        key = (id(request.heads), id(request.tree))
-        groups.setdefault(key, []).append((seq, request))
+        groups.setdefault((id(request.drafter), id(request.plan)), []).append((seq, request))
     answered: list[tuple[Sequence, Predictions]] = []
     for members in groups.values():
         _, first = members[0]
-        hidden = [state for _, request in members for state in request.hidden]
-        drafts = iter(first.heads.draft(hidden, first.tree))
+        contexts = [context for _, request in members for context in request.contexts]
+        drafts = iter(first.drafter.draft(contexts, first.plan))
         for seq, request in members:
-            own_drafts = [next(drafts) for _ in request.hidden]
+            own_drafts = [next(drafts) for _ in request.contexts]
             answered.append((seq, Predictions([], [], drafts=own_drafts)))
     return answered

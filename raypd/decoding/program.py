@@ -18,31 +18,38 @@ _T = TypeVar("_T")
 ANY_OBJECT = r"\{.*\}"  # A pattern that stands for any JSON object.
 
 
-class Heads(Protocol):
-    """Draft heads on last hidden states, such as Medusa's."""
+class Drafter(Protocol):
+    """Guesses the next tokens of several texts at once: Medusa's heads, or a draft model."""
 
-    def draft(self, hidden: Sequence[torch.Tensor], tree: Any) -> list[list[int]]:
-        """Draft the tokens that may follow each hidden state.
+    def draft(self, contexts: Sequence[Any], plan: Any) -> list[list[int]]:
+        """Guess what may follow.
 
         Args:
-            hidden: Last hidden states, [hidden size] each.
-            tree: The tree of drafts.
+            contexts: What the drafter guesses from, one for each text: a last hidden state [hidden
+                size] for Medusa's heads, a `DraftedText` for a draft model.
+            plan: What is to be guessed: a tree of guesses for Medusa's heads, None for a draft
+                model.
 
         Returns:
-            Token ids for each hidden state, in the order of the tree's nodes.
+            Token ids for each context.
         """
 
 
 @dataclass
 class DraftRequest:
-    """Asks `heads` for drafts.
+    """Asks a drafter what may follow.
 
-    Heads run once per step, for all programs that name the same heads and the same tree.
+    The drafter runs once for all programs of a step that name it with the same plan.
+
+    Attributes:
+        drafter: It guesses.
+        contexts: One for each text of the program, as `Drafter.draft` takes them.
+        plan: What is to be guessed.
     """
 
-    heads: Heads
-    hidden: Sequence[torch.Tensor]  # [hidden size] each, as they came in `Predictions.hidden`.
-    tree: Any
+    drafter: Drafter
+    contexts: Sequence[Any]
+    plan: Any = None
 
 
 @dataclass
@@ -80,6 +87,9 @@ class Feed:
     # Asks heads for drafts between two feeds. Such a feed holds no tokens, takes no pass, and is
     # never a program's first.
     draft: DraftRequest | None = None
+    # The program has no tokens to feed. It keeps its cache until `Engine.resume`, and is then sent
+    # empty predictions.
+    pause: bool = False
     # Tokens of the answer so far, for a method whose feeds also hold drafts. None counts all tokens
     # of later feeds.
     decoded: int | None = None
@@ -101,7 +111,7 @@ class Predictions:
     logits: list[torch.Tensor] | None = None
     # [hidden size] each, on the model's device, if the feed wanted them.
     hidden: list[torch.Tensor] | None = None
-    # The drafts for each hidden state of the feed's `draft`.
+    # What was drafted for each context of the feed's `draft`.
     drafts: list[list[int]] = field(default_factory=list)
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from raypd.decoding.counts import Finished
 from raypd.decoding.kv_cache import KVCache, OutOfSlots
 from raypd.decoding.memory import TokenBudget
-from raypd.decoding.program import Feed, Program
+from raypd.decoding.program import Feed, Predictions, Program
 from raypd.decoding.sequence import Indices, Prefix, ProgramError, Sequence
 
 # Shared prefixes that stay in the cache while no sequence uses them.
@@ -77,6 +77,8 @@ class Scheduler:
         self.max_num_seqs = max_num_seqs
         self.waiting: deque[Sequence] = deque()
         self.sequences: list[Sequence] = []
+        # Programs that have nothing to feed until they are resumed, by tag.
+        self.paused: dict[Any, Sequence] = {}
         self.prefixes: OrderedDict[tuple[int, ...], Prefix] = OrderedDict()
         self.full = False
 
@@ -221,13 +223,27 @@ class Scheduler:
                 return True
         return False
 
+    def pause(self, seq: Sequence) -> None:
+        """Set a sequence aside until `resume`. It keeps its slots unless they are needed."""
+        self.sequences.remove(seq)
+        self.paused[seq.tag] = seq
+        # Its slots can be taken now, so waiting programs may be admitted.
+        self.full = False
+
+    def resume(self, tag: Any) -> None:
+        """Continue a paused sequence; what it lost of its cache is computed again."""
+        seq = self.paused.pop(tag)
+        seq.append_feed(seq.program.send(Predictions([], [])))
+        self.sequences.append(seq)
+
     def _preempt(self, seq: Sequence, full: OutOfSlots, finished: list[Finished]) -> None:
         """Make room for a sequence when none can continue.
 
-        The youngest other sequence loses its cache, and is fed again later. If no other one holds
-        any, a prefix is freed, to be computed again. A sequence that is alone fails.
+        A paused sequence, or else the youngest other one, loses its cache and is fed again later.
+        If no other one holds any, a prefix is freed, to be computed again. A sequence that is alone
+        fails.
         """
-        for candidate in reversed(self.sequences):
+        for candidate in reversed([*self.sequences, *self.paused.values()]):
             if candidate is not seq and len(candidate.owner):
                 candidate.release(self.cache)
                 return
@@ -328,6 +344,8 @@ class Scheduler:
         seq.program.close()
         if seq in self.sequences:
             self.sequences.remove(seq)
+        elif self.paused.get(seq.tag) is seq:
+            del self.paused[seq.tag]
         self.full = False
         seq.release(self.cache)
         # A method that drafts counts by itself which tokens became part of the answer.

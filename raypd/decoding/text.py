@@ -79,6 +79,10 @@ class TextModel:
     decode: Decode
     # Returns the bytes that each id adds to a text, including PASTA's tags.
     token_bytes: Callable[[], Sequence[bytes]]
+    # Ids that end the model's turn, ask the first text, and begin the answer with the second.
+    next_turn: Callable[[str, str], list[int]]
+    # The draft model, where the method's options name one.
+    drafter: Any = None
 
 
 class TextMethod(ABC):
@@ -87,6 +91,14 @@ class TextMethod(ABC):
     def __init__(self, model: TextModel) -> None:
         self.model = model
         self.options = model.options
+
+    def user_turn(self, content: str) -> str:
+        """Return what the user's turn says where the document says `content`."""
+        return content
+
+    def extra_positions(self) -> int:
+        """Return the positions behind the prompt that an answer takes beyond `max_new_tokens`."""
+        return 0
 
     @abstractmethod
     def program(self, prompt: Prompt, stops: Stops, seed: int) -> Program[Any]:

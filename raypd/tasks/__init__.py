@@ -10,6 +10,8 @@ from raypd.tasks.base import Task
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+    from raypd.decoding.draft_model import DraftModel
+
 # By kind, and imported when one is built: they bring torch. The columns of their rows are in
 # `columns.SHAPES`.
 TASKS = {
@@ -24,13 +26,27 @@ def build_task(
     tokenizer: "PreTrainedTokenizerBase",
     context_length: int,
     model: "PreTrainedModel | None" = None,
+    drafter: "DraftModel | None" = None,
 ) -> Task:
-    """The task that a configuration names; Medusa heads follow `model`'s device (None: they stay as
-    they were saved). Raises ConfigError where prompt and answer cannot fit `context_length`
-    positions or a template or example cannot be used; ModelError where the tokenizer lacks control
-    tokens of the method, or its heads do not fit the model.
+    """Build the task that a configuration names.
+
+    Args:
+        config: Of the run.
+        tokenizer: Of the model.
+        context_length: Positions that the model has.
+        model: Medusa heads follow its device; with None they stay as they were saved.
+        drafter: The draft model, where the decoding method has one.
+
+    Raises:
+        ConfigError: If prompt and answer cannot fit the context, or a template or example cannot be
+            used.
+        ModelError: If the tokenizer lacks control tokens of the method, or its heads do not fit the
+            model.
     """
-    return resolve_name(TASKS[config.task.kind])(config, tokenizer, context_length, model)
+    task = resolve_name(TASKS[config.task.kind])
+    if drafter is None:
+        return task(config, tokenizer, context_length, model)
+    return task(config, tokenizer, context_length, model, drafter)
 
 
 def check_task(config: RunConfig) -> None:

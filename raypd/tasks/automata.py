@@ -11,23 +11,23 @@ from transformers import PreTrainedTokenizerBase
 from raypd.config import FORMATS, NUMBERS, Attribute, ascii_digits
 from raypd.config.patterns import in_json_string, without_anchors
 from raypd.decoding.automata import (
+    Automaton,
+    OneOf,
+    TransitionTable,
+    intersection,
+    joined,
+    one_of,
+)
+from raypd.decoding.value_automata import (
     BARE_TEXT,
     STRING,
     JsonObject,
-    ListOf,
-    intersection,
-    joined,
-)
-from raypd.decoding.grammar import (
-    Automaton,
     JsonString,
+    ListOf,
     Number,
-    OneOf,
     OrNull,
-    TransitionTable,
-    Vocabulary,
-    one_of,
 )
+from raypd.decoding.vocabulary import Vocabulary
 from raypd.models.vocabulary import token_bytes
 from raypd.tasks import pattern_table
 from raypd.tasks.prompting import encode

@@ -1,7 +1,7 @@
 """Attribute value extraction: a document of a category becomes a record of typed values (HPD,
 sections 3 and 4). The answer is JSON. For `hyper_parallel` its skeleton, all keys without values,
 is part of the prompt and every value is a slot; for `guided` its values come one after the other;
-for `autoregressive` the model writes it whole.
+for `autoregressive` and `speculative` the model writes it whole.
 """
 
 import codecs
@@ -15,12 +15,14 @@ from transformers import PreTrainedTokenizerBase
 
 from raypd.config import Attribute, RunConfig
 from raypd.config.schema import record_schema
-from raypd.decoding.grammar import UNREACHABLE, Grammar, Vocabulary
+from raypd.decoding.grammar import UNREACHABLE, Grammar
 from raypd.decoding.methods.autoregressive import Continuation, Prompt, autoregressive
 from raypd.decoding.methods.guided import guided
 from raypd.decoding.methods.hyper_parallel import Slot, SlottedPrompt, Value, hyper_parallel
 from raypd.decoding.methods.registry import REGISTRY
+from raypd.decoding.methods.speculative import PromptLookup, TextDrafter, speculative
 from raypd.decoding.program import Program
+from raypd.decoding.vocabulary import Vocabulary
 from raypd.errors import ConfigError, raised_as
 from raypd.models.vocabulary import token_texts
 from raypd.tasks.automata import automaton_of, record_pattern, vocabulary_of
@@ -75,7 +77,9 @@ class ExtractionTask:
         tokenizer: PreTrainedTokenizerBase,
         context_length: int,
         model: object = None,
+        drafter: TextDrafter | None = None,
     ) -> None:
+        self._drafter = drafter or PromptLookup(config.decoding.speculative.max_ngram)
         self.input, self.task, self.decoding = config.input, config.extraction, config.decoding
         self._calibration = calibration_of(config.model, config.decoding.method)
         self._min_confidence = config.output.min_confidence
@@ -287,7 +291,11 @@ class ExtractionTask:
             length = self.decoding.max_new_tokens
             if not self._writes_keys:
                 length = sum(map(len, category.keys)) + len(category.keys) * value_tokens
-            program = autoregressive(prompt, length, stops, pattern=category.pattern)
+            if self.decoding.method == "speculative":
+                drafts = self.decoding.speculative.draft_tokens
+                program: Program[Any] = speculative(prompt, length, stops, self._drafter, drafts)
+            else:
+                program = autoregressive(prompt, length, stops, pattern=category.pattern)
             return program, lambda answer: [self._read_json(category, answer)]
         slotted = self._slotted(category, stack)
         if self.decoding.method == "guided":

@@ -15,12 +15,14 @@ from typing import Any
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from raypd.config import GenerationConfig, RunConfig
-from raypd.decoding.grammar import Bounded, Grammar, Vocabulary
+from raypd.decoding.grammar import Bounded, Grammar
 from raypd.decoding.methods.autoregressive import autoregressive
 from raypd.decoding.methods.registry import REGISTRY
+from raypd.decoding.methods.speculative import TextDrafter
 from raypd.decoding.program import ANY_OBJECT, Program
 from raypd.decoding.sampling import Sampling
 from raypd.decoding.text import GeneratedText, Prompt, TextAnswer, TextMethod, TextModel
+from raypd.decoding.vocabulary import Vocabulary
 from raypd.models.control_tokens import control_token, markup_bytes
 from raypd.models.medusa_heads import load_heads
 from raypd.models.vocabulary import token_bytes
@@ -82,6 +84,7 @@ class GenerationTask:
         tokenizer: PreTrainedTokenizerBase,
         context_length: int,
         model: PreTrainedModel | None,
+        drafter: TextDrafter | None = None,
     ) -> None:
         assert isinstance(config.task, GenerationConfig)
         self.config, self.task = config, config.task
@@ -106,6 +109,8 @@ class GenerationTask:
             encode=partial(encode, tokenizer, special=True),
             token_bytes=lambda: markup_bytes(tokenizer),
             decode=partial(decode_answer, tokenizer, self._ends),
+            next_turn=self._next_turn,
+            drafter=drafter,
         )
         self._method_class: type[TextMethod] = resolve_name(spec.text_method)
         self._method = lru_cache(_METHODS)(self._method_for)
@@ -184,8 +189,10 @@ class GenerationTask:
         )
         method = self._method(parameters.max_new_tokens, sampling)
         turns = [*chat.request.turns, {"role": "user", "content": prompt}]
-        tokens = self.tokens_of(turns)
-        room = self.context_length - parameters.max_new_tokens
+        tokens = self.tokens_of(
+            [*chat.request.turns, {"role": "user", "content": method.user_turn(prompt)}]
+        )
+        room = self.context_length - parameters.max_new_tokens - method.extra_positions()
         if room < 1 or (len(tokens) > room and self.task.too_long == "refuse"):
             key = "max_tokens" if self.task.openai else "decoding.max_new_tokens"
             reason = (
@@ -227,6 +234,36 @@ class GenerationTask:
                 tokens += encode(self.tokenizer, before, special=True)
                 tokens += encode(self.tokenizer, turn["content"], special=False)
         return tokens + encode(self.tokenizer, text, special=True)
+
+    def _next_turn(self, content: str, answer: str) -> list[int]:
+        """Return ids that end the model's turn, ask for `content`, and begin with `answer`."""
+        between, behind = self._around_turn
+        return [
+            *between,
+            *encode(self.tokenizer, content, special=False),
+            *behind,
+            *encode(self.tokenizer, answer, special=False),
+        ]
+
+    @cached_property
+    def _around_turn(self) -> tuple[list[int], list[int]]:
+        """Ids before and behind the text of a user's turn that follows on a turn of the model."""
+        if not (self.task.chat_template and self.tokenizer.chat_template):
+            blank = encode(self.tokenizer, "\n\n", special=True)
+            return blank, blank
+        answered = _MARK.format(0)
+        asked = _MARK.format(1)
+        turns = [
+            {"role": "user", "content": "?"},
+            {"role": "assistant", "content": answered},
+            {"role": "user", "content": asked},
+        ]
+        text = rendered(self.tokenizer, turns, thinking=self.task.thinking)
+        between, _, behind = text.partition(answered)[2].partition(asked)
+        return (
+            encode(self.tokenizer, between, special=True),
+            encode(self.tokenizer, behind, special=True),
+        )
 
     def _finish(
         self, chat: _Chat, turns: Turns, prompt_tokens: int, answer: TextAnswer

@@ -13,7 +13,8 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from raypd.config import QuestionAnsweringConfig, RunConfig
-from raypd.decoding.grammar import Bounded, Choice, Grammar
+from raypd.decoding.automata import Choice
+from raypd.decoding.grammar import Bounded, Grammar
 from raypd.decoding.methods.autoregressive import Continuation, Prompt, autoregressive
 from raypd.decoding.methods.intra_prompt import Context, PromptTree, Question, intra_prompt
 from raypd.errors import ConfigError

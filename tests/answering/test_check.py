@@ -64,6 +64,14 @@ def test_what_fits_passes(folders):
         check(folders, method, "control" if method in ("apar", "space") else "plain")
     check(folders, "space", mask_tokens=0)
     check(folders, "medusa", heads=str(folders / "heads"))
+    check(folders, "speculative")
+    check(folders, "speculative", speculative={"draft_model": str(folders / "plain")})
+
+
+def test_a_draft_model_must_be_there_and_share_the_tokenizer(folders):
+    for name, words in (("control", "its tokenizer is another one"), ("nowhere", "nowhere")):
+        with pytest.raises(ModelError, match=words):
+            check(folders, "speculative", speculative={"draft_model": str(folders / name)})
 
 
 @pytest.mark.parametrize(

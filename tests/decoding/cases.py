@@ -13,6 +13,7 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
+from raypd.decoding.draft_model import DraftModel
 from raypd.decoding.engine import Engine
 from raypd.decoding.methods.apar import AparAnswer, Paragraph, Tree, apar, restore
 from raypd.decoding.methods.autoregressive import Prompt, autoregressive
@@ -21,7 +22,9 @@ from raypd.decoding.methods.hyper_parallel import Slot, SlottedPrompt, Value, hy
 from raypd.decoding.methods.intra_prompt import Context, PromptTree, Question, intra_prompt
 from raypd.decoding.methods.medusa import MedusaHeads, cartesian_tree, medusa
 from raypd.decoding.methods.pasta import Interpreter
+from raypd.decoding.methods.skeleton_of_thought import SkeletonPoint, skeleton_of_thought
 from raypd.decoding.methods.space import space
+from raypd.decoding.methods.speculative import LookupText, speculative
 from raypd.decoding.program import Program
 from raypd.decoding.sampling import AllowedTokens
 from tests.decoding import pasta_script, reference
@@ -435,6 +438,55 @@ def _space(stock, prompt, text, number):
     return drafting(space(prompt, 14, k, MASK, stops=twenty_third), prompt, text, k, 0.7, number)
 
 
+def draft_model(stock: PreTrainedModel, noise: float = 0.05) -> DraftModel:
+    """A draft model that predicts nearly what the model predicts, in an engine with little room."""
+    draft = copy.deepcopy(stock)
+    generator = torch.Generator().manual_seed(5)
+    with torch.no_grad():
+        for weight in draft.parameters():
+            change = torch.randn(weight.shape, generator=generator).to(weight.dtype)
+            weight.add_(noise * weight.std() * change)
+    engine = Engine(draft, max_num_seqs=3, max_num_batched_tokens=24)
+    return DraftModel(engine, stock.config.vocab_size)
+
+
+class KnownText:
+    """Looks up what the model will say behind a prompt; some guesses are wrong."""
+
+    def __init__(self, text: list[int], right: float, seed: int) -> None:
+        self.text = text
+        self.right = right
+        self.rng = random.Random(seed)
+
+    def open(self, prompt: Prompt) -> LookupText:
+        self.begin = len(prompt.tokens)
+        return LookupText()
+
+    def draft(self, contexts: list[LookupText], plan: None) -> list[list[int]]:
+        (text,) = contexts
+        ahead = self.text[len(text.tokens) - self.begin :][: text.max_drafts]
+        return [[token if self.rng.random() < self.right else 5 for token in ahead]]
+
+    def close(self, text: LookupText) -> None:
+        pass
+
+
+def _speculative(stock, prompt, text, number):
+    drafter = KnownText(text, 0.8, number)
+    return speculative(prompt, 14, twenty_third, drafter, (1, 2, 3, 5, 8)[number])
+
+
+def _with_draft_model(stock: PreTrainedModel) -> Case:
+    """All programs of the case draft with one model."""
+    case = _drafted(_speculative)(stock)
+
+    def programs() -> list[Program[Any]]:
+        drafter = draft_model(stock)
+        return [speculative(prompt, 14, twenty_third, drafter, 3) for prompt in prompts_of(2, 5)]
+
+    return Case(programs, case.check)
+
+
 def _medusa(stock, prompt, text, number):
     heads = Knowing(stock, [([*prompt.tokens, *text], len(prompt.tokens))], 0.75, number)
     return medusa(prompt, 14, heads, TREES[number % 3], twenty_third)
@@ -634,6 +686,89 @@ def _pasta(stock: PreTrainedModel) -> Case:
     return Case(programs, check)
 
 
+SKELETON = list(b"1. Sleep\n2) Eat well \nno point\n 10. Move")
+POINTS = [(1, "Sleep"), (2, "Eat well"), (10, "Move")]
+
+
+def decode(tokens: Sequence[int]) -> str:
+    """The text of byte tokens, as a tokenizer would decode them."""
+    return bytes(token for token in tokens if 2 < token < 128).decode()
+
+
+def request(point: SkeletonPoint) -> list[int]:
+    """What asks for a point."""
+    return list(f"<{point.number}> {point.heading}".encode())
+
+
+def follows_instructions(
+    program: Program[Any], skeleton: Sequence[int], points_end: bool = True
+) -> Program[Any]:
+    """The program under a model that writes this skeleton.
+
+    A point ends at a multiple of 7, or (not `points_end`) never.
+    """
+    unwritten = list(skeleton)
+
+    def write(feed, predictions) -> None:
+        if unwritten:
+            predictions.tokens[0] = unwritten.pop(0)
+            return
+        for number, token in enumerate(predictions.tokens):
+            if not points_end:
+                predictions.tokens[number] = ord("A")
+            elif token % 7 == 0:
+                predictions.tokens[number] = EOS
+
+    return changed(program, write)
+
+
+def _skeleton_of_thought(stock: PreTrainedModel) -> Case:
+    """Points of two skeletons, each against a prompt of its own behind the skeleton.
+
+    The first skeleton comes to its end. The second is cut in its last line, which is no point then.
+    """
+    first, second = prompts_of(4, 2)
+    skeletons = [[*SKELETON, EOS], SKELETON[:-2]]
+    points = [POINTS, POINTS[:2]]
+
+    def alone(prompt: Prompt, point: tuple[int, str], skeleton: list[int]) -> list:
+        text = [token for token in skeleton if token != EOS]
+        picked = reference.autoregressive(
+            stock, [*prompt.tokens, *text, *request(SkeletonPoint(*point))], 6, seventh
+        )
+        return [(EOS if token % 7 == 0 else token, logprob, gap) for token, logprob, gap in picked]
+
+    expected = [
+        [alone(first, point, skeletons[0]) for point in points[0]],
+        [alone(second, point, skeletons[1]) for point in points[1]],
+    ]
+    same = compared(expected, lambda tokens: tokens[-1] == EOS)
+
+    def check(answers: list[Any], atol: float) -> None:
+        same(answers, atol)
+        for answer, skeleton, headings in zip(answers, skeletons, points, strict=True):
+            assert answer.skeleton == skeleton
+            assert [(point.number, point.heading) for point in answer.points] == headings
+            longest = max(len(point.tokens) for point in answer.points)
+            assert answer.steps == answer.longest_path == len(skeleton) + longest
+        assert (answers[0].cut is None) == all(point.stopped for point in answers[0].points)
+        assert answers[1].cut is not None
+
+    def program(prompt: Prompt, skeleton: list[int]) -> Program[Any]:
+        made = skeleton_of_thought(
+            prompt,
+            120,
+            request,
+            decode,
+            ENDS,
+            max_skeleton_tokens=len(skeleton),
+            max_point_tokens=6,
+        )
+        return follows_instructions(made, skeleton)
+
+    return Case(lambda: [program(first, skeletons[0]), program(second, skeletons[1])], check)
+
+
 CASES: dict[str, Callable[[PreTrainedModel], Case]] = {
     "hyper_parallel": _stacked((1, 6, 2, 3), isolate_values=False),
     "hyper_parallel, values": _stacked((1, 1, 1, 1, 1), isolate_values=True),
@@ -644,6 +779,9 @@ CASES: dict[str, Callable[[PreTrainedModel], Case]] = {
     "pasta": _pasta,
     "space": _drafted(_space),
     "medusa": _drafted(_medusa),
+    "speculative": _drafted(_speculative),
+    "speculative, draft model": _with_draft_model,
+    "skeleton_of_thought": _skeleton_of_thought,
     "apar_medusa": _apar_medusa,
 }
 

@@ -193,7 +193,7 @@ class Replay:
         try:
             while True:
                 if feed.draft is not None:
-                    drafts = feed.draft.heads.draft(feed.draft.hidden, feed.draft.tree)
+                    drafts = feed.draft.drafter.draft(feed.draft.contexts, feed.draft.plan)
                     feed = program.send(Predictions([], [], drafts=drafts))
                 else:
                     first = self._append(feed)

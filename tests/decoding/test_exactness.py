@@ -18,7 +18,16 @@ from tests.tiny import in_float64
 
 # The feeds of these methods differ from those of the others only in their trees, and not in what a
 # model family computes.
-TREE_METHODS = {"apar", "pasta", "space", "medusa", "apar_medusa"}
+TREE_METHODS = {
+    "apar",
+    "pasta",
+    "space",
+    "medusa",
+    "apar_medusa",
+    "speculative",
+    "speculative, draft model",
+    "skeleton_of_thought",
+}
 SLOW_FAMILIES = {"qwen3", "phi3", "gemma2", "olmo2"}
 
 

@@ -6,12 +6,16 @@ from pkgutil import resolve_name
 
 import pytest
 
-from raypd.config import METHODS, DecodingConfig
-from raypd.decoding.grammar import Grammar, JsonString, Number, OneOf, Vocabulary
+from raypd.config import METHODS
+from raypd.decoding.automata import OneOf
+from raypd.decoding.grammar import Grammar
 from raypd.decoding.methods.guided import guided
 from raypd.decoding.methods.hyper_parallel import Slot, SlottedPrompt
 from raypd.decoding.methods.registry import REGISTRY
 from raypd.decoding.text import TextMethod
+from raypd.decoding.value_automata import JsonString, Number
+from raypd.decoding.vocabulary import Vocabulary
+from tests.config.test_fingerprint import DECODING_KEYS
 from tests.decoding.drivers import drive
 
 TEXTS = [
@@ -139,7 +143,7 @@ def test_text_is_limited_at_its_start_alone_and_an_enum_done_when_one_choice_is_
     ],
 )
 def test_what_is_left_to_write_of_a_value(automaton, tokens, rest):
-    assert Grammar(automaton, VOCABULARY).rest(say(*tokens)) == rest
+    assert Grammar(automaton, VOCABULARY).remainder(say(*tokens)) == rest
 
 
 @pytest.mark.parametrize("name", REGISTRY)
@@ -147,7 +151,7 @@ def test_a_method_has_its_program_where_its_name_says_and_keys_of_the_configurat
     spec = REGISTRY[name]
     assert spec.text_method or callable(resolve_name(f"raypd.decoding.methods.{name}:{name}"))
     keys = {key for keys in spec.answer_keys.values() for key in keys}
-    assert {*keys, spec.tokens_option or "method"} <= set(DecodingConfig.model_fields)
+    assert {*keys, spec.tokens_option or "method"} <= set(DECODING_KEYS)
     assert ("heads" in keys) == spec.heads
     assert all(name in METHODS[kind] for kind in spec.answer_keys)
     assert ("generation" in spec.answer_keys) == bool(spec.text_method)

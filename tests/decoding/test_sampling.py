@@ -10,8 +10,9 @@ from transformers import PreTrainedModel
 
 from raypd.decoding import few_tokens, native, sampling
 from raypd.decoding.attention import avx512
+from raypd.decoding.automata import OneOf
 from raypd.decoding.engine import Engine
-from raypd.decoding.grammar import Grammar, JsonString, OneOf, Vocabulary
+from raypd.decoding.grammar import Grammar
 from raypd.decoding.linear import is_possible
 from raypd.decoding.llama import Llama
 from raypd.decoding.methods.hyper_parallel import Slot, SlottedPrompt, hyper_parallel
@@ -19,6 +20,8 @@ from raypd.decoding.pack import pack_model
 from raypd.decoding.program import Feed, Predictions, Program
 from raypd.decoding.sampling import GREEDY, AllowedTokens, SampleRequests, Sampling, sample
 from raypd.decoding.transfer import to_device
+from raypd.decoding.value_automata import JsonString
+from raypd.decoding.vocabulary import Vocabulary
 from raypd.tasks.automata import json_object
 from tests.tiny import VOCABULARY, tiny_model
 

@@ -48,6 +48,8 @@ PROGRAMS = [
         if n not in OTHERS
     ),
     (import_module("raypd.decoding.methods.pasta"), "Interpreter"),
+    (import_module("raypd.decoding.methods.speculative"), "PromptLookup"),
+    (extraction, "PromptLookup"),
 ]
 
 

@@ -10,6 +10,8 @@ import pytest
 from raypd.decoding.engine import Engine
 from raypd.decoding.methods.autoregressive import Continuation
 from raypd.decoding.methods.medusa import MedusaHeads
+from raypd.decoding.methods.skeleton_of_thought import POINT_REQUEST, SKELETON_REQUEST
+from raypd.decoding.program import Predictions
 from raypd.decoding.sampling import Sampling
 from raypd.errors import ConfigError
 from raypd.models.control_tokens import add_control_tokens
@@ -200,7 +202,7 @@ def same(found: dict, expected: dict, what: object) -> None:
 def test_lossless_methods_write_what_autoregressive_writes(parts):
     expected = answers(parts, "autoregressive")
     assert any(columns["text"] for columns in expected.values())
-    for method in ("space", "medusa"):
+    for method in ("space", "medusa", "speculative"):
         for key, columns in answers(parts, method).items():
             same(columns, expected[key], (method, key))
             assert columns["confidence"] == pytest.approx(expected[key]["confidence"], abs=1e-3)
@@ -228,6 +230,59 @@ def test_a_model_thinks_where_it_is_to(thinking, end):
     tokenizer.chat_template = THINKS
     feed = next(one(make(tokenizer=tokenizer, thinking=thinking), "Hi").program)
     assert tokenizer.decode(list(feed.tokens)) == "user\nHi<|im_end|>\n" + end
+
+
+@pytest.mark.parametrize("thinking", [False, True])
+def test_skeleton_and_points_are_one_conversation_in_the_chat_template(thinking):
+    tokenizer = tiny_tokenizer()
+    tokenizer.chat_template = THINKS
+    skeleton, point = skeleton_prompts(tokenizer, thinking=thinking)
+    settings = {
+        "tokenize": False,
+        "add_generation_prompt": True,
+        "enable_thinking": thinking,
+    }
+    turns = [
+        {"role": "user", "content": SKELETON_REQUEST.format(question="Hi")},
+        {"role": "assistant", "content": "1. a"},
+        {"role": "user", "content": POINT_REQUEST.format(number=1)},
+    ]
+    first = tokenizer.apply_chat_template(turns[:1], **settings)
+    conversation = tokenizer.apply_chat_template(turns, **settings)
+    # Both answers begin with what they are given.
+    assert skeleton == first + "1."
+    assert point == conversation.partition("1. a")[2] + "1. a"
+
+
+def test_without_a_chat_template_blank_lines_are_between_the_turns():
+    skeleton, point = skeleton_prompts(tiny_tokenizer(), chat_template=False)
+    assert skeleton == "<s>" + SKELETON_REQUEST.format(question="Hi") + "1."
+    assert point == "\n\n" + POINT_REQUEST.format(number=1) + "\n\n1. a"
+
+
+def skeleton_prompts(tokenizer, **task) -> tuple[str, str]:
+    """What the model is given before a skeleton, and behind it before its only point."""
+    decoding = {
+        "method": "skeleton_of_thought",
+        "max_new_tokens": 20,
+        "skeleton_of_thought": {"max_skeleton_tokens": 9},
+    }
+    request = one(make(decoding=decoding, tokenizer=tokenizer, **task), "Hi")
+    skeleton = feed = next(request.program)
+    for token in tokenizer.encode(" a<|im_end|>", add_special_tokens=False):
+        feed = request.program.send(Predictions([token], [-1.0]))
+    return tokenizer.decode(list(skeleton.tokens)), tokenizer.decode(list(feed.tokens))
+
+
+def test_a_prompt_leaves_room_for_the_requests_of_a_skeleton():
+    decoding = {"method": "skeleton_of_thought"}
+    longest = {}
+    for method in ("autoregressive", "skeleton_of_thought"):
+        task = make(decoding={**decoding, "method": method}, too_long="truncate")
+        longest[method] = len(next(one(task, "x" * 9000).program).tokens)
+    tokens = len(tiny_tokenizer()(POINT_REQUEST.format(number=999))["input_ids"])
+    # The request of a point, the heading that it repeats, and the turns around them.
+    assert longest["autoregressive"] - longest["skeleton_of_thought"] > tokens + 200
 
 
 def reason(parts, method: str, whole: bool, stop: str | None = None) -> tuple[str, str]:
@@ -262,7 +317,7 @@ def reason(parts, method: str, whole: bool, stop: str | None = None) -> tuple[st
     return record.columns["text"], record.columns["finish_reason"]
 
 
-@pytest.mark.parametrize("method", ["autoregressive", "space", "medusa", *THREADED])
+@pytest.mark.parametrize("method", ["autoregressive", "space", "medusa", "speculative", *THREADED])
 def test_an_answer_stops_where_all_its_threads_do(parts, method):
     (text, finish), (cut, finish_of_cut) = (
         reason(parts, method, whole=whole) for whole in (True, False)

@@ -11,9 +11,11 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from raypd.decoding.automata import Choice
 from raypd.decoding.engine import Engine
-from raypd.decoding.grammar import Bounded, Choice, Grammar, Vocabulary
+from raypd.decoding.grammar import Bounded, Grammar
 from raypd.decoding.program import Predictions
+from raypd.decoding.vocabulary import Vocabulary
 from raypd.errors import ConfigError
 from raypd.models.vocabulary import token_texts
 from raypd.tasks import build_task

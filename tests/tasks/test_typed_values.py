@@ -20,13 +20,15 @@ from outlines_core.json_schema import build_regex_from_schema
 
 from raypd.config import Attribute, Category
 from raypd.config.schema import categories_of
+from raypd.decoding.automata import DEAD, OneOf, one_of
 from raypd.decoding.engine import Engine
-from raypd.decoding.grammar import DEAD, Bounded, Grammar, OneOf, Vocabulary, one_of
+from raypd.decoding.grammar import Bounded, Grammar
 from raypd.decoding.methods.autoregressive import Continuation, Prompt, autoregressive
 from raypd.decoding.methods.guided import guided
 from raypd.decoding.methods.hyper_parallel import Slot, SlottedPrompt
 from raypd.decoding.program import Predictions
 from raypd.decoding.sampling import AllowedTokens
+from raypd.decoding.vocabulary import Vocabulary
 from raypd.errors import ConfigError
 from raypd.tasks import build_task
 from raypd.tasks.automata import automaton_of, json_object, vocabulary_of

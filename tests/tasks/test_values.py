@@ -11,9 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from raypd.config import Attribute, ModelConfig
+from raypd.decoding.automata import DEAD
 from raypd.decoding.engine import Engine
-from raypd.decoding.grammar import DEAD, UNIT_BYTES, Grammar, Number, Vocabulary
+from raypd.decoding.grammar import Grammar
 from raypd.decoding.methods.autoregressive import Continuation
+from raypd.decoding.value_automata import UNIT_BYTES, Number
+from raypd.decoding.vocabulary import Vocabulary
 from raypd.errors import ModelError
 from raypd.models.load import load_tokenizer
 from raypd.models.vocabulary import token_bytes
@@ -481,7 +484,7 @@ def test_what_is_left_of_a_number_for_the_text_behind_it(tokens, behind, rest):
         Grammar(Number(), Vocabulary(vocabulary)),
         [vocabulary.index(token) for token in tokens],
     )
-    assert (grammar.behind(ids), grammar.rest(ids)) == (behind, rest)
+    assert (grammar.behind(ids), grammar.remainder(ids)) == (behind, rest)
 
 
 def carries(text: str, number: float) -> bool:

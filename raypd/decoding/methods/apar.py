@@ -1,13 +1,15 @@
 """APAR: a model that forks its own decoding ("APAR: LLMs Can Do Auto-Parallel Auto-Regressive
-Decoding", section 2, algorithm 1). It writes [Fork] where what follows is detail that can be
-decoded beside the next paragraph. In the decode behind it the thread goes on with its next
-paragraph, and a copy of it gets a [Child] and begins the detail. Paragraphs are a binary tree's
-nodes (first_child, next_sibling); a token sees the paragraphs on its path to the root alone.
+Decoding", section 2, algorithm 1).
+
+The model writes [Fork] where what follows is detail that can be decoded beside the next paragraph.
+In the pass behind it the thread goes on with its next paragraph, and a copy of the thread gets a
+[Child] and begins the detail. Paragraphs are the nodes of a binary tree (first_child,
+next_sibling). A token sees only the paragraphs on its path to the root.
 
 With Medusa heads every thread drafts (section 3.2, Medusa-APAR): a pass holds each thread's last
 token and under it a tree of guesses, which see the thread's path. The accepted tokens go through
-algorithm 1 one by one: the paragraphs are the same, token for token, but where the most tokens or
-threads are reached, in another order.
+algorithm 1 one by one. The paragraphs are the same, token for token; only where the maximum of
+tokens or threads is reached, they are cut or begun in another order.
 """
 
 from __future__ import annotations
@@ -24,71 +26,104 @@ from raypd.decoding.visibility import Reach
 
 @dataclass(eq=False)
 class Paragraph:
-    """A node of the paragraph tree: PNODE of algorithm 1."""
+    """A node of the paragraph tree: PNODE of algorithm 1.
 
-    # [Child] first, [Fork] or the end token last, too.
+    `tokens` begin with [Child] and end with [Fork] or the end token where these were decoded.
+    [Child] has the log-probability 0.
+    """
+
     tokens: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)  # 0.0 of [Child]
+    logprobs: list[float] = field(default_factory=list)
     first_child: Paragraph | None = field(default=None, repr=False)
     next_sibling: Paragraph | None = field(default=None, repr=False)
 
 
 @dataclass
 class AparCost:
-    """What a tree, or its text decoded one token after the other, takes (section 3.4)."""
+    """What decoding took, of a tree or of its text one token after the other (section 3.4).
 
-    steps: int = 0  # forward passes
-    max_cached_tokens: int = 0  # most tokens, prompt included, that are in the cache together
-    # Tokens seen when a token was predicted, the mean over the predictions.
+    Attributes:
+        steps: Forward passes.
+        max_cached_tokens: Most tokens in the cache at the same time, the prompt included.
+        attended_tokens: Tokens seen when a token was predicted, the mean over all predictions.
+    """
+
+    steps: int = 0
+    max_cached_tokens: int = 0
     attended_tokens: float = 0.0
 
 
 @dataclass
 class AparAnswer:
+    """A decoded paragraph tree.
+
+    Attributes:
+        tokens: The text: root, first_child, next_sibling, without control tokens.
+        cut: Tokens to the end of the first paragraph whose thread was cut or has a child that
+            never began; None if all threads ended.
+        threads: Threads that ever ran.
+        unstarted_threads: Children that were forked with no tokens left for them.
+        cost: Of this decoding.
+        flattened: Of decoding the same text autoregressively.
+        decoded: Tokens of the model, in all threads.
+        accepted: Tokens among them that were guessed; None if nothing was drafted.
+    """
+
     root: Paragraph
-    # Root, first_child, next_sibling, without control tokens.
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
-    # Tokens to the end of the first paragraph with a thread cut, or not begun; None: all ended.
     cut: int | None = None
-    threads: int = 1  # all that ever ran
-    unstarted_threads: int = 0  # children that were forked and had no tokens left to begin with
-    cost: AparCost = field(default_factory=AparCost)  # of this decoding
-    # Of the same text decoded autoregressively.
+    threads: int = 1
+    unstarted_threads: int = 0
+    cost: AparCost = field(default_factory=AparCost)
     flattened: AparCost = field(default_factory=AparCost)
-    decoded: int = 0  # tokens of the model, in all threads
-    accepted: int | None = None  # those of them that were guessed; None: nothing was drafted
+    decoded: int = 0
+    accepted: int | None = None
 
     def counters(self) -> dict[str, Any]:
         counters: dict[str, Any] = {
             "threads": self.threads,
             "unstarted_threads": self.unstarted_threads,
+            "apar": asdict(self.cost),
+            "flattened": asdict(self.flattened),
         }
-        counters |= {"apar": asdict(self.cost), "flattened": asdict(self.flattened)}
         if self.accepted is None:
-            # A pass decodes a token of every thread.
-            return {**counters, "longest_path": self.cost.steps}
-        return {
-            **counters,
-            "average_accepted_tokens": self.decoded / self.cost.steps if self.cost.steps else 0.0,
-        }
+            # Each pass decodes one token of every thread.
+            counters["longest_path"] = self.cost.steps
+        else:
+            steps = max(1, self.cost.steps)
+            counters["average_accepted_tokens"] = self.decoded / steps
+        return counters
 
     def generated(self, decode: Decode) -> GeneratedText:
-        cut = None if self.cut is None else len(decode(self.tokens[: self.cut]))
         return GeneratedText(
-            decode(self.tokens), cut, len(self.tokens), self.logprobs, counters=self.counters()
+            decode(self.tokens),
+            cut=None if self.cut is None else len(decode(self.tokens[: self.cut])),
+            tokens=len(self.tokens),
+            logprobs=self.logprobs,
+            counters=self.counters(),
         )
 
 
 @dataclass(eq=False)
 class AparNode:
+    """A paragraph while it is decoded.
+
+    Attributes:
+        segment: Of its tokens.
+        parent: The paragraph above it on the path to the root.
+        rows: Row indices of its tokens in the cache.
+        users: Unfinished threads that have it on their path.
+    """
+
     paragraph: Paragraph
     segment: int
     parent: AparNode | None = None
-    cached: list[int] = field(default_factory=list)  # row indices of its tokens in the cache
-    users: int = 1  # unfinished sequences that have it on their path
+    rows: list[int] = field(default_factory=list)
+    users: int = 1
 
     def path(self) -> Iterator[AparNode]:
+        """Yield the nodes from this one to the root."""
         node: AparNode | None = self
         while node is not None:
             yield node
@@ -96,257 +131,386 @@ class AparNode:
 
 
 class Tree:
-    """Which guesses are tried together: each path names the rank of the guess at every head from
-    the first on: (0,) is head 1's best guess, (0, 2) head 2's third best behind it. Lists are in
-    the order of the nodes (by depth). Raises ValueError where a path is empty, has a negative rank,
-    or the path above it is missing.
+    """Which guesses are tried together.
+
+    Each path names the rank of the guess at every head from the first on: (0,) is head 1's best
+    guess, (0, 2) is head 2's third best behind it. All lists are in the order of the nodes, by
+    depth.
+
+    Attributes:
+        ranks: [nodes] rank of each node's guess.
+        depths: [nodes] from 1.
+        parents: [nodes] node above, -1 for the text's last token.
+        runs: [nodes] number of the run that the node is in. Nodes in a row without branches are one
+            run and share a segment.
+        visible_runs: [runs] the runs that a run's nodes see, itself included.
+
+    Raises:
+        ValueError: If a path is empty, has a negative rank, or lacks the path above it.
     """
 
     def __init__(self, paths: Sequence[Sequence[int]]) -> None:
         self.paths = sorted({tuple(path) for path in paths}, key=lambda path: (len(path), path))
-        place = {path: i for i, path in enumerate(self.paths)}
+        node_of_path = {path: node for node, path in enumerate(self.paths)}
         for path in self.paths:
-            if not path or min(path) < 0 or (len(path) > 1 and path[:-1] not in place):
+            has_parent = len(path) == 1 or path[:-1] in node_of_path
+            if not path or min(path) < 0 or not has_parent:
                 raise ValueError(
                     f"{path} is no path of a tree: ranks from 0, and the path above it must be "
                     "there"
                 )
-        self.ranks = [path[-1] for path in self.paths]  # [n]
-        self.depths = [len(path) for path in self.paths]  # [n] from 1
-        self.parents = [place.get(path[:-1], -1) for path in self.paths]  # [n], -1: under the text
-        # [n]: nodes in a row without branches are one run, which shares a segment.
+        self.ranks = [path[-1] for path in self.paths]
+        self.depths = [len(path) for path in self.paths]
+        self.parents = [node_of_path.get(path[:-1], -1) for path in self.paths]
         self.runs: list[int] = []
-        self.above: list[list[int]] = []  # [runs] the runs that a run's nodes see, itself included
+        self.visible_runs: list[list[int]] = []
         for parent in self.parents:
             if parent >= 0 and self.parents.count(parent) == 1:
                 self.runs.append(self.runs[parent])
-            else:
-                self.runs.append(len(self.above))
-                self.above.append(
-                    [*(self.above[self.runs[parent]] if parent >= 0 else []), self.runs[-1]]
-                )
+                continue
+            new_run = len(self.visible_runs)
+            runs_above = self.visible_runs[self.runs[parent]] if parent >= 0 else []
+            self.runs.append(new_run)
+            self.visible_runs.append([*runs_above, new_run])
 
-    def size(self, depth: int) -> int:
-        """How many nodes, the first ones, are not deeper than `depth`."""
-        return sum(d <= depth for d in self.depths)
+    def size(self, max_depth: int) -> int:
+        """Count the nodes, which come first, that are not deeper than `max_depth`."""
+        return sum(depth <= max_depth for depth in self.depths)
 
     def accepted(self, guesses: Sequence[int], sampled: Sequence[int]) -> list[int]:
-        """The nodes, from the top down, whose guess (of `guesses`: the first nodes') is what was
-        `sampled` above them: ids [1 + nodes] behind the text's last token and behind each guess.
+        """Return the nodes, from the top down, whose guess is what was sampled above them.
+
+        Args:
+            guesses: [n] token ids of the first n nodes.
+            sampled: [1 + n] token ids sampled behind the text's last token and behind each guess.
         """
-        nodes: list[int] = []
-        while True:
-            node = nodes[-1] if nodes else -1
-            hit = [
-                n
-                for n in range(len(guesses))
-                if self.parents[n] == node and guesses[n] == sampled[node + 1]
-            ]
-            if not hit:
-                return nodes
-            nodes.append(hit[0])
+        accepted: list[int] = []
+        node: int | None = self._child(-1, sampled[0], guesses)
+        while node is not None:
+            accepted.append(node)
+            node = self._child(node, sampled[1 + node], guesses)
+        return accepted
+
+    def _child(self, parent: int, token: int, guesses: Sequence[int]) -> int | None:
+        """Return the first node under `parent` that guesses `token`."""
+        for node, guess in enumerate(guesses):
+            if self.parents[node] == parent and guess == token:
+                return node
+        return None
 
 
 @dataclass
 class _Drafts:
-    """A thread's guesses; a new thread takes over an ended one's, so that no segment is added
-    without need.
+    """A thread's guesses.
+
+    A new thread takes over those of a thread that has ended, so that no segments are added without
+    need.
+
+    Attributes:
+        segments: Segment of each run of the tree.
+        path: The segments that these reach.
+        guesses: [n] token ids of the tree's first n nodes.
+        root: Row index of the thread's last token; the guesses are in the rows behind it.
     """
 
-    segments: range  # of the tree's runs, in which they are fed
-    path: set[int] = field(default_factory=set)  # what these reach
+    segments: range
+    path: set[int] = field(default_factory=set)
     guesses: list[int] = field(default_factory=list)
-    root: int = 0  # row index of the thread's last token; the guesses stand behind it
+    root: int = 0
 
-    def follow(self, s: AparSequence) -> dict[tuple[int, int], Reach]:
-        """The pairs that make the segments reach the path of `s`, and nothing but it and each
-        other.
-        """
-        path = {node.segment for node in s.current_node.path()}
-        pairs = {
-            (segment, gone): Reach.HIDDEN for segment in self.segments for gone in self.path - path
-        }
-        pairs |= {
-            (segment, new): Reach.ALL for segment in self.segments for new in path - self.path
-        }
+    def row(self, node: int) -> int:
+        return self.root + 1 + node
+
+    def follow(self, thread: AparSequence) -> dict[tuple[int, int], Reach]:
+        """Return the pairs that let the guesses see the path of `thread` and nothing but it."""
+        path = {node.segment for node in thread.current_node.path()}
+        pairs: dict[tuple[int, int], Reach] = {}
+        for segment in self.segments:
+            for left in self.path - path:
+                pairs[segment, left] = Reach.HIDDEN
+            for joined in path - self.path:
+                pairs[segment, joined] = Reach.ALL
         self.path = path
         return pairs
 
 
 @dataclass(eq=False)
 class AparSequence:
-    """A thread."""
+    """A thread: s of algorithm 1.
 
-    last_token: int  # not fed yet
-    position: int  # of `last_token`
-    current_node: AparNode  # its leaf of the tree
-    drafts: _Drafts | None = None  # None: nothing is guessed, or it was not fed yet
+    Attributes:
+        last_token: Its last token, which is not fed yet.
+        position: Of `last_token`.
+        current_node: Its leaf of the paragraph tree.
+        drafts: Its guesses; None if nothing is guessed or the thread was not fed yet.
+    """
+
+    last_token: int
+    position: int
+    current_node: AparNode
+    drafts: _Drafts | None = None
+
+
+@dataclass
+class _Rows:
+    """The tokens of a feed as it is put together."""
+
+    tokens: list[int] = field(default_factory=list)
+    positions: list[int] = field(default_factory=list)
+    segments: list[int] = field(default_factory=list)
+    sample_at: list[int] = field(default_factory=list)
+
+    def append(self, token: int, position: int, segment: int) -> None:
+        self.tokens.append(token)
+        self.positions.append(position)
+        self.segments.append(segment)
 
 
 @dataclass
 class AparGroup:
-    """The paragraph tree and the sequences that have not finished (G of algorithm 1), as they grow
-    token by token.
+    """The paragraph tree and the threads that have not finished: G of algorithm 1.
+
+    Attributes:
+        stops: Whether a paragraph's tokens are the last ones of its thread.
+        max_threads: Most threads that run at the same time.
+        tree: Of each thread's guesses.
+        waiting: Threads that were forked beyond `max_threads`; what they see stays in the cache.
+        free: Drafts of threads that have ended.
+        used: Tokens in all threads, each [Child] included.
+        attended: Tokens seen when a token was predicted, summed over all predictions.
+        predicted: Tokens predicted; `accepted` of them were guesses.
+        segments: Segments so far.
+        fed: Tokens fed so far; `cached` of them are in the cache.
+        reach, drop, move: Of the next feed. Accepted guesses move to the segment of their thread.
     """
 
     prompt: Prompt
     max_new_tokens: int
     fork: int
     child: int
-    stops: Stops  # whether a paragraph's tokens are all of its thread
-    max_threads: int  # most that run (`sequences`)
-    tree: Tree  # of each thread's guesses
-    # Forked beyond them; what they see stays in the cache.
+    stops: Stops
+    max_threads: int
+    tree: Tree
     waiting: deque[AparSequence] = field(default_factory=deque)
-    free: list[_Drafts] = field(default_factory=list)  # of threads that have ended
-    used: int = 0  # tokens in all threads, each [Child] included
-    attended: int = 0  # tokens seen when a token was predicted, over all predictions
+    free: list[_Drafts] = field(default_factory=list)
+    used: int = 0
+    attended: int = 0
     predicted: int = 0
-    accepted: int = 0  # of these: guesses
+    accepted: int = 0
     segments: int = 1
     fed: int = 0
-    cached: int = 0  # of the tokens fed
-    # For the next feed, as `drop`, `move`.
+    cached: int = 0
     reach: dict[tuple[int, int], Reach] = field(default_factory=dict)
     drop: list[int] = field(default_factory=list)
-    # Right guesses -> the segment of the thread whose text they are.
     move: dict[int, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        # Lines 4 to 6.
         root = AparNode(Paragraph(), segment=0)
         self.answer = AparAnswer(root.paragraph)
-        self.sequences = [AparSequence(self.prompt.tokens[-1], len(self.prompt.tokens) - 1, root)]
+        last_position = len(self.prompt.tokens) - 1
+        self.sequences = [AparSequence(self.prompt.tokens[-1], last_position, root)]
+
+    def run(self, heads: Any) -> Program[None]:
+        """Decode until every thread has ended or no token is left (lines 8 and 9).
+
+        Args:
+            heads: They guess, where the tree has nodes.
+        """
+        while self.sequences and self.used < self.max_new_tokens:
+            # With fewer tokens left than threads, the older threads get them.
+            decoding = self.sequences[: self.max_new_tokens - self.used]
+            predictions = yield self.feed(decoding)
+            self.used += len(decoding)
+            self.move = {}
+            if not self.tree.paths:
+                self.take(decoding, predictions)
+                continue
+            drafting = self.take_accepted(decoding, predictions)
+            # A guess is of use only if two more tokens may come.
+            if drafting and self.used + 1 < self.max_new_tokens:
+                assert predictions.hidden is not None
+                hidden = [predictions.hidden[index] for _, index in drafting]
+                drafted = yield Feed((), (), draft=DraftRequest(heads, hidden, self.tree))
+                for (drafts, _), guesses in zip(drafting, drafted.drafts, strict=True):
+                    drafts.guesses = guesses
 
     def feed(self, decoding: list[AparSequence]) -> Feed:
-        """Each thread's last token (the prompt in the first pass), and its guesses."""
-        tree, first = self.tree, self.fed == 0
-        # Guesses may use what is left beyond the one token of each thread.
-        size = tree.size(self.max_new_tokens - self.used - len(decoding))
-        tokens = list(self.prompt.tokens) if first else []
-        positions, segments = [*range(len(tokens))], [0] * len(tokens)
-        asks: list[int] = []
-        for s in decoding:
-            if not first:
-                s.current_node.cached.append(self.fed + len(tokens))
-                tokens.append(s.last_token)
-                positions.append(s.position)
-                segments.append(s.current_node.segment)
-            asks.append(len(tokens) - 1)
-            if tree.paths:
-                drafts = s.drafts = s.drafts or self._new_drafts()
-                self.reach |= drafts.follow(s)
-                drafts.guesses, drafts.root = drafts.guesses[:size], self.fed + asks[-1]
-                count = len(drafts.guesses)
-                asks += range(len(tokens), len(tokens) + count)
-                tokens += drafts.guesses
-                positions += [s.position + depth for depth in tree.depths[:count]]
-                segments += [drafts.segments[run] for run in tree.runs[:count]]
-        self.fed, self.cached = self.fed + len(tokens), self.cached + len(tokens) - len(self.drop)
+        """Return each thread's last token, in the first pass the prompt, and its guesses."""
+        is_first = self.fed == 0
+        rows = _Rows()
+        if is_first:
+            count = len(self.prompt.tokens)
+            rows = _Rows(list(self.prompt.tokens), list(range(count)), [0] * count)
+        for thread in decoding:
+            if not is_first:
+                thread.current_node.rows.append(self.fed + len(rows.tokens))
+                rows.append(thread.last_token, thread.position, thread.current_node.segment)
+            rows.sample_at.append(len(rows.tokens) - 1)
+            if self.tree.paths:
+                # Guesses may use what is left beyond the one token of each thread.
+                spare = self.max_new_tokens - self.used - len(decoding)
+                self._feed_guesses(thread, rows, self.tree.size(spare))
+        self.fed += len(rows.tokens)
+        self.cached += len(rows.tokens) - len(self.drop)
         cost = self.answer.cost
-        cost.steps, cost.max_cached_tokens = (
-            cost.steps + 1,
-            max(cost.max_cached_tokens, self.cached),
+        cost.steps += 1
+        cost.max_cached_tokens = max(cost.max_cached_tokens, self.cached)
+        dropped = set(self.drop)
+        feed = Feed(
+            rows.tokens,
+            rows.positions,
+            rows.segments,
+            reach=self.reach,
+            sample_at=rows.sample_at,
+            drop=self.drop,
+            shared=self.prompt.shared if is_first else 0,
+            move={row: segment for row, segment in self.move.items() if row not in dropped},
+            want_hidden=bool(self.tree.paths),
+            decoded=self.predicted if self.tree.paths else None,
         )
-        reach, drop, self.reach, self.drop = self.reach, self.drop, {}, []
-        return Feed(
-            tokens,
-            positions,
-            segments,
-            reach=reach,
-            sample_at=asks,
-            drop=drop,
-            shared=self.prompt.shared if first else 0,
-            move={index: segment for index, segment in self.move.items() if index not in set(drop)},
-            want_hidden=bool(tree.paths),
-            decoded=self.predicted if tree.paths else None,
-        )
+        self.reach = {}
+        self.drop = []
+        return feed
+
+    def _feed_guesses(self, thread: AparSequence, rows: _Rows, limit: int) -> None:
+        """Append at most `limit` guesses behind the thread's last token."""
+        if thread.drafts is None:
+            thread.drafts = self._new_drafts()
+        drafts = thread.drafts
+        drafts.guesses = drafts.guesses[:limit]
+        drafts.root = self.fed + len(rows.tokens) - 1
+        self.reach |= drafts.follow(thread)
+        for node, guess in enumerate(drafts.guesses):
+            rows.sample_at.append(len(rows.tokens))
+            segment = drafts.segments[self.tree.runs[node]]
+            rows.append(guess, thread.position + self.tree.depths[node], segment)
 
     def _new_drafts(self) -> _Drafts:
         if self.free:
             return self.free.pop()
-        runs = range(self.segments, self.segments + len(self.tree.above))
-        self.segments += len(runs)
-        self.reach |= {
-            (runs[a], runs[b]): Reach.CAUSAL
-            for a, above in enumerate(self.tree.above)
-            for b in above
-        }
-        return _Drafts(runs)
+        segments = range(self.segments, self.segments + len(self.tree.visible_runs))
+        self.segments += len(segments)
+        for run, visible_runs in enumerate(self.tree.visible_runs):
+            for visible_run in visible_runs:
+                self.reach[segments[run], segments[visible_run]] = Reach.CAUSAL
+        return _Drafts(segments)
 
-    def take(
+    def take(self, decoding: list[AparSequence], predictions: Predictions) -> None:
+        """Give each thread the token that was sampled for it."""
+        for s, x, logprob in zip(decoding, predictions.tokens, predictions.logprobs, strict=True):
+            self.append(s, x, logprob)
+
+    def take_accepted(
         self, decoding: list[AparSequence], predictions: Predictions
     ) -> list[tuple[_Drafts, int]]:
-        """Takes the longest right path of each thread's guesses and the token behind it through
-        algorithm 1; of the threads that go on, the drafts and the place in the predictions of the
-        last token.
+        """Give each thread the longest right path of its guesses and the token behind it.
+
+        Returns:
+            For each thread that goes on its drafts, and the index of its last token in the
+            predictions.
         """
-        self.used += len(decoding)
-        self.move = {}
-        if not self.tree.paths:
-            for s, x, logprob in zip(
-                decoding, predictions.tokens, predictions.logprobs, strict=True
-            ):
-                self.append(s, x, logprob)
-            return []
-        going_on: list[tuple[_Drafts, int]] = []
-        first = 0  # the thread's first ask
-        for s in decoding:
-            drafts = s.drafts
+        drafting: list[tuple[_Drafts, int]] = []
+        first = 0  # index of the thread's first prediction
+        for thread in decoding:
+            drafts = thread.drafts
             assert drafts is not None
             count = len(drafts.guesses)
-            nodes = self.tree.accepted(
-                drafts.guesses, predictions.tokens[first : first + 1 + count]
-            )
-            kept: set[int] = set()
-            for i, place in enumerate((first, *(first + 1 + n for n in nodes))):
-                if i > 0 and self.used == self.max_new_tokens:
-                    break
-                self.used += int(i > 0)
-                self.accepted += int(i < len(nodes))
-                self.append(s, predictions.tokens[place], predictions.logprobs[place])
-                if s not in self.sequences:
-                    self.free.append(drafts)
-                    break
-                if i < len(nodes):  # this token is in the cache already, as a guess
-                    kept.add(nodes[i])
-                    self.move[drafts.root + 1 + nodes[i]] = s.current_node.segment
-                    s.current_node.cached.append(drafts.root + 1 + nodes[i])
-                else:
-                    going_on.append((drafts, place))
-            self.drop += [drafts.root + 1 + n for n in range(count) if n not in kept]
+            sampled = predictions.tokens[first : first + 1 + count]
+            nodes = self.tree.accepted(drafts.guesses, sampled)
+            last = self._take_path(thread, drafts, nodes, predictions, first)
+            if last is not None:
+                drafting.append((drafts, last))
             drafts.guesses = []
             first += 1 + count
-        return going_on
+        return drafting
+
+    def _take_path(
+        self,
+        thread: AparSequence,
+        drafts: _Drafts,
+        nodes: list[int],
+        predictions: Predictions,
+        first: int,
+    ) -> int | None:
+        """Give one thread the tokens sampled above and behind the right guesses.
+
+        Args:
+            thread: It decoded.
+            drafts: Its guesses.
+            nodes: The right ones, from the top down.
+            predictions: Of the whole pass.
+            first: Index of the prediction behind the thread's last token.
+
+        Returns:
+            Index of the prediction that became its last token; None if it does not go on.
+        """
+        kept: set[int] = set()
+        last: int | None = None
+        for i, index in enumerate([first, *(first + 1 + node for node in nodes)]):
+            if i > 0:
+                if self.used == self.max_new_tokens:
+                    break
+                self.used += 1
+            is_guess = i < len(nodes)
+            if is_guess:
+                self.accepted += 1
+            self.append(thread, predictions.tokens[index], predictions.logprobs[index])
+            if thread not in self.sequences:
+                self.free.append(drafts)
+                break
+            if is_guess:
+                # This token is in the cache already, as a guess.
+                kept.add(nodes[i])
+                row = drafts.row(nodes[i])
+                self.move[row] = thread.current_node.segment
+                thread.current_node.rows.append(row)
+            else:
+                last = index
+        self.drop += [drafts.row(node) for node in range(len(drafts.guesses)) if node not in kept]
+        return last
 
     def append(self, s: AparSequence, x: int, logprob: float) -> None:
-        """Lines 19 to 33 for one sequence that has sampled x (counted in `used` already)."""
-        self.attended += s.position + 1  # a path has no gaps
+        """Append the sampled x to a thread (lines 19 to 33). It is counted in `used` already."""
+        # A path has no gaps, so a token sees as many tokens as its position says.
+        self.attended += s.position + 1
         self.predicted += 1
         if s.last_token == self.fork:
             self._fork(s)
         s.current_node.paragraph.tokens.append(x)
         s.current_node.paragraph.logprobs.append(logprob)
-        s.last_token, s.position = x, s.position + 1
+        s.last_token = x
+        s.position += 1
         if self.stops(s.current_node.paragraph.tokens):
             self.sequences.remove(s)
-            self.drop += _released(s)
+            self.drop += _release_cache(s)
         self._start_waiting()
 
     def _fork(self, s: AparSequence) -> None:
+        """Open the next paragraph and the detail beside it (lines 20 to 29)."""
         above = s.current_node
-        n, n2 = (AparNode(Paragraph(), self.segments + i, above) for i in range(2))
-        self.segments += 2
+        sibling = self._new_node(above)
+        detail = self._new_node(above)
         for node in above.path():
             node.users += 1
-            self.reach[n.segment, node.segment] = self.reach[n2.segment, node.segment] = Reach.ALL
-        self.reach[n.segment, n.segment] = self.reach[n2.segment, n2.segment] = Reach.CAUSAL
-        above.paragraph.next_sibling, above.paragraph.first_child = n.paragraph, n2.paragraph
-        s.current_node = n
-        self.waiting.append(AparSequence(self.child, s.position + 1, n2))
+        above.paragraph.next_sibling = sibling.paragraph
+        above.paragraph.first_child = detail.paragraph
+        s.current_node = sibling
+        self.waiting.append(AparSequence(self.child, s.position + 1, detail))
+
+    def _new_node(self, above: AparNode) -> AparNode:
+        """Open a paragraph that sees the path of the one above it."""
+        segment = self.segments
+        self.segments += 1
+        for node in above.path():
+            self.reach[segment, node.segment] = Reach.ALL
+        self.reach[segment, segment] = Reach.CAUSAL
+        return AparNode(Paragraph(), segment, above)
 
     def _start_waiting(self) -> None:
-        """Gives waiting children their [Child] while there is a place, and a token left that they
-        sample next.
+        """Give waiting children their [Child] while a thread may start.
+
+        Beside [Child] there must be a token left that the child samples next.
         """
         while (
             self.waiting
@@ -360,99 +524,116 @@ class AparGroup:
             self.used += 1
             self.answer.threads += 1
 
-    def run(self, heads: Any) -> Program[None]:
-        """Decodes until every thread has ended, or no token is left; `heads` guess, where the tree
-        has places.
-        """
-        while self.sequences and self.used < self.max_new_tokens:
-            decoding = self.sequences[: self.max_new_tokens - self.used]
-            predictions = yield self.feed(decoding)
-            going_on = self.take(decoding, predictions)
-            if going_on and self.used + 1 < self.max_new_tokens:
-                assert predictions.hidden is not None
-                hidden = [predictions.hidden[place] for _, place in going_on]
-                drafted = yield Feed((), (), draft=DraftRequest(heads, hidden, self.tree))
-                for (drafts, _), guesses in zip(going_on, drafted.drafts, strict=True):
-                    drafts.guesses = guesses
-
     def finish(self, ends: frozenset[int]) -> AparAnswer:
+        """Put the text together (line 11) and count what it took.
+
+        Args:
+            ends: Ids that end a thread.
+        """
         answer = self.answer
-        stopped = not self.sequences and not self.waiting
+        all_ended = not self.sequences and not self.waiting
         answer.unstarted_threads = len(self.waiting)
+        control_tokens = {self.fork, self.child, *ends}
         for paragraph in restore(answer.root):
             for token, logprob in zip(paragraph.tokens, paragraph.logprobs, strict=True):
-                if token not in (self.fork, self.child) and token not in ends:
+                if token not in control_tokens:
                     answer.tokens.append(token)
                     answer.logprobs.append(logprob)
             ended = paragraph.first_child is not None or ends.intersection(paragraph.tokens[-1:])
-            if not stopped and not ended and answer.cut is None:
+            if not all_ended and not ended and answer.cut is None:
                 answer.cut = len(answer.tokens)
         if self.predicted:
             answer.cost.attended_tokens = self.attended / self.predicted
-        # The text, and one end token if it came to that.
-        if predictions := len(answer.tokens) + stopped:
-            start = len(self.prompt.tokens)
+        # Autoregressively, the text and, if it came to that, one end token are predicted.
+        predictions = len(answer.tokens) + all_ended
+        if predictions:
+            begin = len(self.prompt.tokens)
             answer.flattened = AparCost(
-                predictions, start + predictions - 1, start + (predictions - 1) / 2
+                steps=predictions,
+                max_cached_tokens=begin + predictions - 1,
+                attended_tokens=begin + (predictions - 1) / 2,
             )
         return answer
 
 
 def apar(
     prompt: Prompt,
-    max_new_tokens: int,  # in all threads together, each [Child] counted
-    fork: int,  # id of [Fork]
-    child: int,  # id of [Child]
-    ends: frozenset[int],  # ids that end a thread
-    max_threads: int = 64,  # at the same time: a child beyond them waits until a thread has ended
-    heads: Any = None,  # MedusaHeads that draft; None: a token of each thread a pass
-    tree: Tree | None = None,  # None: the heads' own
+    max_new_tokens: int,
+    fork: int,
+    child: int,
+    ends: frozenset[int],
+    max_threads: int = 64,
+    heads: Any = None,
+    tree: Tree | None = None,
 ) -> Program[AparAnswer]:
-    """Algorithm 1: decodes until every thread has come to its end.
+    """Decode until every thread has come to its end (algorithm 1).
 
-    No position passes len(prompt.tokens) + max_new_tokens; with fewer left than threads run, the
-    older have them. ValueError: a tree deeper than the heads.
+    No position passes len(prompt.tokens) + max_new_tokens.
+
+    Args:
+        prompt: What the text follows on.
+        max_new_tokens: Most tokens in all threads together, each [Child] included.
+        fork: Id of [Fork].
+        child: Id of [Child].
+        ends: Ids that end a thread.
+        max_threads: Most threads that run at the same time. A child beyond them waits until a
+            thread has ended.
+        heads: `MedusaHeads` that draft; None: each pass decodes one token of each thread.
+        tree: Which guesses are tried together; None: the heads' own.
+
+    Raises:
+        ValueError: If the tree is deeper than there are heads.
     """
-    tree = Tree([]) if heads is None else heads.suited(tree)
     group = AparGroup(
-        prompt, max_new_tokens, fork, child, lambda tokens: tokens[-1] in ends, max_threads, tree
+        prompt,
+        max_new_tokens,
+        fork,
+        child,
+        stops=lambda tokens: tokens[-1] in ends,
+        max_threads=max_threads,
+        tree=Tree([]) if heads is None else heads.suited(tree),
     )
     yield from group.run(heads)
     answer = group.finish(ends)
-    answer.decoded, answer.accepted = group.predicted, None if heads is None else group.accepted
+    answer.decoded = group.predicted
+    if heads is not None:
+        answer.accepted = group.accepted
     return answer
 
 
 def restore(root: Paragraph) -> Iterator[Paragraph]:
-    """RESTORE of algorithm 1: the paragraphs in the order of the text: root, first_child,
-    next_sibling.
-    """
+    """Yield the paragraphs in the order of the text: root, first_child, next_sibling (RESTORE)."""
     stack = [root]
     while stack:
         paragraph = stack.pop()
         yield paragraph
-        stack += [p for p in (paragraph.next_sibling, paragraph.first_child) if p is not None]
+        if paragraph.next_sibling is not None:
+            stack.append(paragraph.next_sibling)
+        if paragraph.first_child is not None:
+            stack.append(paragraph.first_child)
 
 
-def _released(finished: AparSequence) -> list[int]:
-    """RELEASECACHE: row indices of the tokens that no other sequence has on its path."""
-    drop: list[int] = []
+def _release_cache(finished: AparSequence) -> list[int]:
+    """Return the rows that no other thread has on its path (RELEASECACHE)."""
+    rows: list[int] = []
     for node in finished.current_node.path():
         node.users -= 1
         if node.users == 0:
-            drop += node.cached
-    return drop
+            rows += node.rows
+    return rows
 
 
 class AparText(TextMethod):
+    """APAR for text, with Medusa heads where the model has them."""
+
     def program(self, prompt: Prompt, stops: Stops, seed: int) -> Program[Any]:
-        options, model, (fork, child) = self.options, self.model, self.model.control_tokens
+        fork, child = self.model.control_tokens
         return apar(
             prompt,
-            options.max_new_tokens,
+            self.options.max_new_tokens,
             fork,
             child,
-            model.ends,
-            options.max_threads,
-            model.heads,
+            self.model.ends,
+            self.options.max_threads,
+            self.model.heads,
         )

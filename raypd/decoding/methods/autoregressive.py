@@ -1,6 +1,6 @@
-"""One token after the other: what every other method is measured against."""
+"""Autoregressive decoding, one token after the other: every other method is measured against it."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -11,24 +11,33 @@ from raypd.decoding.text import Decode, GeneratedText, Prompt, Stops, TextMethod
 
 @dataclass
 class Continuation:
-    """What was decoded; `stopped` is False when it was cut at the most tokens."""
+    """The tokens decoded behind a prompt.
 
-    COUNTERS: ClassVar[tuple[str, ...]] = ()  # its figures that go with a generated text
+    `stopped` is False where the text was cut at its maximum number of tokens.
+    """
+
+    # The fields and properties that are reported beside a generated text.
+    COUNTERS: ClassVar[tuple[str, ...]] = ()
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     stopped: bool = False
 
     def generated(self, decode: Decode) -> GeneratedText:
         text = decode(self.tokens)
-        counters = {name: getattr(self, name) for name in self.COUNTERS}
-        cut = None if self.stopped else len(text)
-        return GeneratedText(text, cut, len(self.tokens), self.logprobs, counters=counters)
+        return GeneratedText(
+            text,
+            cut=None if self.stopped else len(text),
+            tokens=len(self.tokens),
+            logprobs=self.logprobs,
+            counters={name: getattr(self, name) for name in self.COUNTERS},
+        )
 
 
 @dataclass
 class DraftedContinuation(Continuation):
-    """What was decoded in `steps` forward passes (the prompt's included), `accepted` of it drafted
-    before.
+    """A text decoded in `steps` forward passes, the prompt's included.
+
+    `accepted` of its tokens were drafted before the model was asked for them.
     """
 
     COUNTERS: ClassVar[tuple[str, ...]] = ("steps", "accepted", "average_accepted_tokens")
@@ -41,51 +50,68 @@ class DraftedContinuation(Continuation):
 
     @property
     def average_accepted_tokens(self) -> float:
-        """Tokens decoded a forward pass (SPACE, section 4.1): 1 is autoregressive."""
+        """Tokens decoded per forward pass (SPACE, section 4.1); 1 is autoregressive."""
         return len(self.tokens) / self.steps if self.steps else 0.0
+
+
+def count_leading(passed: Iterable[bool]) -> int:
+    """Count the drafts that passed before the first one that did not."""
+    count = 0
+    for draft_passed in passed:
+        if not draft_passed:
+            break
+        count += 1
+    return count
 
 
 def autoregressive(
     prompt: Prompt,
     max_new_tokens: int,
-    stops: Stops,  # whether the text is complete
-    # What may come next; None: all.
+    stops: Stops,
     allowed_token_ids: Callable[[Sequence[int]], AllowedTokens | None] | None = None,
-    pattern: str | Mapping[str, Any] | None = None,  # as `Feed.pattern`
+    pattern: str | Mapping[str, Any] | None = None,
     forced: Callable[[Sequence[int]], Sequence[int]] = lambda tokens: (),
 ) -> Program[Continuation]:
-    """Decodes one token a pass; the last one is not fed.
+    """Decode one token per forward pass. The last token is not fed.
 
-    The rules are given the tokens decoded so far; what is `forced` comes next whatever the model
-    says, and takes no pass.
+    Args:
+        prompt: What the text follows on.
+        max_new_tokens: Tokens after which the text is cut.
+        stops: Whether the tokens decoded so far are a complete text.
+        allowed_token_ids: The tokens that may follow on those decoded so far; None: all.
+        pattern: As `Feed.pattern`.
+        forced: The tokens that must follow on those decoded so far, whatever the model predicts.
+            They take no pass.
     """
     answer = Continuation(list(forced([])))
     answer.logprobs += [0.0] * len(answer.tokens)
-    # To be fed, and the position of the first.
-    tokens, position = [*prompt.tokens, *answer.tokens], 0
+    # What is fed next, and the position of its first token.
+    tokens = [*prompt.tokens, *answer.tokens]
+    position = 0
     while True:
+        allowed = None if allowed_token_ids is None else [allowed_token_ids(answer.tokens)]
         predictions = yield Feed(
             tokens,
             range(position, position + len(tokens)),
             sample_at=[len(tokens) - 1],
-            allowed_token_ids=None
-            if allowed_token_ids is None
-            else [allowed_token_ids(answer.tokens)],
+            allowed_token_ids=allowed,
             shared=0 if position else prompt.shared,
             pattern=None if position else pattern,
         )
         position += len(tokens)
-        unchosen = forced([*answer.tokens, *predictions.tokens])[
-            : max_new_tokens - len(answer.tokens) - 1
-        ]
+        answer.tokens += predictions.tokens
+        answer.logprobs += predictions.logprobs
+        unchosen = forced(answer.tokens)[: max_new_tokens - len(answer.tokens)]
+        answer.tokens += unchosen
+        answer.logprobs += [0.0] * len(unchosen)
         tokens = [*predictions.tokens, *unchosen]
-        answer.tokens += tokens
-        answer.logprobs += [*predictions.logprobs, *[0.0] * len(unchosen)]
         answer.stopped = stops(answer.tokens)
         if answer.stopped or len(answer.tokens) == max_new_tokens:
             return answer
 
 
 class AutoregressiveText(TextMethod):
+    """`autoregressive` for text."""
+
     def program(self, prompt: Prompt, stops: Stops, seed: int) -> Program[Any]:
         return autoregressive(prompt, self.options.max_new_tokens, stops)

@@ -1,57 +1,75 @@
-"""Guided decoding: the keys of the answer are given, its values are decoded one after the other.
+"""Guided decoding: the keys of an answer are given, its values are decoded one after the other.
 
-Other engines call it structured output with its fixed parts skipped: no token takes a pass that the
-schema gives, within a value neither. Every value sees the whole answer before it: the yardstick for
-HPD where a model's own JSON breaks off.
+Other engines call this structured output with jump-forward: a token that the schema determines
+takes no pass, within a value neither. Every value sees the whole answer before it, which makes it
+the yardstick for HPD where a model's own JSON breaks off.
 """
 
 from collections.abc import Sequence
 from functools import reduce
 
-from raypd.decoding.methods.hyper_parallel import SlottedPrompt, Value
-from raypd.decoding.program import Feed, Program
+from raypd.decoding.methods.hyper_parallel import Slot, SlottedPrompt, Value
+from raypd.decoding.program import Feed, Predictions, Program
 
 
-def guided(
-    prompt: SlottedPrompt,  # instruction, document and the answer's keys, each slot behind its key
-    max_value_tokens: int,
-) -> Program[list[Value]]:
-    """Decodes one value a slot, each complete before the next begins.
+def guided(prompt: SlottedPrompt, max_value_tokens: int) -> Program[list[Value]]:
+    """Decode one value per slot, each complete before the next begins.
 
-    The grammar's `closing` follows on a value's tokens but the last, so that it stands whole in the
-    text; what its `behind` counts leaves the cache.
+    A value stands whole in the text that the next one sees: its tokens but the last are followed
+    by the grammar's `closing`, and what `behind` counts leaves the cache.
+
+    Args:
+        prompt: Instruction, document and the answer's keys, each slot behind its key.
+        max_value_tokens: Tokens after which a value is cut.
     """
     values: list[Value] = []
-    # Tokens that were fed; those that stay; where the prompt goes on behind the last value.
-    fed, position, begin = 0, 0, 0
+    fed = 0  # tokens fed so far
+    position = 0  # of the next token; lower than `fed` once tokens were dropped
+    begin = 0  # of the part of the prompt that is not fed yet
+    closing: list[int] = []  # what ends the last value in the text
     drop: Sequence[int] = ()
-    tail: Sequence[int] = ()  # of the last value
     for slot in prompt.slots:
-        value, state = Value(), 0
-        tokens = [*tail, *prompt.tokens[begin : slot.end + 1]]
+        value = Value()
+        values.append(value)
+        state = 0
+        tokens = [*closing, *prompt.tokens[begin : slot.end + 1]]
         while True:
+            remaining = max_value_tokens - len(value.tokens)
             predictions = yield Feed(
                 tokens,
                 range(position, position + len(tokens)),
                 sample_at=[len(tokens) - 1],
-                allowed_token_ids=[
-                    slot.grammar.allowed(state, max_value_tokens - len(value.tokens))
-                ],
+                allowed_token_ids=[slot.grammar.allowed(state, remaining)],
                 shared=0 if position else prompt.shared,
                 drop=drop,
             )
-            fed, position, drop = fed + len(tokens), position + len(tokens), ()
-            state = slot.grammar.advance(state, predictions.tokens[0])
-            forced = slot.grammar.forced(state, max_value_tokens - len(value.tokens) - 1)
-            state = reduce(slot.grammar.advance, forced, state)
-            tokens = [*predictions.tokens, *forced]
-            value.tokens += tokens
-            value.logprobs += [*predictions.logprobs, *[0.0] * len(forced)]
+            fed += len(tokens)
+            position += len(tokens)
+            drop = ()
+            state, tokens = _extend(value, slot, state, predictions, remaining)
             if slot.grammar.done(state) or len(value.tokens) == max_value_tokens:
                 break
-        value.closed, value.completion = slot.grammar.done(state), slot.grammar.completion(state)
-        values.append(value)
-        tail, begin = [*tokens[:-1], *slot.grammar.closing(value.tokens)], slot.end + 1
+        value.closed = slot.grammar.done(state)
+        value.completion = slot.grammar.completion(state)
+        begin = slot.end + 1
+        closing = [*tokens[:-1], *slot.grammar.closing(value.tokens)]
         drop = range(fed - slot.grammar.behind(value.tokens), fed)
         position -= len(drop)
     return values
+
+
+def _extend(
+    value: Value, slot: Slot, state: int, predictions: Predictions, remaining: int
+) -> tuple[int, list[int]]:
+    """Append the predicted token to a value, and the tokens that it forces.
+
+    Returns:
+        The grammar's state behind them, and the appended tokens.
+    """
+    state = slot.grammar.advance(state, predictions.tokens[0])
+    forced = slot.grammar.forced(state, remaining - 1)
+    tokens = [*predictions.tokens, *forced]
+    value.tokens += tokens
+    value.logprobs += predictions.logprobs
+    value.logprobs += [0.0] * len(forced)
+    return reduce(slot.grammar.advance, forced, state), tokens

@@ -1,8 +1,9 @@
 """HPD, hyper-parallel decoding: all values of all stacked documents at once ("Breaking the
-Autoregressive Chain", sections 4.2-4.3, algorithms 1 and 2). The prompt ends in a skeleton that
-names every attribute and leaves its value out. A gap of K_max positions after each keeps the place
-of the value, whose tokens are appended to the cache in the order they are decoded but stand, by
-position, behind their attribute.
+Autoregressive Chain", sections 4.2 and 4.3, algorithms 1 and 2).
+
+The prompt ends in a skeleton that names every attribute and leaves its value out. A gap of K_max
+positions behind each attribute keeps room for the value. The tokens of the values enter the cache
+in the order in which they are decoded, but their positions are those behind their attribute.
 """
 
 from collections.abc import Sequence
@@ -15,72 +16,100 @@ from raypd.decoding.visibility import Reach
 
 @dataclass
 class Slot:
-    end: int  # index in the prompt of the token before it
-    grammar: Grammar  # how it is written
+    """Where a value is to be decoded.
+
+    Attributes:
+        end: Index in the prompt of the token before the value.
+        grammar: What may be decoded.
+    """
+
+    end: int
+    grammar: Grammar
 
 
 @dataclass
 class SlottedPrompt:
+    """A prompt with slots, in the order of their ends; its first `shared` tokens are the
+    instruction.
+    """
+
     tokens: Sequence[int]
-    slots: list[Slot]  # in the order of their ends
-    shared: int = 0  # ids of the instruction
+    slots: list[Slot]
+    shared: int = 0
 
 
 @dataclass
 class Value:
+    """The tokens decoded in a slot.
+
+    Attributes:
+        completion: The value's text where it was clear before its end (null, the only choice left
+            of an enum).
+        closed: False where the value was cut at K_max tokens.
+    """
+
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
-    # Its text where that was clear before its end (null, an enum's only choice left)
     completion: str | None = None
-    closed: bool = False  # False: cut at K_max tokens
+    closed: bool = False
 
 
 def _slot_positions(prompt: SlottedPrompt, max_value_tokens: int) -> list[int]:
-    """Algorithm 2: position ids with a gap of K_max behind every slot's end; [tokens of the
-    prompt].
-    """
+    """Return the prompt's positions with a gap of K_max behind every slot (algorithm 2)."""
     positions: list[int] = []
-    offset, start = 0, 0
+    begin = 0
+    gaps = 0
     for slot in prompt.slots:
-        positions += range(start + offset, slot.end + 1 + offset)
-        start, offset = slot.end + 1, offset + max_value_tokens
-    return [*positions, *range(start + offset, len(prompt.tokens) + offset)]
+        positions += range(begin + gaps, slot.end + 1 + gaps)
+        begin = slot.end + 1
+        gaps += max_value_tokens
+    positions += range(begin + gaps, len(prompt.tokens) + gaps)
+    return positions
 
 
 def hyper_parallel(
     prompt: SlottedPrompt, max_value_tokens: int, isolate_values: bool = False
 ) -> Program[list[Value]]:
-    """Algorithm 1: one value a slot, in their order, all decoded together, each pruned when it is
-    complete. `max_value_tokens` is K_max, a value's most tokens and the positions kept free for it.
-    `isolate_values`: each has a segment of its own; else (the paper's mask) it sees the value
-    tokens of earlier attributes that exist by then.
+    """Decode all values together, each until it is complete (algorithm 1).
+
+    Args:
+        prompt: The documents and the skeletons of their answers.
+        max_value_tokens: K_max, tokens after which a value is cut, and the length of its gap.
+        isolate_values: Give each value a segment of its own. Otherwise, as in the paper, a value
+            sees the tokens of earlier attributes' values that are decoded by then.
+
+    Returns:
+        The values in the order of the slots.
     """
-    slots, k_max = prompt.slots, max_value_tokens
+    slots = prompt.slots
+    k_max = max_value_tokens
     positions = _slot_positions(prompt, k_max)
-    values, grammars = [Value() for _ in slots], [slot.grammar for slot in slots]
     ends = [positions[slot.end] for slot in slots]
+    grammars = [slot.grammar for slot in slots]
+    values = [Value() for _ in slots]
     states = [0] * len(slots)
     live = list(range(len(slots)))
     reach: dict[tuple[int, int], Reach] = {}
     if isolate_values:
         for n in live:
-            reach[n + 1, 0] = reach[n + 1, n + 1] = Reach.CAUSAL
+            reach[n + 1, 0] = Reach.CAUSAL
+            reach[n + 1, n + 1] = Reach.CAUSAL
     predictions = yield Feed(
         prompt.tokens,
         positions,
         sample_at=[slot.end for slot in slots],
-        allowed_token_ids=[slot.grammar.allowed(0, k_max) for slot in slots],
+        allowed_token_ids=[grammar.allowed(0, k_max) for grammar in grammars],
         shared=prompt.shared,
         reach=reach,
     )
     for k in range(1, k_max + 1):
         for n, token, logprob in zip(live, predictions.tokens, predictions.logprobs, strict=True):
-            value, grammar = values[n], grammars[n]
-            value.tokens.append(token)
-            value.logprobs.append(logprob)
-            states[n] = state = grammar.advance(states[n], token)
-            if grammar.done(state):
-                value.closed, value.completion = True, grammar.completion(state)
+            values[n].tokens.append(token)
+            values[n].logprobs.append(logprob)
+            states[n] = grammars[n].advance(states[n], token)
+            if grammars[n].done(states[n]):
+                values[n].closed = True
+                values[n].completion = grammars[n].completion(states[n])
         live = [n for n in live if not values[n].closed]
         if not live or k == k_max:
             break

@@ -1,9 +1,11 @@
 """IPPD, intra-prompt parallel decoding: all questions on all contexts of a prompt at once
 ("Intraprompt Parallel Decoding for Common-Context Question Answering", section 4, equations 1 to
-10, appendix A.1). A prompt is a tree: an instruction, contexts under it, questions under each.
-Every (instruction, context, question) has the positions that it would have alone, and sees nothing
-else; answer tokens stand, by position, behind their question. So every answer is the one that its
-question would get in a prompt of its own.
+10, appendix A.1).
+
+A prompt is a tree: an instruction, contexts under it, questions under each context. Every
+(instruction, context, question) has the positions that it would have alone and sees nothing else,
+and the tokens of an answer follow, by position, on their question. So every answer is the one that
+its question would get in a prompt of its own.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,17 +19,21 @@ from raypd.decoding.visibility import Reach
 
 @dataclass
 class Question:
-    """A question and the rules of its answer, which are given the tokens decoded so far."""
+    """A question and the rules of its answer, which are given the tokens decoded so far.
+
+    Attributes:
+        stops: Whether the answer is complete; its last token is then not fed.
+        allowed_token_ids: The tokens that may come next; None: all.
+    """
 
     tokens: Sequence[int]
-    stops: Callable[[Sequence[int]], bool]  # whether it is complete; its last token is then not fed
-    # What may come next; None: all.
+    stops: Callable[[Sequence[int]], bool]
     allowed_token_ids: Callable[[Sequence[int]], AllowedTokens | None] | None = None
 
 
 @dataclass
 class Context:
-    """A context's own tokens and the questions on it: any number of them."""
+    """The tokens of a context and any number of questions on it."""
 
     tokens: Sequence[int]
     questions: list[Question] = field(default_factory=list)
@@ -35,18 +41,22 @@ class Context:
 
 @dataclass
 class PromptTree:
-    instruction: Sequence[int]  # other prompts may share it
+    """An instruction, which other prompts may share, and the contexts under it."""
+
+    instruction: Sequence[int]
     contexts: list[Context] = field(default_factory=list)
 
 
 def header(prompt: PromptTree) -> Feed:
-    """Equation 1, the prompt as one sequence, sampled at the end of every question.
+    """Lay the prompt out as one sequence (equation 1), sampled at the end of every question.
 
-    Positions are virtual (equations 3 to 5); segments: 0 the instruction, then one a context, each
-    followed by one a question. The mask is equation 9, with ALL for what lies above a token in the
-    tree: there every position is lower than the token's own, so equation 6 always holds. Contexts
-    without questions are left out: nobody would read them. Raises ValueError where a question has
-    no tokens: nothing could be sampled at its end.
+    Positions are virtual (equations 3 to 5). Segment 0 is the instruction; then come one for each
+    context, each followed by one for each of its questions. The mask is equation 9, with ALL for
+    what lies above a token in the tree: there every position is lower than the token's own, so
+    equation 6 always holds. Contexts without questions are left out, since nothing reads them.
+
+    Raises:
+        ValueError: If a question has no tokens; nothing could be sampled at its end.
     """
     tokens: list[int] = []
     positions: list[int] = []
@@ -55,34 +65,53 @@ def header(prompt: PromptTree) -> Feed:
     reach: dict[tuple[int, int], Reach] = {}
 
     def append(piece: Sequence[int], position: int, segment: int) -> int:
-        """Adds a piece of the tree; returns the position behind it."""
+        """Append a piece of the tree; return the position behind it."""
         tokens.extend(piece)
         positions.extend(range(position, position + len(piece)))
         segments.extend([segment] * len(piece))
         return position + len(piece)
 
-    after_p = append(prompt.instruction, 0, 0)
+    after_instruction = append(prompt.instruction, 0, 0)
     segment = 0
     for context in prompt.contexts:
         if not context.questions:
             continue
-        c = segment = segment + 1
-        after_c = append(context.tokens, after_p, c)
-        reach |= {(c, 0): Reach.ALL, (c, c): Reach.CAUSAL}
+        segment += 1
+        context_segment = segment
+        reach[context_segment, 0] = Reach.ALL
+        reach[context_segment, context_segment] = Reach.CAUSAL
+        after_context = append(context.tokens, after_instruction, context_segment)
         for question in context.questions:
             if not question.tokens:
                 raise ValueError("a question holds no token")
-            x = segment = segment + 1
-            append(question.tokens, after_c, x)
-            reach |= {(x, 0): Reach.ALL, (x, c): Reach.ALL, (x, x): Reach.CAUSAL}
+            segment += 1
+            reach[segment, 0] = Reach.ALL
+            reach[segment, context_segment] = Reach.ALL
+            reach[segment, segment] = Reach.CAUSAL
+            append(question.tokens, after_context, segment)
             ends.append(len(tokens) - 1)
-    return Feed(tokens, positions, segments, reach, sample_at=ends, shared=len(prompt.instruction))
+    return Feed(
+        tokens,
+        positions,
+        segments,
+        reach,
+        sample_at=ends,
+        shared=len(prompt.instruction),
+    )
 
 
 def intra_prompt(prompt: PromptTree, max_answer_tokens: int) -> Program[list[Continuation]]:
-    """Answers of all questions, context by context, all at once.
+    """Answer all questions at once (section 4.2).
 
-    Raises ValueError where a question has no tokens.
+    Args:
+        prompt: The tree of instruction, contexts and questions.
+        max_answer_tokens: Tokens after which an answer is cut.
+
+    Returns:
+        The answers, context by context.
+
+    Raises:
+        ValueError: If a question has no tokens.
     """
     questions = [question for context in prompt.contexts for question in context.questions]
     answers = [Continuation() for _ in questions]
@@ -90,13 +119,15 @@ def intra_prompt(prompt: PromptTree, max_answer_tokens: int) -> Program[list[Con
         return answers
     head = header(prompt)
     assert head.segments is not None
+    ends = [head.positions[index] for index in head.sample_at]
+    segments = [head.segments[index] for index in head.sample_at]
 
-    def allowed(of: Sequence[int]) -> list[AllowedTokens | None]:
-        rules = [(questions[n].allowed_token_ids, answers[n].tokens) for n in of]
-        return [None if rule is None else rule(tokens) for rule, tokens in rules]
+    def allowed(n: int) -> AllowedTokens | None:
+        rule = questions[n].allowed_token_ids
+        return None if rule is None else rule(answers[n].tokens)
 
     live = list(range(len(questions)))
-    predictions = yield replace(head, allowed_token_ids=allowed(live))
+    predictions = yield replace(head, allowed_token_ids=[allowed(n) for n in live])
     for t in range(1, max_answer_tokens + 1):
         for n, token, logprob in zip(live, predictions.tokens, predictions.logprobs, strict=True):
             answers[n].tokens.append(token)
@@ -107,9 +138,9 @@ def intra_prompt(prompt: PromptTree, max_answer_tokens: int) -> Program[list[Con
             break
         predictions = yield Feed(
             [answers[n].tokens[-1] for n in live],
-            [head.positions[head.sample_at[n]] + t for n in live],  # equation 2
-            [head.segments[head.sample_at[n]] for n in live],
+            [ends[n] + t for n in live],  # equation 2
+            [segments[n] for n in live],
             sample_at=range(len(live)),
-            allowed_token_ids=allowed(live),
+            allowed_token_ids=[allowed(n) for n in live],
         )
     return answers

@@ -1,11 +1,13 @@
 """Medusa: heads on the last hidden state draft the tokens behind the next one, as a tree that one
-pass verifies (Cai et al. 2023; the speculative method that APAR's section 3.2 is combined with,
-heads as in its appendix A.2). Head d reads the hidden state behind which the model says token t,
-and guesses token t + d. A pass holds the text's last token, which is certain, and under it the tree
-of guesses: each sees the text, its ancestors and itself. What the model says behind the last token
-picks a child of it, if one guessed that; and so on down. So every token is one that the model says
-behind exactly the text before it, for any heads; sampled too, since drafts are fixed before the
-draw. Typical acceptance, which changes the distribution, is not built.
+pass verifies (Cai et al. 2023). APAR's section 3.2 combines it with APAR; the heads are those of
+its appendix A.2.
+
+Head d reads the hidden state from which the model predicts token t, and guesses token t + d. A pass
+holds the text's last token, which is certain, and under it the tree of guesses: each sees the text,
+its ancestors and itself. The model's prediction behind the last token picks the child that guessed
+it, if there is one, and so on down the tree. So every token is one that the model predicts behind
+exactly the text before it, for any heads. That holds for sampled texts too, since drafts are fixed
+before the draw. Typical acceptance, which changes the distribution, is not built.
 """
 
 import itertools
@@ -22,18 +24,18 @@ from raypd.decoding.text import Prompt, Stops, TextMethod
 
 
 def cartesian_tree(*widths: int) -> Tree:
-    """Every combination of the best `widths[d]` guesses of head d + 1; all ones: a chain."""
-    return Tree(
-        [
-            path
-            for d in range(len(widths))
-            for path in itertools.product(*map(range, widths[: d + 1]))
-        ]
-    )
+    """Return the tree of all combinations of the best `widths[d]` guesses of head d + 1.
+
+    With all widths 1 it is a chain.
+    """
+    paths: list[tuple[int, ...]] = []
+    for depth in range(1, len(widths) + 1):
+        paths += itertools.product(*map(range, widths[:depth]))
+    return Tree(paths)
 
 
 class ResidualBlock(torch.nn.Module):
-    """x + SiLU(W x + b), W and b zero at first: the identity."""
+    """x + SiLU(W x + b). W and b begin as zero, which is the identity."""
 
     def __init__(self, hidden_size: int) -> None:
         super().__init__()
@@ -58,8 +60,15 @@ class MedusaHead(torch.nn.Module):
 
 
 class MedusaHeads(torch.nn.Module):
-    """`count` heads of `layers` residual blocks and a linear layer each; `tree`: the paths that
-    suit them.
+    """Several heads of residual blocks and a linear layer each.
+
+    Args:
+        count: Number of heads.
+        layers: Residual blocks of a head.
+        hidden_size: Of the model.
+        vocabulary: Of the model.
+        base_model: Name of the model that the heads are for.
+        tree: The guesses that suit the heads; None: a small tree.
     """
 
     def __init__(
@@ -72,12 +81,10 @@ class MedusaHeads(torch.nn.Module):
         tree: Tree | None = None,
     ) -> None:
         super().__init__()
-        self.count, self.layers, self.hidden_size, self.vocabulary = (
-            count,
-            layers,
-            hidden_size,
-            vocabulary,
-        )
+        self.count = count
+        self.layers = layers
+        self.hidden_size = hidden_size
+        self.vocabulary = vocabulary
         self.base_model = base_model
         self.tree = tree or cartesian_tree(*[3, 2, 1, 1][:count])
         self.heads = torch.nn.ModuleList(
@@ -93,13 +100,11 @@ class MedusaHeads(torch.nn.Module):
         base_model: str = "",
         tree: Tree | None = None,
     ) -> Self:
-        """Heads to be trained, like the model: each says at first what the model's own output
-        embeddings say.
-        """
+        """Return untrained heads, each of which begins as the model's own output embeddings."""
         weight = model.get_output_embeddings().weight
-        heads = cls(count, layers, weight.shape[1], weight.shape[0], base_model, tree).to(
-            weight.device, weight.dtype
-        )
+        vocabulary, hidden_size = weight.shape
+        heads = cls(count, layers, hidden_size, vocabulary, base_model, tree)
+        heads.to(weight.device, weight.dtype)
         with torch.no_grad():
             for head in heads.heads:
                 assert isinstance(head, MedusaHead)
@@ -107,55 +112,77 @@ class MedusaHeads(torch.nn.Module):
         return heads
 
     def suited(self, tree: Tree | None) -> Tree:
-        """`tree`, or that of the heads.
+        """Return `tree`, or the heads' own if it is None.
 
-        Raises ValueError where it is deeper than there are heads.
+        Raises:
+            ValueError: If it is deeper than there are heads.
         """
         tree = tree or self.tree
-        if max(tree.depths, default=0) > self.count:
-            raise ValueError(
-                f"the tree is {max(tree.depths)} deep and there are {self.count} Medusa heads"
-            )
+        depth = max(tree.depths, default=0)
+        if depth > self.count:
+            raise ValueError(f"the tree is {depth} deep and there are {self.count} Medusa heads")
         return tree
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Logits [heads, ..., vocabulary] of last hidden states [..., hidden size]."""
+        """Return logits [heads, ..., vocabulary] of last hidden states [..., hidden size]."""
         return torch.stack([head(hidden) for head in self.heads])
 
     @torch.no_grad()
-    def draft(self, hidden: Sequence[torch.Tensor], tree: Tree) -> list[list[int]]:
+    def draft(self, contexts: Sequence[torch.Tensor], plan: Tree) -> list[list[int]]:
+        """Guess behind each hidden state [hidden size], one token for each node of the tree."""
+        hidden = list(contexts)
+        tree = plan
         if not tree.paths or not hidden:
             return [[] for _ in hidden]
-        best = self(torch.stack(list(hidden))).topk(1 + max(tree.ranks), dim=-1).indices.tolist()
-        nodes = list(zip(tree.depths, tree.ranks, strict=True))
-        # [heads][i][ranks].
-        return [[best[depth - 1][i][rank] for depth, rank in nodes] for i in range(len(hidden))]
+        logits = self(torch.stack(hidden))  # [heads, hidden states, vocabulary]
+        best = logits.topk(1 + max(tree.ranks), dim=-1).indices
+        heads = torch.tensor(tree.depths) - 1
+        return best[heads, :, torch.tensor(tree.ranks)].T.tolist()
 
 
 def medusa(
     prompt: Prompt,
     max_new_tokens: int,
     heads: MedusaHeads,
-    tree: Tree | None = None,  # None: the heads' own
+    tree: Tree | None = None,
     stops: Stops = lambda tokens: False,
 ) -> Program[DraftedContinuation]:
-    """Decodes what `autoregressive` decodes, in fewer passes.
+    """Decode what `autoregressive` decodes, in fewer passes.
 
-    Raises ValueError for a tree deeper than the heads.
+    Args:
+        prompt: What the text follows on.
+        max_new_tokens: Tokens after which the text is cut.
+        heads: They draft the guesses.
+        tree: Which guesses are tried together; None: the heads' own.
+        stops: Whether the tokens decoded so far are a complete text.
+
+    Raises:
+        ValueError: If the tree is deeper than there are heads.
     """
-    # One thread, which never forks.
-    group = AparGroup(prompt, max_new_tokens, -1, -1, stops, 1, heads.suited(tree))
+    # It is APAR with a single thread, which never forks because no token is [Fork].
+    no_token = -1
+    group = AparGroup(
+        prompt,
+        max_new_tokens,
+        fork=no_token,
+        child=no_token,
+        stops=stops,
+        max_threads=1,
+        tree=heads.suited(tree),
+    )
     yield from group.run(heads)
     text = group.answer.root
     return DraftedContinuation(
         text.tokens,
         text.logprobs,
-        not group.sequences,
+        stopped=not group.sequences,
         steps=group.answer.cost.steps,
         accepted=group.accepted,
     )
 
 
 class MedusaText(TextMethod):
+    """Medusa for text."""
+
     def program(self, prompt: Prompt, stops: Stops, seed: int) -> Program[Any]:
         return medusa(prompt, self.options.max_new_tokens, self.model.heads, stops=stops)

@@ -2,23 +2,22 @@
 positions: section 6.2).
 
 The main thread writes <promise topic= tokens=/> for content that nothing else needs, and goes on as
-if it stood there already, its positions moved on by the promised length. A child thread sees the
+if it were there already, its positions moved on by the promised length. A child thread sees the
 main thread up to the promise, is given an <async>, and decodes beside it until </async>. At <sync/>
 the main thread waits for its children; from then on it sees them. Children see neither each other
 nor what the main thread writes behind their promise.
 
-What happens where the markup is not as the paper has it stands in the warnings of the answer
-(`warn`). When the main thread ends, its children go on to their end; when tokens run out, all end
-where they stand, cut. A token is never cut: one that ends a promise and has text behind it is part
-of what the child sees; its text stands behind the child's content. One that ends a <sync/> waits
-with the main thread; if a promise ended in the same token, it does not, and the interpreter writes
-a <sync/> after the wait.
+Where the markup is not as in the paper, the answer has a warning. When the main thread ends, its
+children go on to their end; when tokens run out, all end where they are, cut. A token is never
+split. One that ends a promise and has text behind it is part of what the child sees; its text comes
+behind the child's content. One that ends a <sync/> waits with the main thread. If a promise ended
+in the same token, it does not wait, and the interpreter writes a <sync/> after the wait.
 """
 
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from raypd.decoding.methods.pasta_lang import (
     CUT,
@@ -36,222 +35,291 @@ from raypd.decoding.text import Prompt, Stops, TextMethod, TextModel
 from raypd.decoding.visibility import Reach
 
 
+class _Row(NamedTuple):
+    """A token that is to be fed."""
+
+    token: int
+    position: int
+    segment: int
+
+
 @dataclass(eq=False)
 class _RunningThread:
+    """A thread while it is decoded.
+
+    Attributes:
+        record: What the answer says of it.
+        segment: The segment of its next token.
+        position: Of its next token.
+        path: The closed segments that it sees.
+        lexer: Finds the tags in what it writes.
+        depth: Tokens that had to be decoded one after the other to get here.
+        state: "waiting" is the main thread at a <sync/>.
+        queue: Its tokens that are not fed yet.
+        written: What it wrote.
+    """
+
     record: PastaThread
-    segment: int  # open
-    position: int  # of its next token
-    path: list[int]  # the closed segments that it sees
+    segment: int
+    position: int
+    path: list[int]
     lexer: Lexer
-    depth: int = 0  # tokens decoded one after the other to get here
-    # Waiting: for its children, at a <sync/>.
+    depth: int = 0
     state: Literal["running", "waiting", "ended"] = "running"
-    # (token, position, segment) not yet fed.
-    queue: list[tuple[int, int, int]] = field(default_factory=list)
+    queue: list[_Row] = field(default_factory=list)
     written: Written = field(default_factory=Written)
 
-    def place(self, tokens: Sequence[int]) -> None:
+    def enqueue(self, tokens: Sequence[int]) -> None:
         for token in tokens:
-            self.queue.append((token, self.position, self.segment))
+            self.queue.append(_Row(token, self.position, self.segment))
             self.position += 1
 
 
 @dataclass
 class Interpreter:
-    """Decodes until main thread and children have ended.
+    """Decodes until the main thread and its children have ended.
 
-    A step: `feed` gives all their tokens, `take` the decoded.
+    In each step `feed` returns the next tokens of all threads, and `take` the predicted ones.
+
+    Args:
+        prompt: What the text follows on.
+        max_new_tokens: Most tokens that are decoded, in all threads together.
+        texts: The bytes that every token id adds to a text.
+        encode: Turns a tag that the interpreter writes itself into token ids.
+        ends: Ids that end a thread.
+        promised: Where the length of a promise comes from: its `tokens` attribute (Pred-10X and
+            Pred-1X), `fixed_length`, or, as a bound on what is possible, from what the child takes.
+        fixed_length: Positions of a fixed promise, and of one that names no number.
+        max_async_tokens: Most tokens that are decoded of one child.
+        max_threads: Most threads that decode in one step; of more, the youngest wait.
+        max_position: The model's context length: no token has this position or a higher one.
     """
 
     prompt: Prompt
-    max_new_tokens: int  # decoded, of all threads together
-    texts: Sequence[bytes]  # the bytes that every token id adds to a text
-    encode: Callable[[str], Sequence[int]]  # ids of the tags that the interpreter writes itself
-    ends: frozenset[int]  # ids that end a thread
+    max_new_tokens: int
+    texts: Sequence[bytes]
+    encode: Callable[[str], Sequence[int]]
+    ends: frozenset[int]
     _: KW_ONLY
-    # Predicted: Pred-10X and Pred-1X.
     promised: Literal["predicted", "fixed", "oracle"] = "predicted"
-    fixed_length: int = 40  # positions of a fixed promise, and of one that names no number
-    max_async_tokens: int = 256  # decoded, of one child
-    max_threads: int = 32  # of more, the youngest wait for a place
-    max_position: int | None = None  # no token stands at or behind it (the model's context length)
-
-    def run(self) -> Program[PastaAnswer]:
-        while (feed := self.feed()) is not None:
-            self.take((yield feed))
-        return self.answer()
+    fixed_length: int = 40
+    max_async_tokens: int = 256
+    max_threads: int = 32
+    max_position: int | None = None
 
     def __post_init__(self) -> None:
-        self.open, self.close, self.sync = (list(self.encode(tag)) for tag in (OPEN, CLOSE, SYNC))
+        self.open = list(self.encode(OPEN))
+        self.close = list(self.encode(CLOSE))
+        self.sync = list(self.encode(SYNC))
         if not (self.open and self.close and self.sync):
             raise ValueError("encode gives no tokens for the tags of PASTA-LANG")
         self.warnings: list[str] = []
-        self.decoded, self.steps, self.segments = 0, 0, 1
+        self.decoded = 0
+        self.steps = 0
+        self.segments = 1
+        # Pairs of segments that the next feed adds.
         self.reach: dict[tuple[int, int], Reach] = {}
         self.main = _RunningThread(PastaThread(), 0, 0, [], Lexer(self._warner("main thread")))
-        self.main.place(self.prompt.tokens)
+        self.main.enqueue(self.prompt.tokens)
         self.children: list[_RunningThread] = []
-        self.unjoined: list[_RunningThread] = []  # children that the main thread does not see yet
-        # The last tokens of joined children, to be fed before the main's.
-        self.closing: list[tuple[int, int, int]] = []
-        self.events: deque[Piece] = deque()  # pieces of the main thread that are not acted on yet
-        # (token, position) that ended the <sync/> waited at.
-        self.held: tuple[int, int] | None = None
-        self.asked: list[_RunningThread] = []
-        # Oracle: the child whose length the main thread waits for.
+        # Children that the main thread does not see yet.
+        self.unjoined: list[_RunningThread] = []
+        # The last tokens of joined children, which are fed before the main thread's.
+        self.closing: list[_Row] = []
+        # Pieces of the main thread that were not acted on yet.
+        self.unread: deque[Piece] = deque()
+        # The token that ended the <sync/> at which the main thread waits, and its position.
+        self.sync_token: tuple[int, int] | None = None
+        # The threads that decode in this step.
+        self.decoding: list[_RunningThread] = []
+        # Oracle: the child whose length the main thread waits for, and the main thread's next
+        # token, which does not depend on that length.
         self.measured: _RunningThread | None = None
-        # Of the main thread, which does not depend on that length.
         self.next_token: int | None = None
 
+    def run(self) -> Program[PastaAnswer]:
+        feed = self.feed()
+        while feed is not None:
+            predictions = yield feed
+            self.take(predictions)
+            feed = self.feed()
+        return self.answer()
+
     def feed(self) -> Feed | None:
-        """The next tokens of all threads, or None when all have ended or no token is left."""
+        """Return the next tokens of all threads; None if all have ended or no token is left."""
         running = [thread for thread in (self.main, *self.children) if thread.state == "running"]
-        self.asked = running[: min(self.max_threads, self.max_new_tokens - self.decoded)]
-        if not self.asked:
+        self.decoding = running[: min(self.max_threads, self.max_new_tokens - self.decoded)]
+        if not self.decoding:
             return None
-        placed, sample_at = self.closing, []
+        rows = self.closing
         self.closing = []
-        # The main thread first, even when it does not ask: a promise must be there before its
-        # child.
-        for thread in dict.fromkeys((self.main, *self.asked)):
-            placed += thread.queue
+        sample_at: list[int] = []
+        # The main thread comes first, even when it does not decode: a promise must be fed before
+        # its child.
+        for thread in dict.fromkeys((self.main, *self.decoding)):
+            rows += thread.queue
             thread.queue = []
-            if thread in self.asked:
-                sample_at.append(len(placed) - 1)
-        tokens, positions, segments = zip(*placed, strict=True)
-        reach, self.reach = self.reach, {}
-        shared = self.prompt.shared if self.steps == 0 else 0
+            if thread in self.decoding:
+                sample_at.append(len(rows) - 1)
+        feed = Feed(
+            [row.token for row in rows],
+            [row.position for row in rows],
+            [row.segment for row in rows],
+            reach=self.reach,
+            sample_at=sample_at,
+            shared=self.prompt.shared if self.steps == 0 else 0,
+        )
+        self.reach = {}
         self.steps += 1
-        return Feed(tokens, positions, segments, reach=reach, sample_at=sample_at, shared=shared)
+        return feed
 
     def take(self, predictions: Predictions) -> None:
-        """Every thread that asked has a token more."""
+        """Give every thread that decoded its token, and let the main thread join its children."""
         for thread, token, logprob in zip(
-            self.asked, predictions.tokens, predictions.logprobs, strict=True
+            self.decoding, predictions.tokens, predictions.logprobs, strict=True
         ):
             thread.record.tokens.append(token)
             thread.record.logprobs.append(logprob)
             thread.depth += 1
             self.decoded += 1
             if thread is self.main:
-                self._main_token(token)
+                self._take_main(token)
             else:
-                self._child_token(thread, token)
+                self._take_child(thread, token)
         if self.measured is not None and self.measured.state == "ended":
             self._measure(self.measured)
-        while self.main.state == "waiting" and all(
-            child.state == "ended" for child in self.unjoined
-        ):
+        while self.main.state == "waiting" and self._children_ended():
             self._join()
 
-    def _measure(self, child: _RunningThread) -> None:
-        """The oracle's length of a promise: what its child took, which does not depend on it."""
-        main, self.measured = self.main, None
-        child.record.promised, main.position = child.position - main.position, child.position
-        if self.next_token is not None:
-            main.place([self.next_token])
-            main.state, self.next_token = "running", None
-            self._act()
+    def _children_ended(self) -> bool:
+        return all(child.state == "ended" for child in self.unjoined)
 
-    def _main_token(self, token: int) -> None:
-        main = self.main
+    # -------------------------------------------------------------------------- the main thread
+
+    def _take_main(self, token: int) -> None:
         if token in self.ends:
             self._end_main()
-            main.record.stopped = True
+            self.main.record.stopped = True
             return
-        self.events += main.lexer.feed(self._text(token))
+        self.unread += self.main.lexer.feed(self._text(token))
         if self.measured is not None:
-            main.state, self.next_token = "waiting", token
+            self.main.state = "waiting"
+            self.next_token = token
             return
-        main.place([token])
+        self.main.enqueue([token])
         self._act()
 
     def _act(self) -> None:
-        """Acts on what the main thread wrote, up to a <sync/> that has to wait."""
+        """Act on the tags that the main thread wrote, up to a <sync/> that has to wait."""
         main = self.main
-        while self.events:
-            piece = self.events.popleft()
+        while self.unread:
+            piece = self.unread.popleft()
             main.written.pieces.append(piece)
             match piece.tag:
                 case Tag("promise"):
                     self._promise(piece.tag)
                 case Tag("sync") if self.unjoined:
-                    return self._wait()
+                    self._wait()
+                    return
                 case Tag("sync"):
                     main.lexer.warn(f"{SYNC} without a promise to wait for does nothing")
                 case Tag("open" | "close"):
                     main.lexer.warn(f"{readable(piece.text)} in the main thread is left out")
-        if self._remaining_tokens(main) <= 0 and main.state == "running":
+        if self._remaining_positions(main) <= 0 and main.state == "running":
             main.lexer.warn("cut where the positions end")
             self._end_main()
 
     def _promise(self, tag: Tag) -> None:
-        """Opens a child, and closes the main thread's segment: it goes on in another, behind the
-        promised length.
-        """
-        main, number = self.main, 1 + len(self.children)
+        """Open a child, and go on in another segment, behind the promised length."""
+        main = self.main
+        number = 1 + len(self.children)
         lexer = Lexer(self._warner(f"async {number} ({tag.topic})"))
-        length, room = (
-            0 if self.promised == "oracle" else self.fixed_length,
-            self._remaining_tokens(main),
-        )
-        if self.promised == "predicted":
-            limit = self.max_async_tokens + len(self.open)  # more than that a child cannot take
-            length = tag.promised_length(number, length, limit, main.lexer.warn)
-        if length >= room:
-            main.lexer.warn(
-                f"promise {number} passes the last position: it takes half of the {room} left"
-            )
-            length = max(0, int(room) // 2)
+        length = self._promised_length(tag, number)
         path = [*main.path, main.segment]
         child = _RunningThread(
             PastaThread(tag.topic, length),
-            self._segment(path),
+            self._new_segment(path),
             main.position,
             path,
             lexer,
             main.depth,
         )
-        if self._remaining_tokens(child) > len(self.open) + len(self.close):
+        if self._remaining_positions(child) > len(self.open) + len(self.close):
             child.written = Written([Piece(OPEN, Tag("open"))], undecoded=len(OPEN))
-            child.place(self.open)
-            self.measured = child if self.promised == "oracle" else None
+            child.enqueue(self.open)
+            if self.promised == "oracle":
+                self.measured = child
         else:
             child.state = "ended"
             child.lexer.warn("has no content: the positions end here")
         self.children.append(child)
         self.unjoined.append(child)
         main.written.pieces.append(child.written)
-        main.path, main.segment, main.position = path, self._segment(path), main.position + length
+        main.path = path
+        main.segment = self._new_segment(path)
+        main.position += length
+
+    def _promised_length(self, tag: Tag, number: int) -> int:
+        """Return the positions that the main thread skips for a promise (section 6.2)."""
+        main = self.main
+        if self.promised == "oracle":
+            length = 0  # until the child has ended
+        elif self.promised == "fixed":
+            length = self.fixed_length
+        else:
+            # More than that a child cannot take.
+            limit = self.max_async_tokens + len(self.open)
+            length = tag.promised_length(number, self.fixed_length, limit, main.lexer.warn)
+        remaining = self._remaining_positions(main)
+        if length < remaining:
+            return length
+        main.lexer.warn(
+            f"promise {number} passes the last position: it takes half of the {remaining} left"
+        )
+        return max(0, int(remaining) // 2)
+
+    def _measure(self, child: _RunningThread) -> None:
+        """Set the oracle's length of a promise: what its child took, whatever that length is."""
+        main = self.main
+        self.measured = None
+        child.record.promised = child.position - main.position
+        main.position = child.position
+        if self.next_token is not None:
+            main.enqueue([self.next_token])
+            main.state = "running"
+            self.next_token = None
+            self._act()
 
     def _wait(self) -> None:
-        """At a <sync/>: the token that ended it is fed after the wait, so that it sees the
-        children.
+        """Wait at a <sync/>.
+
+        The token that ended it is fed after the wait, so that it sees the children.
         """
-        self.main.state = "waiting"
-        token, position, segment = self.main.queue[-1]
-        self.held = None
-        # Else a promise ended in this token too, and its child needs it at once.
-        if segment == self.main.segment:
-            self.main.queue.pop()
-            self.held = token, position
+        main = self.main
+        main.state = "waiting"
+        last = main.queue[-1]
+        self.sync_token = None
+        # In another segment, a promise ended in this token too, and its child needs it at once.
+        if last.segment == main.segment:
+            main.queue.pop()
+            self.sync_token = (last.token, last.position)
 
     def _join(self) -> None:
-        """The wait is over: a segment opens that sees what the main thread saw and all its
-        children.
-        """
+        """End the wait: open a segment that sees what the main thread saw and all its children."""
         main = self.main
         for child in self.unjoined:
             self.closing += child.queue
             child.queue = []
+            main.depth = max(main.depth, child.depth)
         main.path = [*main.path, main.segment, *(child.segment for child in self.unjoined)]
-        main.segment = self._segment(main.path)
-        main.depth = max(main.depth, *(child.depth for child in self.unjoined))
-        main.state, self.unjoined = "running", []
-        if self.held is not None:
-            main.queue.append((*self.held, main.segment))
-        elif self._remaining_tokens(main) >= len(self.sync):
-            main.place(self.sync)
+        main.segment = self._new_segment(main.path)
+        main.state = "running"
+        self.unjoined = []
+        if self.sync_token is not None:
+            token, position = self.sync_token
+            main.queue.append(_Row(token, position, main.segment))
+        elif self._remaining_positions(main) >= len(self.sync):
+            main.enqueue(self.sync)
         else:
             main.lexer.warn("cut where the positions end")
             self._end_main()
@@ -268,78 +336,98 @@ class Interpreter:
         if main.written.ends_with_promise():
             main.lexer.warn("ended with a promise, beside which nothing was decoded")
 
-    def _child_token(self, child: _RunningThread, token: int) -> None:
+    # -------------------------------------------------------------------------- its children
+
+    def _take_child(self, child: _RunningThread, token: int) -> None:
         if token in self.ends:
             child.lexer.warn(f"ended its text without {CLOSE}, which was put there")
             child.record.stopped = True
-            self._end_child(child, put=True)
+            self._close_child(child)
             return
         pieces = child.lexer.feed(self._text(token))
-        child.place([token])
-        for number, piece in enumerate(pieces):
+        child.enqueue([token])
+        for index, piece in enumerate(pieces):
             child.written.pieces.append(piece)
-            if piece.tag is not None and piece.tag.kind == "close":
-                trailing = "".join(p.text for p in pieces[number + 1 :]) + child.lexer.begun
-                if trailing.strip():
-                    child.lexer.warn(
-                        f"{readable(trailing)!r} behind {CLOSE} in the same token is left out"
-                    )
-                child.lexer.begun = ""
+            if piece.tag is None:
+                continue
+            if piece.tag.kind == "close":
+                self._drop_trailing(child, pieces[index + 1 :])
                 child.record.stopped = True
                 self._end_child(child)
                 return
-            if piece.tag is not None and piece.tag.kind != "stray":
+            if piece.tag.kind != "stray":
                 child.lexer.warn(f"{readable(piece.text)} in a child does nothing and is left out")
-        if len(child.record.tokens) >= self.max_async_tokens or self._remaining_tokens(
-            child
-        ) <= len(self.close):
-            child.lexer.warn(
-                f"closed after {len(child.record.tokens)} tokens, the most it may have"
-            )
-            self._end_child(child, put=True)
+        decoded = len(child.record.tokens)
+        is_full = self._remaining_positions(child) <= len(self.close)
+        if decoded >= self.max_async_tokens or is_full:
+            child.lexer.warn(f"closed after {decoded} tokens, the most it may have")
+            self._close_child(child)
 
-    def _end_child(self, child: _RunningThread, put: bool = False) -> None:
+    def _drop_trailing(self, child: _RunningThread, pieces: Sequence[Piece]) -> None:
+        """Leave out what comes behind </async> in the same token."""
+        trailing = "".join(piece.text for piece in pieces) + child.lexer.begun
+        child.lexer.begun = ""
+        if trailing.strip():
+            child.lexer.warn(f"{readable(trailing)!r} behind {CLOSE} in the same token is left out")
+
+    def _end_child(self, child: _RunningThread) -> None:
         child.state = "ended"
         child.written.pieces += child.lexer.close()
-        if put:
-            child.place(self.close)
-            child.written.pieces.append(Piece(CLOSE, Tag("close")))
 
-    def _remaining_tokens(self, thread: _RunningThread) -> float:
-        return float("inf") if self.max_position is None else self.max_position - thread.position
+    def _close_child(self, child: _RunningThread) -> None:
+        """End a child that wrote no </async>, and write it in its place."""
+        self._end_child(child)
+        child.enqueue(self.close)
+        child.written.pieces.append(Piece(CLOSE, Tag("close")))
 
-    def _segment(self, path: Sequence[int]) -> int:
-        """A segment that sees all of the segments `path`, which are closed."""
-        new, self.segments = self.segments, self.segments + 1
-        self.reach.update({(new, closed): Reach.ALL for closed in path})
-        self.reach[new, new] = Reach.CAUSAL
-        return new
+    # -------------------------------------------------------------------------- all threads
+
+    def _remaining_positions(self, thread: _RunningThread) -> float:
+        if self.max_position is None:
+            return float("inf")
+        return self.max_position - thread.position
+
+    def _new_segment(self, path: Sequence[int]) -> int:
+        """Open a segment that sees all of the closed segments `path`."""
+        segment = self.segments
+        self.segments += 1
+        for closed in path:
+            self.reach[segment, closed] = Reach.ALL
+        self.reach[segment, segment] = Reach.CAUSAL
+        return segment
 
     def _text(self, token: int) -> str:
-        return self.texts[token].decode("latin-1") if token < len(self.texts) else ""
+        if token >= len(self.texts):
+            return ""
+        return self.texts[token].decode("latin-1")
 
-    def _warner(self, name: str) -> Callable[[str], None]:
-        return lambda flaw: self.warnings.append(f"{name}: {flaw}")
+    def _warner(self, thread: str) -> Callable[[str], None]:
+        def warn(flaw: str) -> None:
+            self.warnings.append(f"{thread}: {flaw}")
+
+        return warn
 
     def answer(self) -> PastaAnswer:
-        """Puts the text together; what has not ended is cut where it stands."""
+        """Put the text together. Threads that have not ended are cut where they are."""
         for child in self.children:
             if child.state != "ended":
-                cut = (
-                    "cut, for no tokens are left"
-                    if child.record.tokens
-                    else "has no content: no tokens are left"
-                )
-                child.lexer.warn(cut)
+                if child.record.tokens:
+                    child.lexer.warn("cut, for no tokens are left")
+                else:
+                    child.lexer.warn("has no content: no tokens are left")
                 self._end_child(child)
         if self.main.state != "ended":
             self.main.lexer.warn("cut, for no tokens are left")
-            self.main.written.pieces += self.events
+            self.main.written.pieces += self.unread
             self._end_main()
         threads = [self.main, *self.children]
+        content_tokens = 0
         for thread in threads:
             if not thread.record.stopped:
                 thread.written.pieces.append(CUT)
+            content_tokens += thread.written.content_tokens(
+                thread.record.tokens, self.texts, self.ends
+            )
         return PastaAnswer(
             text=self.main.written.text(),
             raw=self.main.written.raw(),
@@ -349,28 +437,27 @@ class Interpreter:
             tokens=self.decoded,
             steps=self.steps,
             longest_path=max(thread.depth for thread in threads),
-            content_tokens=sum(
-                t.written.content_tokens(t.record.tokens, self.texts, self.ends) for t in threads
-            ),
+            content_tokens=content_tokens,
         )
 
 
 class PastaText(TextMethod):
+    """PASTA for text."""
+
     def __init__(self, model: TextModel) -> None:
         super().__init__(model)
         self.texts = model.token_bytes()
 
     def program(self, prompt: Prompt, stops: Stops, seed: int) -> Program[Any]:
-        model, options = self.model, self.options
         return Interpreter(
             prompt,
-            options.max_new_tokens,
+            self.options.max_new_tokens,
             self.texts,
-            model.encode,
-            model.ends,
-            promised=options.promised_length,
-            fixed_length=options.fixed_length,
-            max_async_tokens=options.max_async_tokens,
-            max_threads=options.max_threads,
-            max_position=model.context_length,
+            self.model.encode,
+            self.model.ends,
+            promised=self.options.promised_length,
+            fixed_length=self.options.fixed_length,
+            max_async_tokens=self.options.max_async_tokens,
+            max_threads=self.options.max_threads,
+            max_position=self.model.context_length,
         ).run()

@@ -1,14 +1,17 @@
-"""PASTA-LANG, the markup that a PASTA model writes ("Learning to Keep a Promise", section 3): a
-lexer that finds tags in a text that grows token by token, and what the threads wrote, put together.
+"""PASTA-LANG, the markup that a PASTA model writes ("Learning to Keep a Promise", section 3).
+
+A lexer finds the tags in a text that grows token by token; `Written` puts together what the threads
+wrote.
 
     <promise topic="coordinates" tokens="20"/>   <async> ... </async>   <sync/>
 
-A model's markup is not always well-formed: the lexer is lenient, with warnings, and every character
+A model's markup is not always well-formed. The lexer is lenient, with warnings, and every character
 of the text comes out of it once, in a tag or as text. A quoted value ends at the quote behind which
-the tag ends or the next attribute begins: a topic may hold ">", "<", "/>" and quotes. A known tag
-that is not closed within its line, 256 characters, or (outside quotes) before the next "<" is text,
-and what stands in it is read again. Text here is bytes read as latin-1, one character a byte,
-because a token may hold a part of a character; `readable` turns it into text for people.
+the tag ends or the next attribute begins, so a topic may hold ">", "<", "/>" and quotes. A known
+tag that is not closed within its line, within 256 characters, or (outside quotes) before the next
+"<" is text, and its characters behind the "<" are read again. Text here is bytes read as latin-1,
+one character per byte, because a token may hold a part of a character; `readable` turns it into
+text for people.
 """
 
 import html
@@ -41,31 +44,42 @@ _BEHIND_VALUE = re.compile(r"[ \t\r]*/?>|[ \t\r]+[A-Za-z_][A-Za-z0-9_-]*[ \t\r]*
 
 @dataclass
 class Tag:
-    # Promise, sync, open, close, stray (</promise>, of no use), or cut (no markup: where a thread
-    # was cut)
+    """A tag.
+
+    Attributes:
+        kind: promise, sync, open, close, stray (such as </promise>, which means nothing), or cut,
+            which is no markup but marks where a thread was cut.
+        attributes: Their values as they are written.
+    """
+
     kind: str
     attributes: dict[str, str] = field(default_factory=dict)
 
     @property
     def topic(self) -> str:
-        """The topic for people, its entities resolved."""
+        """The topic as text for people, its entities resolved."""
         return html.unescape(readable(self.attributes.get("topic", "")))
 
     def promised_length(
         self, number: int, otherwise: int, limit: int, warn: Callable[[str], None]
     ) -> int:
-        """Positions that it says promise `number` (from 1) takes (sections 3 and 6.2), its child's
-        tags among them.
+        """Return the positions that a promise announces (sections 3 and 6.2).
+
+        They include its child's tags.
+
+        Args:
+            number: Of the promise, from 1, for warnings.
+            otherwise: The length if the promise names none.
+            limit: The maximum.
+            warn: Called with each flaw.
         """
         value = self.attributes.get("tokens")
-        digits = (value or "").strip(" \t\r").removeprefix("+").lstrip("0")
+        if value is None:
+            warn(f"promise {number} has no tokens attribute: it is {otherwise}")
+            return otherwise
+        digits = value.strip(" \t\r").removeprefix("+").lstrip("0")
         if not (digits.isascii() and digits.isdigit()):
-            problem = (
-                "has no tokens attribute"
-                if value is None
-                else f"promises {readable(value)!r} tokens"
-            )
-            warn(f"promise {number} {problem}: it is {otherwise}")
+            warn(f"promise {number} promises {readable(value)!r} tokens: it is {otherwise}")
             return otherwise
         if int(digits) > limit:
             warn(
@@ -83,234 +97,327 @@ class Piece:
 
 
 def readable(text: str) -> str:
-    """Text of the lexer (one character a byte) as Unicode; bytes that are no character become
-    U+FFFD.
-    """
+    """Return text of the lexer as Unicode; bytes that form no character become U+FFFD."""
     return text.encode("latin-1").decode("utf-8", "replace")
 
 
 class Lexer:
-    """Cuts a growing text into pieces; `warn` is called with every flaw."""
+    """Cuts a growing text into pieces.
+
+    Attributes:
+        warn: Called with every flaw of the markup.
+        begun: A tag that has begun and not ended.
+    """
 
     def __init__(self, warn: Callable[[str], None]) -> None:
         self.warn = warn
-        self.begun = ""  # a tag that has begun and not ended
+        self.begun = ""
 
     def feed(self, text: str) -> list[Piece]:
-        """The pieces that are complete with `text`.
+        """Return the pieces that are complete with `text`.
 
-        A tag is a piece as soon as its ">" is there.
+        A tag is complete as soon as its ">" was read.
         """
         pieces: list[Piece] = []
-        todo = deque(text)
-        while todo:
-            char = todo.popleft()
+        unread = deque(text)
+        while unread:
+            char = unread.popleft()
             if not self.begun and char != "<":
-                _add(pieces, Piece(char))
-            elif isinstance(tag := self._grow(char), Tag):
+                _append(pieces, Piece(char))
+                continue
+            self.begun += char
+            tag = self._finished_tag()
+            if tag is not None:
                 pieces.append(Piece(self.begun, tag))
                 self.begun = ""
-            elif not tag:  # its "<" was text; what stood behind it is read again
-                _add(pieces, Piece("<"))
-                todo.extendleft(reversed(self.begun[1:]))
+            elif not self._may_be_tag():
+                # Its "<" is text, and the characters behind it are read again.
+                _append(pieces, Piece("<"))
+                unread.extendleft(reversed(self.begun[1:]))
                 self.begun = ""
         return pieces
 
     def close(self) -> list[Piece]:
-        """The text has ended: what is left of it."""
+        """End the text and return what is left of it."""
         pieces: list[Piece] = []
         while self.begun:
-            unread, self.begun = self.begun, ""
+            unread = self.begun
+            self.begun = ""
             if _KNOWN.match(unread) or unread.startswith(("<pro", "<asy", "</asy", "<sy")):
                 self.warn(f"the tag {readable(unread)!r} is not closed, so it is text")
-            for piece in (Piece("<"), *self.feed(unread[1:])):
-                _add(pieces, piece)
+            _append(pieces, Piece("<"))
+            for piece in self.feed(unread[1:]):
+                _append(pieces, piece)
         return pieces
 
-    def _grow(self, char: str) -> Tag | bool:
-        """Adds a character to what may be a tag: the tag if it ends it; else whether it can still
-        be one.
-        """
-        before, self.begun = self.begun, self.begun + char
+    def _finished_tag(self) -> Tag | None:
+        """Return the tag that the last character ended, if it did."""
+        if not self.begun.endswith(">"):
+            return None
+        begin = _BEGIN.match(self.begun)
+        assert begin is not None
+        if begin["name"] is None or self._is_unknown(begin):
+            return None
+        parsed = _parse(self.begun)
+        if not parsed.ended:
+            return None
+        return self._tag(begin["slash"] == "/", begin["name"], parsed)
+
+    def _is_unknown(self, begin: re.Match[str]) -> bool:
+        """Return whether the name of the tag is complete and not one of PASTA-LANG."""
+        return begin.end() < len(self.begun) and not _KNOWN.match(self.begun)
+
+    def _may_be_tag(self) -> bool:
+        """Return whether what has begun can still become a tag."""
         begin = _BEGIN.match(self.begun)
         assert begin is not None
         if begin["name"] is None:
             return self.begun in ("<", "</")
-        known_tag = _KNOWN.match(self.begun)
-        if char == ">" and not known_tag and begin.end() < len(self.begun):
+        before = self.begun[:-1]
+        char = self.begun[-1]
+        if char == ">" and self._is_unknown(begin):
             self.warn(f"{readable(self.begun)} is no tag of PASTA-LANG, so it is text")
             return False
-        if char == ">" and (parsed := _read(self.begun)).ended:
-            return self._tag(begin["slash"] == "/", begin["name"], parsed)
-        if (
-            char == "\n"
-            or (char == "<" and not (known_tag and _read(before).quoted))
-            or len(self.begun) > LONGEST_TAG
-        ):
-            if known_tag:
-                self.warn(f"the tag {readable(before)!r} is not closed, so it is text")
-            return False
-        return True
+        is_known = _KNOWN.match(self.begun) is not None
+        within_quotes = is_known and char == "<" and _parse(before).quoted
+        if len(self.begun) <= LONGEST_TAG and char != "\n" and (char != "<" or within_quotes):
+            return True
+        if is_known:
+            self.warn(f"the tag {readable(before)!r} is not closed, so it is text")
+        return False
 
     def _tag(self, closing: bool, name: str, parsed: "_ParsedTag") -> Tag:
         kind = _KINDS.get((closing, name), "stray")
         text = readable(self.begun)
+        is_single = kind in ("promise", "sync")
         if kind == "stray":
             self.warn(f"{text} means nothing and is left out")
-        elif kind in ("promise", "sync") and not parsed.slash:
+        elif is_single and not parsed.slash:
             self.warn(f"{text} is taken as <{name}/>")
-        elif parsed.junk or (kind in ("open", "close") and parsed.slash):
+        elif parsed.junk or (parsed.slash and not is_single):
             self.warn(f"{text} is malformed and taken as well as can be")
         return Tag(kind, parsed.attributes)
 
 
 @dataclass
 class _ParsedTag:
-    attributes: dict[str, str]
+    """What was read of a tag.
+
+    Attributes:
+        junk: Characters of no attribute were skipped.
+        ended: Its ">" was read.
+        slash: It ends in "/>".
+        quoted: The text ends within a quoted value.
+    """
+
+    attributes: dict[str, str] = field(default_factory=dict)
     junk: bool = False
     ended: bool = False
     slash: bool = False
-    quoted: bool = False  # its end is inside a quoted value
+    quoted: bool = False
 
 
-def _read(text: str) -> _ParsedTag:
-    """Reads the attributes of a tag that has begun, from its name to the end of `text`."""
-    parsed, position = _ParsedTag({}), _BEGIN.match(text).end()  # type: ignore[union-attr]
+def _matched(pattern: re.Pattern[str], text: str, offset: int = 0) -> re.Match[str]:
+    """Match a pattern that always matches."""
+    match = pattern.match(text, offset)
+    assert match is not None
+    return match
+
+
+def _parse(text: str) -> _ParsedTag:
+    """Read the attributes of a tag that has begun, from its name to the end of `text`."""
+    parsed = _ParsedTag()
+    offset = _matched(_BEGIN, text).end()
     while True:
-        position = _SPACE.match(text, position).end()  # type: ignore[union-attr]
-        if position == len(text):
+        offset = _matched(_SPACE, text, offset).end()
+        if offset == len(text):
             return parsed
-        if (end := _END.match(text, position)) is not None and end.end() == len(text):
-            parsed.ended, parsed.slash = True, end[1] == "/"
+        end = _END.match(text, offset)
+        if end is not None and end.end() == len(text):
+            parsed.ended = True
+            parsed.slash = end[1] == "/"
             return parsed
-        attribute = _ATTRIBUTE.match(text, position)
+        attribute = _ATTRIBUTE.match(text, offset)
         if attribute is None:
-            position, parsed.junk = position + 1, True
+            parsed.junk = True
+            offset += 1
             continue
-        position = attribute.end()
-        quote = text[position : position + 1]
+        offset = attribute.end()
+        quote = text[offset : offset + 1]
         if quote in ('"', "'"):
-            close = _closing_quote(text, position + 1, quote)
+            close = _closing_quote(text, offset + 1, quote)
             if close is None:
-                value = text[position + 1 :].rstrip(" \t\r")
                 # A quote that comes last may be the closing one.
+                value = text[offset + 1 :].rstrip(" \t\r")
                 parsed.quoted = not value.endswith(quote)
                 return parsed
-            value, position = text[position + 1 : close], close + 1
+            value = text[offset + 1 : close]
+            offset = close + 1
         else:
-            value = _BARE.match(text, position)[0]  # type: ignore[index]
-            position += len(value)
+            value = _matched(_BARE, text, offset)[0]
+            offset += len(value)
         parsed.attributes.setdefault(attribute[1], value)
 
 
-def _closing_quote(text: str, position: int, quote: str) -> int | None:
-    first = position
-    while (position := text.find(quote, position)) >= 0:
-        if _BEHIND_VALUE.match(text, position + 1):
-            return position
-        position += 1
-    last = text.rfind(quote, first)  # with words of no use behind it
-    return last if last >= 0 and text.endswith("/>") else None
+def _closing_quote(text: str, begin: int, quote: str) -> int | None:
+    """Return the offset of the quote that closes a value, which begins at `begin`."""
+    offset = text.find(quote, begin)
+    while offset >= 0:
+        if _BEHIND_VALUE.match(text, offset + 1):
+            return offset
+        offset = text.find(quote, offset + 1)
+    # Words of no use may come between the quote and the end of the tag.
+    last = text.rfind(quote, begin)
+    if last >= 0 and text.endswith("/>"):
+        return last
+    return None
 
 
-def _add(pieces: list[Piece], piece: Piece) -> None:
+def _append(pieces: list[Piece], piece: Piece) -> None:
+    """Append a piece; neighbouring pieces of text become one."""
     if pieces and pieces[-1].tag is None and piece.tag is None:
         pieces[-1].text += piece.text
     else:
         pieces.append(piece)
 
 
-# ------------------------------------------------------------------------- the answer, with the
-# counters of section 5.1
-CUT = Piece("", Tag("cut"))  # stands where a thread ended that did not come to its own end
+# Marks where a thread ended that did not come to its own end.
+CUT = Piece("", Tag("cut"))
 
 
 @dataclass
 class PastaThread:
-    topic: str | None = None  # of a child: what its promise says
-    promised: int = 0  # of a child: positions that the main thread skipped for it
-    tokens: list[int] = field(default_factory=list)  # tags and end token among them
+    """A thread of an answer.
+
+    Attributes:
+        topic: What the child's promise says; None for the main thread.
+        promised: Positions that the main thread skipped for the child.
+        tokens: Its decoded tokens, tags and end token included.
+        stopped: It came to its own end (an end token, </async>) and was not closed or cut.
+    """
+
+    topic: str | None = None
+    promised: int = 0
+    tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
-    # It came to its own end (end token, </async>); False when it was closed or cut.
     stopped: bool = False
 
 
 @dataclass
 class PastaAnswer:
-    text: str  # every child's content behind its promise, tags left out
-    raw: str  # the same with tags
+    """What PASTA decoded, with the counters of section 5.1.
+
+    Attributes:
+        text: Every child's content behind its promise, without tags.
+        raw: The same with tags.
+        warnings: The flaws of the markup.
+        threads: The main thread, then the children in the order of their promises.
+        cut: Characters of `text` before the first place where a thread was cut; None: all ended.
+        tokens: Decoded in all threads.
+        steps: Forward passes.
+        longest_path: Most tokens, end token and tags included, that had to be decoded one after
+            the other.
+        content_tokens: Decoded tokens that hold text and not only tags.
+    """
+
+    text: str
+    raw: str
     warnings: list[str]
-    threads: list[PastaThread]  # the main thread, then the children in the order of their promises
-    # Characters of `text` in front of the first place where a thread was cut; None: all ended.
+    threads: list[PastaThread]
     cut: int | None = None
-    tokens: int = 0  # decoded in all threads
-    steps: int = 0  # forward passes
-    # Most tokens that had to be decoded one after the other, end token and tags among them.
+    tokens: int = 0
+    steps: int = 0
     longest_path: int = 0
-    content_tokens: int = 0  # decoded tokens that hold text, not tags alone
+    content_tokens: int = 0
 
     @property
     def parallelism(self) -> float:
-        """Theoretical parallelism (section 5.1): content tokens a token of the longest path."""
+        """Theoretical parallelism (section 5.1): content tokens per token of the longest path."""
         return self.content_tokens / self.longest_path if self.longest_path else 0.0
 
     def generated(self, decode: Decode) -> GeneratedText:
-        counters: dict[str, Any] = {"threads": len(self.threads), "steps": self.steps}
-        counters |= {"longest_path": self.longest_path, "parallelism": self.parallelism}
-        logprobs = [logprob for thread in self.threads for logprob in thread.logprobs]
+        counters: dict[str, Any] = {
+            "threads": len(self.threads),
+            "steps": self.steps,
+            "longest_path": self.longest_path,
+            "parallelism": self.parallelism,
+        }
         return GeneratedText(
-            self.text, self.cut, self.tokens, logprobs, self.raw, counters, self.warnings
+            self.text,
+            cut=self.cut,
+            tokens=self.tokens,
+            logprobs=[logprob for thread in self.threads for logprob in thread.logprobs],
+            raw=self.raw,
+            counters=counters,
+            warnings=self.warnings,
         )
 
 
 @dataclass
 class Written:
-    """What a thread wrote, in pieces of text and tags, one character a byte; the children's own
-    where they belong.
+    """What a thread wrote: text, tags, and in their places what its children wrote.
+
+    `undecoded` characters at the beginning were not decoded: a child's <async>.
     """
 
     pieces: "list[Piece | Written]" = field(default_factory=list)
-    undecoded: int = 0  # characters at the beginning that were not decoded: a child's <async>
+    undecoded: int = 0
 
     def ends_with_promise(self) -> bool:
-        """Whether nothing but blanks stands behind the last child."""
+        """Return whether nothing but blanks comes behind the last child."""
         for piece in reversed(self.pieces):
-            if isinstance(piece, Written) or piece.text.strip():
-                return isinstance(piece, Written)
+            if isinstance(piece, Written):
+                return True
+            if piece.text.strip():
+                return False
         return False
 
     def _in_order(self) -> Iterator[Piece]:
         for piece in self.pieces:
-            yield from piece._in_order() if isinstance(piece, Written) else [piece]
+            if isinstance(piece, Written):
+                yield from piece._in_order()
+            else:
+                yield piece
 
     def text(self) -> str:
-        return readable("".join(piece.text for piece in self._in_order() if piece.tag is None))
+        return _untagged(list(self._in_order()))
 
     def raw(self) -> str:
         return readable("".join(piece.text for piece in self._in_order()))
 
     def cut(self) -> int | None:
-        """Characters of the text in front of the first CUT; None where there is none."""
+        """Return the characters of the text before the first CUT; None if there is none."""
         pieces = list(self._in_order())
         if CUT not in pieces:
             return None
-        return len(
-            readable(
-                "".join(piece.text for piece in pieces[: pieces.index(CUT)] if piece.tag is None)
-            )
-        )
+        return len(_untagged(pieces[: pieces.index(CUT)]))
 
     def content_tokens(
         self, tokens: Sequence[int], texts: Sequence[bytes], ends: Collection[int]
     ) -> int:
-        """How many of the thread's decoded tokens hold text and not tags alone; its children's do
-        not count.
+        """Count the thread's decoded tokens that hold text and not only tags.
+
+        Tokens of its children do not count.
+
+        Args:
+            tokens: Decoded by the thread.
+            texts: The bytes of every token.
+            ends: Ids that end a thread.
         """
-        pieces = [piece for piece in self.pieces if isinstance(piece, Piece)]
-        is_text = [piece.tag is None for piece in pieces for _ in piece.text]
-        count, offset = 0, self.undecoded
+        is_text: list[bool] = []  # of each character
+        for piece in self.pieces:
+            if isinstance(piece, Piece):
+                is_text += [piece.tag is None] * len(piece.text)
+        count = 0
+        offset = self.undecoded
         for token in tokens:
-            size = 0 if token in ends or token >= len(texts) else len(texts[token])
+            if token in ends or token >= len(texts):
+                continue
+            size = len(texts[token])
             count += any(is_text[offset : offset + size])
             offset += size
         return count
+
+
+def _untagged(pieces: Sequence[Piece]) -> str:
+    return readable("".join(piece.text for piece in pieces if piece.tag is None))

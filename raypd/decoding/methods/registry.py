@@ -31,6 +31,8 @@ class MethodSpec:
     # Its control tokens are part of the text that is decoded, not special to the tokenizer.
     markup: bool = False
     heads: bool = False  # needs trained Medusa heads
+    # Drafts with the model that `decoding.speculative.draft_model` names, or without one.
+    drafts: bool = False
     whole_record: bool = False  # the model writes a record whole, its keys too
     # Decodes the parts of one answer at the same time, so that `raypd tune` tries it.
     parallel: bool = False
@@ -40,6 +42,13 @@ class MethodSpec:
         unused = self.tokens_option and not getattr(decoding, self.tokens_option)
         return self.control_tokens if self.own_tokens and not unused else ()
 
+
+_DRAFT_KEYS = (
+    "speculative.draft_model",
+    "speculative.draft_tokens",
+    "speculative.min_confidence",
+    "speculative.max_ngram",
+)
 
 # The first that does a kind of task is its default.
 REGISTRY = {
@@ -55,6 +64,16 @@ REGISTRY = {
             "generation": ("max_new_tokens",),
         },
         "raypd.decoding.methods.autoregressive:AutoregressiveText",
+        whole_record=True,
+    ),
+    "speculative": MethodSpec(
+        # A greedy text does not depend on the drafts, but the counters and a sampled text do.
+        {
+            "extraction": ("max_new_tokens", *_DRAFT_KEYS),
+            "generation": ("max_new_tokens", *_DRAFT_KEYS),
+        },
+        "raypd.decoding.methods.speculative:SpeculativeText",
+        drafts=True,
         whole_record=True,
     ),
     "guided": MethodSpec({"extraction": ("max_value_tokens",)}),
@@ -91,6 +110,16 @@ REGISTRY = {
         {"generation": ("max_new_tokens", "heads")},
         "raypd.decoding.methods.medusa:MedusaText",
         heads=True,
+    ),
+    "skeleton_of_thought": MethodSpec(
+        {
+            "generation": (
+                "max_new_tokens",
+                "skeleton_of_thought.max_skeleton_tokens",
+                "skeleton_of_thought.max_point_tokens",
+            )
+        },
+        "raypd.decoding.methods.skeleton_of_thought:SkeletonText",
     ),
     "apar_medusa": MethodSpec(
         {"generation": ("max_new_tokens", "max_threads", "heads")},

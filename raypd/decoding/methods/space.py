@@ -3,23 +3,25 @@ next ones ("Generation Meets Verification", section 3.2, algorithm 1, equations 
 A.3).
 
 A pass holds the text, k candidates in a chain, and behind the text and behind each candidate a
-group of k mask tokens, whose outputs draft what may follow if everything before the group is
-accepted. The text is what the model would write one token at a time: greedily token for token,
-sampled in distribution, for any model, trained to draft or not. Where it differs from the paper:
-line 18 samples the extra token from Q even behind a rejected candidate, which would favour what the
-draft favours. Here it comes from the residual max(0, Q - P), normalised, for the output to have Q's
-distribution (Leviathan et al. 2023, theorem 1); P is what the candidate was drawn from,
-temperature, top-k and top-p included. And where fewer than k more tokens are wanted, fewer are
-drafted.
+group of k mask tokens. The outputs of a group draft what may follow if everything before the group
+is accepted. The text is what the model would write one token at a time: greedily token for token,
+sampled in distribution, for any model, trained to draft or not.
+
+Two things differ from the paper. Line 18 samples the extra token from Q even behind a rejected
+candidate, which would favour what the draft favours. Here it comes from the residual
+max(0, Q - P), normalised, so that the output has Q's distribution (Leviathan et al. 2023, theorem
+1); P is what the candidate was drawn from, temperature, top-k and top-p included. And where fewer
+than k more tokens are wanted, fewer are drafted.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
 
-from raypd.decoding.methods.autoregressive import DraftedContinuation
+from raypd.decoding.methods.autoregressive import DraftedContinuation, count_leading
 from raypd.decoding.program import Feed, Predictions, Program
 from raypd.decoding.sampling import GREEDY, Sampling, pick, probabilities
 from raypd.decoding.text import Prompt, Stops, TextMethod
@@ -28,146 +30,221 @@ from raypd.decoding.visibility import Reach
 
 @dataclass
 class SpaceAnswer(DraftedContinuation):
-    """A text of accepted candidates, and of what the model says in place of `rejected` ones."""
+    """A text of accepted candidates, and of the model's tokens in place of rejected ones.
+
+    Candidates behind a rejected one, or behind the end of the text, count as neither.
+    """
 
     COUNTERS = ("steps", "accepted", "rejected", "average_accepted_tokens")
-    # Not those behind a failed one, which were not looked at, or behind the end of the text.
     rejected: int = 0
 
 
 @dataclass
 class Candidates:
-    """The candidates L_c."""
+    """The candidates L_c, [c] token ids.
 
-    tokens: list[int] = field(default_factory=list)  # [c]
-    # When sampling: P_c [c, vocabulary], which they were drawn from.
+    When sampling, `chance` is P_c [c, vocabulary], the distributions that they were drawn from.
+    """
+
+    tokens: list[int] = field(default_factory=list)
     chance: torch.Tensor | None = None
 
 
+@dataclass
+class _Layout:
+    """The input of a pass (equation 4) without the tokens that come before it in the cache.
+
+    Attributes:
+        ends: Index of the token that each mask group stands behind: the last one of the text, then
+            the candidates.
+        groups: The indices of each group's mask tokens.
+    """
+
+    tokens: list[int] = field(default_factory=list)
+    positions: list[int] = field(default_factory=list)
+    segments: list[int] = field(default_factory=list)
+    ends: list[int] = field(default_factory=list)
+    groups: list[range] = field(default_factory=list)
+
+    def append(self, tokens: Sequence[int], position: int, segment: int) -> range:
+        """Append a run of tokens; return their indices."""
+        begin = len(self.tokens)
+        self.tokens += tokens
+        self.positions += range(position, position + len(tokens))
+        self.segments += [segment] * len(tokens)
+        return range(begin, len(self.tokens))
+
+    @property
+    def sample_at(self) -> list[int]:
+        return [*self.ends, *(index for group in self.groups for index in group)]
+
+    def predictions_of(self, group: int) -> range:
+        """Return where the predictions of a group are, in the order of `sample_at`."""
+        begin = len(self.ends) + sum(len(earlier) for earlier in self.groups[:group])
+        return range(begin, begin + len(self.groups[group]))
+
+
 def segments_seen(k: int) -> dict[tuple[int, int], Reach]:
-    """Equation 5 as segments: the text is 0, candidate i is i, mask group g (behind candidate g) is
-    k + 1 + g.
+    """Return equation 5 as segments.
+
+    The text is segment 0, candidate i is i, and mask group g (behind candidate g) is k + 1 + g.
     """
     reach: dict[tuple[int, int], Reach] = {}
     for i in range(k + 1):
+        group = k + 1 + i
         for source in range(i + 1):
-            reach[i, source] = reach[k + 1 + i, source] = Reach.CAUSAL
-        reach[k + 1 + i, k + 1 + i] = Reach.CAUSAL
+            reach[i, source] = Reach.CAUSAL
+            reach[group, source] = Reach.CAUSAL
+        reach[group, group] = Reach.CAUSAL
     return reach
+
+
+def _layout(
+    text: Sequence[int], position: int, candidates: list[int], k: int, mask: int, remaining: int
+) -> _Layout:
+    """Lay out the text, the candidates, and a mask group behind each (equation 4).
+
+    Args:
+        text: What is fed of the text in this pass.
+        position: Position of its first token.
+        candidates: The drafted tokens.
+        k: Mask tokens of a group.
+        mask: Id of the mask token.
+        remaining: Tokens that may still be decoded; groups shrink where fewer than k are wanted.
+    """
+    layout = _Layout()
+    end = position + len(text)
+    for g in range(len(candidates) + 1):
+        if g == 0:
+            run = layout.append(text, position, 0)
+        else:
+            run = layout.append([candidates[g - 1]], end + g - 1, g)
+        layout.ends.append(run[-1])
+        count = max(0, min(k, remaining - g - 2))
+        layout.groups.append(layout.append([mask] * count, end + g, k + 1 + g))
+    return layout
 
 
 def space(
     prompt: Prompt,
     max_new_tokens: int,
-    k: int,  # mask tokens a group; 0 is autoregressive decoding
-    # One that is drafted is a candidate as any other: it stays only where the model says it.
+    k: int,
     mask_token: int,
-    # Greedy: the engine's picks; else all draws are the program's own, not the engine's.
     sampling: Sampling = GREEDY,
-    seed: int = 0,  # of these draws
+    seed: int = 0,
     stops: Stops = lambda tokens: False,
 ) -> Program[SpaceAnswer]:
-    """Algorithm 1. Raises ValueError where k is negative."""
+    """Decode with auto-correct decoding (algorithm 1).
+
+    Args:
+        prompt: What the text follows on.
+        max_new_tokens: Tokens after which the text is cut.
+        k: Mask tokens of a group; 0 is autoregressive decoding.
+        mask_token: Id of the mask token. Where it is drafted it is a candidate like any other.
+        sampling: Where it is not greedy, all draws are made here, none by the engine.
+        seed: Of these draws.
+        stops: Whether the tokens decoded so far are a complete text.
+
+    Raises:
+        ValueError: If k is negative.
+    """
     if k < 0:
         raise ValueError(f"k is {k}: the number of mask tokens cannot be negative")
     answer = SpaceAnswer()
     random = np.random.Generator(np.random.Philox(key=seed))
-    # What is fed of the text in this step, and its first position.
-    text, position = list(prompt.tokens), 0
-    drafted = Candidates()
+    # What is fed of the text in this pass, and the position of its first token.
+    text = list(prompt.tokens)
+    position = 0
+    candidates = Candidates()
+    first_row = 0  # of this feed
+    # What becomes of the rows of the feed before.
     drop: list[int] = []
     move: dict[int, int] = {}
-    first = 0  # the row index of a feed's first token, and what becomes of the feed before
     while True:
         remaining = max_new_tokens - len(answer.tokens)
-        # Of each group.
-        masks = [max(0, min(k, remaining - g - 2)) for g in range(len(drafted.tokens) + 1)]
-        end = position + len(text)
-        tokens, positions, segments = [*text], [*range(position, end)], [0] * len(text)
-        ends = [len(text) - 1]  # what each group stands behind: the text, then the candidates
-        for g, count in enumerate(masks):
-            if g > 0:
-                ends.append(len(tokens))
-                tokens.append(drafted.tokens[g - 1])
-                positions.append(end + g - 1)
-                segments.append(g)
-            tokens += [mask_token] * count  # equation 4
-            positions += range(end + g, end + g + count)
-            segments += [k + 1 + g] * count
-        groups = [
-            range(place + 1, place + 1 + count) for place, count in zip(ends, masks, strict=True)
-        ]
+        layout = _layout(text, position, candidates.tokens, k, mask_token, remaining)
         predictions = yield Feed(
-            tokens,
-            positions,
-            segments,
+            layout.tokens,
+            layout.positions,
+            layout.segments,
             drop=drop,
             move=move,
             reach=segments_seen(k) if k and answer.steps == 0 else {},
-            sample_at=[*ends, *(index for group in groups for index in group)],
+            sample_at=layout.sample_at,
             shared=prompt.shared if answer.steps == 0 else 0,
             want_logits=sampling.temperature > 0,
             decoded=len(answer.tokens),
         )
         answer.steps += 1
-        verified = _verify(predictions, drafted, sampling, random)
+        verified = _verify(predictions, candidates, sampling, random)
         accepted = len(verified) - 1
-        for place, (token, logprob) in enumerate(
-            zip(verified, _logprobs(predictions, verified), strict=True)
-        ):
-            answer.accepted += int(place < accepted)
-            answer.rejected += int(place == accepted < len(drafted.tokens))
+        logprobs = _logprobs(predictions, verified)
+        for i, (token, logprob) in enumerate(zip(verified, logprobs, strict=True)):
+            if i < accepted:
+                answer.accepted += 1
+            elif accepted < len(candidates.tokens):
+                answer.rejected += 1
             answer.tokens.append(token)
             answer.logprobs.append(logprob)
             answer.stopped = stops(answer.tokens)
             if answer.stopped or len(answer.tokens) == max_new_tokens:
                 return answer
-        begin = len(ends) + sum(masks[:accepted])
-        drafted = _draft(predictions, range(begin, begin + masks[accepted]), sampling, random)
-        move = {first + place: 0 for place in ends[1 : accepted + 1]}
-        drop = [
-            first + index for index in range(ends[0] + 1, len(tokens)) if first + index not in move
-        ]
-        first += len(tokens)
-        text, position = verified[-1:], end + accepted
+        candidates = _draft(predictions, layout.predictions_of(accepted), sampling, random)
+        # Accepted candidates become text; all other candidates and masks leave the cache.
+        move = {first_row + index: 0 for index in layout.ends[1 : accepted + 1]}
+        behind_text = range(first_row + len(text), first_row + len(layout.tokens))
+        drop = [row for row in behind_text if row not in move]
+        first_row += len(layout.tokens)
+        position += len(text) + accepted
+        text = verified[-1:]
 
 
 def _verify(
-    predictions: Predictions, drafted: Candidates, sampling: Sampling, random: np.random.Generator
+    predictions: Predictions,
+    candidates: Candidates,
+    sampling: Sampling,
+    random: np.random.Generator,
 ) -> list[int]:
-    """Lines 6 to 19: the accepted candidates and the one extra token.
+    """Return the accepted candidates and the one extra token (lines 6 to 19).
 
-    Q stands in the first predictions.
+    Q is in the first predictions: behind the text and behind each candidate.
     """
-    count = len(drafted.tokens)
+    count = len(candidates.tokens)
     if predictions.logits is None:
-        verified, accepted = predictions.tokens[: count + 1], 0
-        while accepted < count and verified[accepted] == drafted.tokens[accepted]:
-            accepted += 1
+        verified = predictions.tokens[: count + 1]
+        accepted = count_leading(a == b for a, b in zip(verified, candidates.tokens, strict=False))
         return verified[: accepted + 1]
-    # [candidates + 1, vocabulary].
-    q = probabilities(torch.stack(predictions.logits[: count + 1]), sampling)
-    accepted, extra = 0, q[0]
-    if drafted.chance is not None:
-        ids = torch.tensor(drafted.tokens, device=q.device)[:, None]
+    q = probabilities(torch.stack(predictions.logits[: count + 1]), sampling)  # [c + 1, vocabulary]
+    accepted = 0
+    if candidates.chance is not None:
+        ids = torch.tensor(candidates.tokens, device=q.device)[:, None]
         draws = torch.from_numpy(random.random((count, 1))).to(q)
-        passed = (draws * drafted.chance.gather(1, ids) < q[:count].gather(1, ids))[:, 0].tolist()
-        accepted = [*passed, False].index(False)
-        extra = q[accepted]
-        if accepted < count:
-            residual = (extra - drafted.chance[accepted]).clamp_min(0)
-            # Nothing is left where both are one by rounding.
-            extra = torch.where(residual.sum() > 0, residual, extra)
-    return [*drafted.tokens[:accepted], *pick(extra[None], _draws(random, extra[None])).tolist()]
+        # Line 10, without the division.
+        passed = draws * candidates.chance.gather(1, ids) < q[:count].gather(1, ids)
+        accepted = count_leading(passed[:, 0].tolist())
+    extra = q[accepted]
+    if accepted < count and candidates.chance is not None:
+        residual = (extra - candidates.chance[accepted]).clamp_min(0)
+        # Nothing is left where P and Q are equal but for rounding.
+        extra = torch.where(residual.sum() > 0, residual, extra)
+    picked = pick(extra[None], _draws(random, extra[None]))
+    return [*candidates.tokens[:accepted], *picked.tolist()]
 
 
 def _draft(
-    predictions: Predictions, asks: range, sampling: Sampling, random: np.random.Generator
+    predictions: Predictions, group: range, sampling: Sampling, random: np.random.Generator
 ) -> Candidates:
-    """Lines 23 and 24: the next candidates, from the mask group behind what was accepted."""
-    if not asks or predictions.logits is None:
-        return Candidates([predictions.tokens[ask] for ask in asks])
-    chance = probabilities(torch.stack([predictions.logits[ask] for ask in asks]), sampling)
+    """Return the next candidates, from the mask group behind what was accepted (lines 23 and 24).
+
+    Args:
+        predictions: Those of the whole pass.
+        group: Which of them are the group's.
+        sampling: What the candidates are drawn with.
+        random: Of these draws.
+    """
+    if not group or predictions.logits is None:
+        return Candidates([predictions.tokens[i] for i in group])
+    chance = probabilities(torch.stack([predictions.logits[i] for i in group]), sampling)
     return Candidates(pick(chance, _draws(random, chance)).tolist(), chance)
 
 
@@ -175,8 +252,9 @@ def _logprobs(predictions: Predictions, verified: list[int]) -> list[float]:
     if predictions.logits is None:
         return predictions.logprobs[: len(verified)]
     logits = torch.stack(predictions.logits[: len(verified)])
-    chance = logits.to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(-1)
-    return chance.gather(1, torch.tensor(verified, device=logits.device)[:, None])[:, 0].tolist()
+    wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    ids = torch.tensor(verified, device=logits.device)[:, None]
+    return wide.log_softmax(-1).gather(1, ids)[:, 0].tolist()
 
 
 def _draws(random: np.random.Generator, chance: torch.Tensor) -> torch.Tensor:
@@ -184,13 +262,17 @@ def _draws(random: np.random.Generator, chance: torch.Tensor) -> torch.Tensor:
 
 
 class SpaceText(TextMethod):
+    """SPACE for text."""
+
     def program(self, prompt: Prompt, stops: Stops, seed: int) -> Program[Any]:
-        options, (mask, *_) = self.options, (*self.model.control_tokens, 0)
+        options = self.options
+        # With `mask_tokens: 0` the tokenizer needs no mask token, and none is fed.
+        mask_token = self.model.control_tokens[0] if self.model.control_tokens else 0
         return space(
             prompt,
             options.max_new_tokens,
             options.mask_tokens,
-            mask,
+            mask_token,
             self.model.sampling,
             seed,
             stops,

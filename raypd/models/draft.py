@@ -1,0 +1,102 @@
+"""The draft model of speculative decoding, loaded beside the main model."""
+
+from collections.abc import Callable
+
+from transformers import PretrainedConfig, PreTrainedTokenizerBase
+
+from raypd.config import ModelConfig, RunConfig
+from raypd.decoding.draft_model import DraftModel
+from raypd.decoding.engine import Engine
+from raypd.decoding.pack import pack_model
+from raypd.errors import ModelError, raised_as
+from raypd.models.load import LoadedModel, check_model_config, load_tokenizer
+
+_KEY = "decoding.speculative.draft_model"
+
+
+def draft_model_config(config: RunConfig) -> ModelConfig:
+    """Return the configuration of the draft model: that of the model, with other weights."""
+    weights = {"name": config.decoding.draft_model, "revision": None, "adapter": None}
+    return config.model.model_copy(update=weights)
+
+
+def check_draft_model(config: RunConfig) -> None:
+    """Check the draft model before weights are loaded.
+
+    Raises:
+        ModelError: If it is missing or has another tokenizer than the model.
+    """
+    draft = draft_model_config(config)
+    check_model_config(draft, machine=False)
+    _check_tokenizers(config, load_tokenizer(config.model), load_tokenizer(draft))
+
+
+def load_draft_model(
+    config: RunConfig,
+    main: LoadedModel,
+    load: Callable[[ModelConfig], LoadedModel],
+    memory_share: float,
+) -> DraftModel:
+    """Load the draft model with an engine of its own.
+
+    Args:
+        config: Of the run.
+        main: The model that verifies.
+        load: Loads a model.
+        memory_share: Share of a GPU's free memory that the caches of both models may take.
+
+    Raises:
+        ModelError: If it is missing or does not fit the model.
+    """
+    loaded = load(draft_model_config(config))
+    _check_tokenizers(config, main.tokenizer, loaded.tokenizer)
+    loaded.packed = loaded.packed or pack_model(loaded.model)
+    sizes = config.engine
+    # Both caches hold the same texts, so both get memory for as many tokens.
+    own_bytes = _cache_bytes(loaded.model.config)
+    own_share = own_bytes / (own_bytes + _cache_bytes(main.model.config))
+    with raised_as(ModelError, _KEY, ValueError):
+        engine = Engine(
+            loaded.packed,
+            max_num_seqs=sizes.most_seqs,
+            max_num_batched_tokens=sizes.batched_tokens(loaded.device.type == "cuda"),
+            cache_tokens=sizes.cache_tokens,
+            memory_share=memory_share * own_share,
+            attention=sizes.attention,
+            cuda_graphs=sizes.cuda_graphs,
+        )
+    return DraftModel(
+        engine,
+        vocabulary=main.model.config.get_text_config().vocab_size,
+        context_length=loaded.context_length,
+        min_confidence=config.decoding.speculative.min_confidence,
+    )
+
+
+def _cache_bytes(config: PretrainedConfig) -> int:
+    """Return a number that is proportional to a model's keys and values of one token."""
+    text = config.get_text_config()
+    key_value_heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
+    head_dim = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
+    return text.num_hidden_layers * key_value_heads * head_dim
+
+
+def _check_tokenizers(
+    config: RunConfig, main: PreTrainedTokenizerBase, draft: PreTrainedTokenizerBase
+) -> None:
+    """Refuse a draft model whose tokens are not those of the model."""
+    vocabulary = main.get_vocab()
+    draft_vocabulary = draft.get_vocab()
+    if vocabulary == draft_vocabulary:
+        return
+    differing = [
+        token
+        for token in vocabulary.keys() | draft_vocabulary.keys()
+        if vocabulary.get(token) != draft_vocabulary.get(token)
+    ]
+    token = min(differing)
+    raise ModelError(
+        f"{_KEY} {config.decoding.draft_model}: its tokenizer is another one: {token!r} is "
+        f"{draft_vocabulary.get(token)} there and {vocabulary.get(token)} in {config.model.name}; "
+        "choose a smaller model of the same family"
+    )
