@@ -102,7 +102,8 @@ class Number(OrNull):
     Only how it begins is limited: marks (`-`, `<`, `$`, ...) and then a digit. Behind that anything
     may be copied, groups of digits, a fraction, a range, a unit, until a newline, a brace or a
     comma that no digit follows, but at most UNIT_BYTES behind the last digit. A comma that is a
-    token of its own behind a digit takes a token more. Quotes are kept out: an untrained model
+    token of its own behind a digit takes a token more. A dash behind such a comma stands for no
+    cents, as in 1.299,- EUR, and belongs to the number. Quotes are kept out: an untrained model
     always opens them and then goes on about the whole listing.
     """
 
@@ -115,7 +116,8 @@ class Number(OrNull):
         behind_mark = _row((_BYTES[0x80:0xC0], mark), (" ", mark)) | start
         # The last bytes of the signs for a quarter, a half and three quarters.
         behind_latin_mark = behind_mark | _row(("\xbc\xbd\xbe", tail))
-        behind_comma = _row((_BYTES, end), digits)
+        # Behind a digit and a comma, two bytes are read when a dash follows.
+        behind_comma = _row((_BYTES, end), ("-=\xe2", tail + 2), digits)
         ended: dict[str, int] = {}
         table = [start, behind_mark, behind_latin_mark, behind_comma, ended]
         # State tail + n: n bytes were read behind the last digit.

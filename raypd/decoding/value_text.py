@@ -12,8 +12,9 @@ from raypd.decoding.automata import DEAD, Automaton
 
 # Up to the closing quote, a newline, or where the text was cut.
 _STRING = re.compile(r' ?"(?:[^"\\\n]|\\.)*', re.DOTALL)
-# Up to a comma that is not within a number, a brace or a newline.
-_BARE = re.compile(r"(?:[^,}\n]|(?<=\d),(?=\d))*")
+# Up to a comma that is not within a number, a brace or a newline. A dash may stand for no cents, as
+# in 1.299,-. Texts are bytes here, so that an en or em dash begins with E2.
+_BARE = re.compile(r"(?:[^,}\n]|(?<=\d),(?=[\d\-=\xe2]))*")
 
 
 def value_text(decoded: str, completion: str | None, automaton: Automaton) -> str:

@@ -7,6 +7,7 @@ engine turns them back.
 import contextlib
 import json
 import os
+import re
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -27,6 +28,7 @@ from raypd.decoding.counts import Finished, TokenCounts
 from raypd.decoding.methods.autoregressive import Continuation
 from raypd.decoding.program import Program
 from raypd.errors import ConfigError
+from raypd.models.reasoning import answer_range
 from raypd.models.timed_http import TimedAdapter
 
 # Bytes of a prompt and its answer; what the server cannot take it refuses, for that document alone.
@@ -42,6 +44,33 @@ _TEMPLATE_TOKENS = 4096  # that a server may count for a prompt over its bytes
 _LONGEST_WAIT = 600.0  # seconds that a server may ask to wait
 _IN_A_ROW = 20  # requests that failed, after which all wait
 _PAUSE = 30.0  # seconds of that, doubled while requests fail, up to _LONGEST_WAIT
+# Values of finish_reason, as servers of several makers write them: the answer is complete; ...
+_COMPLETE = {"stop", "eos", "eos_token", "end_turn", "stop_sequence", "complete", "completed"}
+# ... the limit of tokens cut it; ...
+_CUT = {"length", "max_tokens", "max_output_tokens", "model_length", "max_length"}
+# ... a filter withheld it; ...
+_WITHHELD = re.compile(
+    "filter|safety|sensitive|recitation|prohibited|blocklist|blocked|spii|refus|moderation",
+    re.IGNORECASE,
+)
+# ... the model called a tool; ...
+_CALLED = re.compile("tool|function", re.IGNORECASE)
+# ... or the server gave up.
+_BROKEN_OFF = re.compile("error|abort|cancel|insufficient|repetition|timeout", re.IGNORECASE)
+# Keys of a message in which servers hand over the reasoning apart from the answer.
+_REASONING_KEYS = ("reasoning_content", "reasoning", "reasoning_details", "thinking")
+
+
+class NoAnswer(RuntimeError):
+    """A chat completion came and is paid, but holds no answer.
+
+    Attributes:
+        counts: The tokens that the server bills for it.
+    """
+
+    def __init__(self, reason: str, counts: TokenCounts) -> None:
+        super().__init__(reason)
+        self.counts = counts
 
 
 class Unreachable(RuntimeError):
@@ -162,9 +191,10 @@ class EndpointEngine:
         done, _ = wait(self._running, self.patience, FIRST_COMPLETED)
         finished = []
         for future in done:
-            tag, error = self._running.pop(future), future.exception()
+            tag = self._running.pop(future)
+            error = future.exception()
             if isinstance(error, Exception):
-                finished.append(Finished(tag, None, error, TokenCounts()))
+                finished.append(Finished(tag, None, error, paid_counts(error)))
             else:
                 answer, counts = future.result()
                 finished.append(Finished(tag, answer, None, counts))
@@ -184,24 +214,36 @@ class EndpointEngine:
     def _answer(
         self, tree: Any, body: Mapping[str, Any], begun: str
     ) -> tuple[Continuation, TokenCounts]:
-        """What a chat completion says to a request. Raises RuntimeError where it is none."""
+        """Returns the answer of a chat completion and the tokens that it took.
+
+        Raises:
+            NoAnswer: It is a refusal, a tool call, reasoning alone, or was withheld or broken off.
+            RuntimeError: It is no chat completion.
+        """
         try:
             choice = tree["choices"][0]
-            content = choice["message"]["content"] or ""
-            if isinstance(content, list):  # parts, as some servers write them
-                content = "".join(part.get("text", "") for part in content)
-            text = written = self._shown(content, 16)
+            message = choice["message"]
+            written = self._shown(_text_of(message), 16)
+            reason = _missing_answer(choice, written, _most_written(body))
+            if reason is None and "content" not in message:
+                raise KeyError("content")
         except (LookupError, TypeError, AttributeError):
             raise self._unexpected(json.dumps(tree), self._url) from None
-        # The answer's beginning, which the prompt gives; a server writes it again.
-        if begun and begun.strip() in text:
-            text = text.partition(begun.strip())[2].lstrip("\n")
-        stopped = choice.get("finish_reason") == "stop"
+        counts = self._counts(tree.get("usage") or {}, body)
+        if reason is None:
+            reason = _hidden_reasoning(tree.get("usage"), written)
+        if reason is not None:
+            raise NoAnswer(" ".join(redact(self._shown(reason)).split()), counts)
+        begin, end = _answer_within(written, begun)
+        text = written[begin:end]
+        stopped = _finish_reason(choice) in _COMPLETE
         ids = [
             *self.tokenizer(text, add_special_tokens=False, split_special_tokens=True)["input_ids"]
         ]
-        counts = self._counts(tree.get("usage") or {}, body)
-        logprobs = _byte_logprobs(choice.get("logprobs"), written)[-len(ids) :] if ids else []
+        logprobs = _byte_logprobs(choice.get("logprobs"), written)
+        if logprobs:
+            first_byte = len(written[:begin].encode())
+            logprobs = logprobs[first_byte : first_byte + len(ids)]
         if stopped:
             return Continuation([*ids, self._end], [*logprobs, *logprobs[-1:]], stopped), counts
         return Continuation(ids, logprobs, stopped), counts
@@ -389,6 +431,128 @@ class EndpointEngine:
                 minutes.append(mean / tokens)
             self._next = turn + 60.0 * max(minutes)
         time.sleep(max(0.0, turn - now))
+
+
+def paid_counts(error: BaseException | None) -> TokenCounts:
+    """Returns the tokens that the server bills although a request failed."""
+    if isinstance(error, NoAnswer):
+        return error.counts
+    return TokenCounts()
+
+
+def is_answered(completion: Any) -> bool:
+    """Returns whether a chat completion holds an answer, so that it need not be asked again."""
+    try:
+        choice = completion["choices"][0]
+        written = _text_of(choice["message"])
+        reason = _missing_answer(choice, written, CONTEXT)
+        return reason is None and _hidden_reasoning(completion.get("usage"), written) is None
+    except (LookupError, TypeError, AttributeError):
+        return False
+
+
+def _finish_reason(choice: Mapping[str, Any]) -> str:
+    return str(choice.get("finish_reason") or "").strip().lower()
+
+
+def _text_of(message: Mapping[str, Any]) -> str:
+    """The text of a message. Some servers write it as parts, the model's reasoning among them."""
+    content = message.get("content")
+    if content is None:
+        return ""
+    if isinstance(content, str):
+        return content
+    texts = [part for part in content if part.get("type", "text") in ("text", "output_text")]
+    return "".join(part.get("text", "") for part in texts)
+
+
+def _refusal(message: Mapping[str, Any]) -> str:
+    """What the server marks as a refusal; "" where it marks none."""
+    if message.get("refusal"):
+        return str(message["refusal"])
+    content = message.get("content")
+    if not isinstance(content, list):
+        return ""
+    refused = [part for part in content if part.get("type") == "refusal"]
+    return " ".join(str(part.get("refusal") or part.get("text") or "") for part in refused)
+
+
+def _has_reasoning(message: Mapping[str, Any]) -> bool:
+    """Whether the server handed over reasoning apart from the text."""
+    if any(message.get(key) for key in _REASONING_KEYS):
+        return True
+    content = message.get("content")
+    if not isinstance(content, list):
+        return False
+    return any(part.get("type") in ("thinking", "reasoning") for part in content)
+
+
+def _missing_answer(choice: Mapping[str, Any], text: str, limit: int) -> str | None:
+    """Why a choice of a chat completion holds no answer; None where it holds one.
+
+    Args:
+        choice: The choice as the server sent it.
+        text: The text of its message.
+        limit: Tokens that the server was allowed to write.
+    """
+    message = choice["message"]
+    finish = _finish_reason(choice)
+    refusal = _refusal(message)
+    if refusal:
+        return f"the model refused: {refusal[:200]}"
+    if _WITHHELD.search(finish):
+        return f"the server withheld the answer (finish_reason {finish[:80]})"
+    called = message.get("tool_calls") or message.get("function_call")
+    if called or _CALLED.search(finish):
+        return "the model called a tool and wrote no answer (tool_calls)"
+    if _BROKEN_OFF.search(finish):
+        details = json.dumps(choice["error"])[:200] if choice.get("error") else "no details"
+        return f"the server broke the answer off (finish_reason {finish[:80]}): {details}"
+    is_cut = finish in _CUT
+    if text.strip():
+        if answer_range(text) is not None:
+            return None
+        return _only_reasoning(is_cut, limit)
+    if _has_reasoning(message):
+        return _only_reasoning(is_cut, limit)
+    if is_cut:
+        return f"the model wrote no text within its {limit:,} tokens: raise decoding.max_new_tokens"
+    if message.get("content", "") is None:
+        return f"the message has no content (finish_reason {finish[:80] or 'null'})"
+    return None
+
+
+def _only_reasoning(is_cut: bool, limit: int) -> str:
+    if is_cut:
+        return (
+            f"reasoning without an answer: its {limit:,} tokens ended before the reasoning did; "
+            "raise decoding.max_new_tokens"
+        )
+    return "reasoning without an answer"
+
+
+def _hidden_reasoning(usage: Any, text: str) -> str | None:
+    """The reason where a server only counts the reasoning, and the text is empty."""
+    if text.strip() or not isinstance(usage, Mapping):
+        return None
+    details = usage.get("completion_tokens_details")
+    if isinstance(details, Mapping) and details.get("reasoning_tokens"):
+        return "reasoning without an answer"
+    return None
+
+
+def _answer_within(written: str, begun: str) -> tuple[int, int]:
+    """Where the answer stands in what the server wrote: behind the reasoning, and behind the
+    beginning that the prompt gave it and a server writes again.
+    """
+    begin, end = answer_range(written) or (0, len(written))
+    opening = begun.strip()
+    place = written.find(opening, begin, end) if opening else -1
+    if place < 0:
+        return begin, end
+    begin = place + len(opening)
+    begin += len(written[begin:end]) - len(written[begin:end].lstrip("\n"))
+    return begin, end
 
 
 def _most_written(body: Mapping[str, Any]) -> int:

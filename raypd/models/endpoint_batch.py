@@ -17,7 +17,7 @@ from raypd.config import RunConfig
 from raypd.config.model import MOST_REQUESTS
 from raypd.decoding.counts import Finished, TokenCounts
 from raypd.decoding.program import Program
-from raypd.models.endpoint import EndpointEngine, Unreachable
+from raypd.models.endpoint import EndpointEngine, Unreachable, is_answered, paid_counts
 
 _log = logging.getLogger(__name__)
 _MOST_BYTES = 100 << 20
@@ -148,7 +148,8 @@ class BatchEngine(EndpointEngine):
             if batch["id"] not in self._contents and batch["status"] != "cancelling":
                 over = batch["status"] in _OVER  # what it failed to answer may be asked again
                 lines = self._lines(batch.get("output_file_id" if over else "input_file_id"))
-                good = {line["custom_id"] for line in lines if not over or _status(line) == 200}
+                # A refused or withheld answer counts as a failure, so --retry-errors asks again.
+                good = {line["custom_id"] for line in lines if not over or _has_answer(line)}
                 self._contents[batch["id"]] = good
         return [
             (batch["id"], self._contents[batch["id"]])
@@ -211,7 +212,7 @@ class BatchEngine(EndpointEngine):
                 raise RuntimeError(f"{self._base}/batches: {self._shown(words)[:300]}")
             continuation, counts = self._answer(reply.get("body") or {}, line.body, line.begun)
         except _FAULTS as fault:
-            return Finished(line.tag, None, self._error(fault, answer), TokenCounts())
+            return Finished(line.tag, None, self._error(fault, answer), paid_counts(fault))
         return Finished(line.tag, continuation, None, counts)
 
     def _error(self, fault: Exception, answer: Any = None) -> Exception:
@@ -253,3 +254,7 @@ class BatchEngine(EndpointEngine):
 
 def _status(line: dict[str, Any]) -> Any:
     return (line.get("response") or {}).get("status_code")
+
+
+def _has_answer(line: dict[str, Any]) -> bool:
+    return _status(line) == 200 and is_answered(line["response"].get("body"))

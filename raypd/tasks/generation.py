@@ -6,7 +6,7 @@ each is answered, with the answers before it in its context.
 
 import dataclasses
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache, partial
 from pkgutil import resolve_name
@@ -25,6 +25,7 @@ from raypd.decoding.text import GeneratedText, Prompt, TextAnswer, TextMethod, T
 from raypd.decoding.vocabulary import Vocabulary
 from raypd.models.control_tokens import control_token, markup_bytes
 from raypd.models.medusa_heads import load_heads
+from raypd.models.reasoning import answer_range, is_mark, opens_reasoning
 from raypd.models.vocabulary import token_bytes
 from raypd.tasks.automata import json_object, vocabulary_of
 from raypd.tasks.base import Document, Record, Request, confidence, seed_of
@@ -108,7 +109,7 @@ class GenerationTask:
             heads=load_heads(str(options.heads), model) if spec.heads else None,
             encode=partial(encode, tokenizer, special=True),
             token_bytes=lambda: markup_bytes(tokenizer),
-            decode=partial(decode_answer, tokenizer, self._ends),
+            decode=partial(_decoded, tokenizer, self._ends, _reasoning_tokens(tokenizer)),
             next_turn=self._next_turn,
             drafter=drafter,
         )
@@ -213,7 +214,12 @@ class GenerationTask:
             program = self._program(method, parameters, tokens, seed)
         except ValueError as error:
             return failed(str(error))
-        finish = partial(self._finish, chat, turns, len(tokens))
+        # A template may open the reasoning, and an answer held to a schema has none.
+        opened = not parameters.json and opens_reasoning(self.tokenizer.decode(tokens[-64:]))
+
+        def finish(answer: TextAnswer) -> list[Record | Request]:
+            return self._finish(chat, turns, len(tokens), answer, opened)
+
         return Request(
             [chat.document.index], program, finish, seed, lambda why: [failed(why)], sampling
         )
@@ -266,11 +272,30 @@ class GenerationTask:
         )
 
     def _finish(
-        self, chat: _Chat, turns: Turns, prompt_tokens: int, answer: TextAnswer
+        self, chat: _Chat, turns: Turns, prompt_tokens: int, answer: TextAnswer, opened: bool
     ) -> list[Record | Request]:
+        """The record of an answer, and the request of the next turn.
+
+        Args:
+            chat: The conversation and its turn.
+            turns: What stands before the answer.
+            prompt_tokens: Tokens of the prompt.
+            answer: What the method decoded.
+            opened: Whether the prompt has opened the model's reasoning.
+        """
         generated = answer.generated(self._text_model.decode)
         parameters = chat.request.parameters
         text, stopped = _cut(generated, parameters.stop)
+        raw = generated.raw
+        # An endpoint has taken the reasoning off already.
+        if self.config.model.endpoint is None:
+            span = answer_range(text, opened)
+            if span is None:
+                return [self._without_answer(chat, stopped)]
+            begin, end = span
+            if (begin, end) != (0, len(text)) and raw is None:
+                raw = text
+            text = text[begin:end]
         if parameters.json and stopped:
             reason = mismatch(text, parameters.schema)
             if reason is not None:
@@ -284,7 +309,7 @@ class GenerationTask:
             "finish_reason": "stop" if stopped else "length",
             "tokens": generated.tokens,
             "confidence": confidence(generated.logprobs),
-            "raw": generated.raw,
+            "raw": raw,
             "counters": json.dumps({"prompt_tokens": prompt_tokens, **generated.counters}),
             "warnings": generated.warnings,
         }
@@ -294,6 +319,36 @@ class GenerationTask:
             request = ChatRequest(turns, unanswered, chat.request.parameters)
             done.append(self._next(_Chat(chat.document, chat.sample, request, chat.turn + 1)))
         return done
+
+    def _without_answer(self, chat: _Chat, stopped: bool) -> Record:
+        """The error row of an answer that is reasoning to its end."""
+        reason = "reasoning without an answer"
+        if not stopped:
+            limit = chat.request.parameters.max_new_tokens
+            key = "max_tokens" if self.task.openai else "decoding.max_new_tokens"
+            reason += f": its {limit:,} tokens ended before the reasoning did; raise {key}"
+        columns = {"sample": chat.sample, "turn": chat.turn}
+        return Record(chat.document.index, columns, reason)
+
+
+def _reasoning_tokens(tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
+    """Special tokens that mark a model's reasoning; most models have none that is special."""
+    special = zip(tokenizer.all_special_ids, tokenizer.all_special_tokens, strict=True)
+    return frozenset(id for id, text in special if is_mark(text))
+
+
+def _decoded(
+    tokenizer: PreTrainedTokenizerBase,
+    ends: Collection[int],
+    marks: frozenset[int],
+    tokens: Sequence[int],
+) -> str:
+    """Return the text of ids without special tokens and ends, but with marks of reasoning."""
+    if marks.isdisjoint(tokens):
+        return decode_answer(tokenizer, ends, tokens)
+    special = frozenset([*tokenizer.all_special_ids, *ends]) - marks
+    shown = [token for token in tokens if token not in special]
+    return str(tokenizer.decode(shown, skip_special_tokens=False))
 
 
 def _cut(generated: GeneratedText, stops: Sequence[str]) -> tuple[str, bool]:

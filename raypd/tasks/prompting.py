@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from raypd.config import Category, ExtractionConfig, RunConfig
 from raypd.errors import ConfigError, ModelError
 from raypd.models.end_tokens import model_end_tokens
+from raypd.models.reasoning import closing_of
 from raypd.tasks.few_shot import LabelledExamples
 from raypd.tasks.sandbox import BoundedSandbox, TemplateFault, render, render_apart, time_limit
 
@@ -97,6 +98,11 @@ def pieces(
     """
     if tokenizer.chat_template:
         text = _of_model(tokenizer, [{"role": "user", "content": message.strip()}])
+        # Templates of some models always open the reasoning. Here the answer comes at once, so it
+        # is closed, as templates with a switch close it.
+        closing = closing_of(text)
+        if closing:
+            text = f"{text.rstrip()}\n\n{closing}\n\n"
     else:
         text = f"{tokenizer.bos_token or ''}{message.rstrip()}{cue}"
     return [

@@ -1,6 +1,5 @@
 """From decoded text to typed, checked values, and where in a document's text they stand."""
 
-import contextlib
 import json
 import math
 import re
@@ -15,13 +14,24 @@ from raypd.tasks.numbers import read_number
 Status = Literal["ok", "null", "truncated", "invalid", "ambiguous", "unsure"]
 _DECODER = json.JSONDecoder(strict=False)
 _NULLS = {"", "null", "none", "n/a"}
-# Up to a comma that no digit follows, a brace or a newline.
-_BARE = re.compile(r"(?:[^,}\n]|,(?= *\d))*")
+# A dash stands in place of cents, as in 1.299,- and 1.299,--: in an object its comma separates
+# nothing. Dashes other than the hyphen are of this block.
+_DASHES = "-=\u2000-\u2fff"
+# Up to a comma that no digit and no dash follows, a brace or a newline.
+_BARE = re.compile(rf"(?:[^,}}\n]|,(?= *\d|[{_DASHES}]))*")
+# An item of a list that is no string, list or object. There a hyphen before a digit is a minus.
+_BARE_ITEM = re.compile(rf"(?:[^,\]\n]|,(?=[{_DASHES}]{{1,2}}(?![\d.])))*")
 _BETWEEN = re.compile(r"[\s,]*")
 # Up to a quote that is not escaped, or a newline.
 _STRING = re.compile(r'(?:[^"\\\n]|\\.)*', re.DOTALL)
 _QUOTED = re.compile(rf'"{_STRING.pattern}"?', re.DOTALL)
-_BEGINS_AS_NUMBER = re.compile(r"[^a-zA-Z[{]*[\d¼½¾]")
+# Strings and brackets of a list or an object; a string here may go over lines.
+_STRUCTURE = re.compile(r'"(?:[^"\\]|\\.)*"|["\[\]{}]', re.DOTALL)
+_WHOLE_STRING = re.compile(r'"(?:[^"\\]|\\.)*"', re.DOTALL)
+_ESCAPE = re.compile(r"\\(?:u[0-9a-fA-F]{4}|.|\Z)", re.DOTALL)
+_HALF_ESCAPE = re.compile(r"(?<!\\)((?:\\\\)*)\\(?:u[0-9a-fA-F]{0,3})?\Z")
+_ESCAPED = {'"': '"', "\\": "\\", "/": "/", "b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t"}
+_BEGINS_AS_NUMBER = re.compile(r"(?:[A-Z]{3}[^\S\n]?)?[^a-zA-Z[{]*[\d¼½¾]")
 
 
 @dataclass
@@ -54,11 +64,51 @@ def _read_json(text: str, closed: bool = True) -> tuple[object, Status]:
         return value, "null" if value is None else "ok"
     end = _string_end(text)
     if end is not None and text[end] == '"':
-        try:
-            return json.loads(text[: end + 1], strict=False), "ok"
-        except ValueError:  # an escape that JSON does not know, such as \d
-            return text[1:end], "ok"
-    return text[1:end].rstrip(), "ok" if closed else "truncated"
+        return decode_string(text[1:end]), "ok"
+    return decode_string(text[1:end], cut=True).rstrip(), "ok" if closed else "truncated"
+
+
+def decode_string(body: str, cut: bool = False) -> str:
+    """Returns the text that the body of a JSON string stands for.
+
+    An escape that JSON does not know, such as \\d, is kept as it is written and disables no other.
+    In a string that has one, \\b and \\f before a letter are kept, too: they begin words such as
+    \\beta and \\frac. Half of a surrogate pair is dropped, as no text can hold it.
+
+    Args:
+        body: What stands between the quotes.
+        cut: Whether the string was cut, so that its last escape, or its last character in UTF-8,
+            may be incomplete: such a rest is dropped.
+    """
+    if cut:
+        body = _HALF_ESCAPE.sub(r"\1", body).removesuffix("\ufffd")
+    is_strict = not any(map(_is_unknown, _ESCAPE.finditer(body)))
+
+    def decoded(escape: re.Match[str]) -> str:
+        if _is_unknown(escape):
+            return escape.group()
+        letter = escape.group()[1]
+        if letter == "u":
+            return chr(int(escape.group()[2:], 16))
+        if letter in "bf" and not is_strict and body[escape.end() : escape.end() + 1].isalpha():
+            return escape.group()
+        return _ESCAPED[letter]
+
+    text = _ESCAPE.sub(decoded, body)
+    return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "ignore")
+
+
+def _is_unknown(escape: re.Match[str]) -> bool:
+    """Whether JSON does not know an escape."""
+    written = escape.group()[1:]
+    return written not in _ESCAPED and len(written) != len("u0000")
+
+
+def _repaired(text: str) -> str:
+    """JSON whose unknown escapes are kept as they are written, so that it can be decoded."""
+    return _ESCAPE.sub(
+        lambda escape: "\\" + escape.group() if _is_unknown(escape) else escape.group(), text
+    )
 
 
 def _string_end(text: str) -> int | None:
@@ -93,22 +143,61 @@ def _check_list(attribute: Attribute, text: str, closed: bool) -> CheckedValue:
     if not text.startswith("["):
         item = _check_item(attribute, text, closed)
         return CheckedValue(item.status, [item.value] if item.status == "ok" else None, text)
-    try:
-        items, status = _DECODER.raw_decode(text)[0], "ok" if closed else "truncated"
-    except ValueError:
-        items, status = [], "truncated"
-        end = 1
-        with contextlib.suppress(ValueError):
-            while True:
-                value, end = _DECODER.raw_decode(text, _BETWEEN.match(text, end).end())  # type: ignore[union-attr]
-                if end < len(text):  # the digits of a number that are missing would make it another
-                    items.append(value)
-    checked = [
-        _check_item(attribute, json.dumps(value, ensure_ascii=False), True) for value in items
-    ]
+    items, complete = _list_items(text)
+    checked = [_check_item(attribute, item, True) for item in items]
     if any(item.status not in ("ok", "null") for item in checked):
         return CheckedValue("invalid", None, text)
-    return CheckedValue(status, [item.value for item in checked if item.status == "ok"], text)  # type: ignore[arg-type]
+    status: Status = "ok" if complete and closed else "truncated"
+    return CheckedValue(status, [item.value for item in checked if item.status == "ok"], text)
+
+
+def _list_items(text: str) -> tuple[list[str], bool]:
+    """The JSON texts of a list's items, and whether the list is complete.
+
+    The last item of one that was cut is left out: the digits of a number that are missing would
+    make it another.
+    """
+    items: list[str] = []
+    position = 1
+    while True:
+        position = _BETWEEN.match(text, position).end()  # type: ignore[union-attr]
+        first = text[position : position + 1]
+        if first in ("", "]"):
+            return items, first == "]"
+        if first == '"':
+            string = _WHOLE_STRING.match(text, position)
+            end = string.end() if string is not None else None
+        elif first in "[{":
+            end = _structure_end(text, position)
+        else:
+            end = _BARE_ITEM.match(text, position).end()  # type: ignore[union-attr]
+            end = end if end < len(text) else None
+        if end is None:
+            return items, False
+        if end == position:
+            # A bracket or a brace that opens nothing.
+            items.append(first)
+            end += 1
+        else:
+            items.append(text[position:end].strip())
+        position = end
+
+
+def _structure_end(text: str, start: int) -> int | None:
+    """The character behind the list or object that begins at `start`; None where it is not
+    closed.
+    """
+    depth = 0
+    for part in _STRUCTURE.finditer(text, start):
+        if part.group() == '"':
+            return None
+        if part.group() in ("[", "{"):
+            depth += 1
+        elif part.group() in ("]", "}"):
+            depth -= 1
+            if depth == 0:
+                return part.end()
+    return None
 
 
 def _check_row(attribute: Attribute, text: str, closed: bool) -> CheckedValue:
@@ -116,7 +205,7 @@ def _check_row(attribute: Attribute, text: str, closed: bool) -> CheckedValue:
     try:
         cells = {
             bare(name): json.dumps(cell, ensure_ascii=False)
-            for name, cell in _DECODER.decode(text).items()
+            for name, cell in _DECODER.decode(_repaired(text)).items()
         }
     except (ValueError, AttributeError):
         return CheckedValue(
@@ -195,11 +284,13 @@ def find_value(text: str, name: str) -> tuple[int, int, bool] | None:
     """Where in an autoregressive answer the value of key `name` stands: (start, end, closed); None
     if it does not.
     """
-    exact = re.escape(json.dumps(name, ensure_ascii=False))
+    # Servers in Python often write a key in ASCII, "gr\\u00f6\\u00dfe" for "größe".
+    spellings = (json.dumps(name, ensure_ascii=False), json.dumps(name))
+    exact = "|".join(map(re.escape, dict.fromkeys(spellings)))
     # a model may write Model name as model_name
     words = r"[ _./-]*".join(map(re.escape, re.split(r"[ _./-]+", name)))
     keys = [
-        *re.finditer(rf"{exact}\s*:\s*", text),
+        *re.finditer(rf"(?:{exact})\s*:\s*", text),
         *re.finditer(rf'"{words}"\s*:\s*', text, re.IGNORECASE),
     ]
     top = _depth(text.partition('"')[0])
@@ -207,9 +298,10 @@ def find_value(text: str, name: str) -> tuple[int, int, bool] | None:
         return None
     start = key.end()
     if text[start : start + 1] == "[":
-        with contextlib.suppress(ValueError):
-            return start, _DECODER.raw_decode(text, start)[1], True
-        return start, len(text), False
+        list_end = _structure_end(text, start)
+        if list_end is None:
+            return start, len(text), False
+        return start, list_end, True
     if text[start : start + 1] == '"':
         end = _string_end(text[start:])
         return (start, len(text), False) if end is None else (start, start + end + 1, True)
@@ -247,7 +339,7 @@ class JsonObjectEnd:
 
     def _next(self, char: str) -> None:
         last, self._last = self._last, char
-        if last == "1," and not char.isdecimal():
+        if last == "1," and not char.isdecimal() and not _is_dash(char):
             self._end_value()
         if self._inside:
             if self._escaped:
@@ -278,6 +370,13 @@ class JsonObjectEnd:
         if self._depth == 1 and self._after_colon:
             self._after_colon = False
             self._over |= self._names <= self._keys
+
+
+def _is_dash(char: str) -> bool:
+    """Whether a character behind a comma may begin a dash in place of cents, which belongs to the
+    number. A token that holds only the first byte of a dash reads as U+FFFD.
+    """
+    return char == "\ufffd" or re.match(f"[{_DASHES}]", char) is not None
 
 
 def find_span(text: str, value: str) -> tuple[int, int, bool] | None:

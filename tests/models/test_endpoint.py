@@ -33,12 +33,13 @@ from raypd.config.schema import record_schema
 from raypd.decoding.program import Feed
 from raypd.errors import ConfigError
 from raypd.models import endpoint_batch
-from raypd.models.endpoint import EndpointEngine, byte_tokenizer
+from raypd.models.endpoint import EndpointEngine, NoAnswer, byte_tokenizer, is_answered
 from raypd.models.endpoint_batch import BatchEngine, _BatchRequest
 from raypd.models.load import load_model
 from raypd.tasks.base import Document
 from raypd.tasks.prompting import rendered
 from raypd.training import teacher
+from raypd.verify import dead_letters
 from raypd.verify.retry import retry_errors
 from tests.decoding.drivers import finished
 from tests.runs import TITLES, extraction, run_config, with_keys, write_jsonl
@@ -324,6 +325,144 @@ def test_conversations_and_a_limit_of_requests(tmp_path, slept, monkeypatch, con
     assert sum(slept) == pytest.approx(1 + 2, abs=0.3)
 
 
+def asked_once(tmp_path, tree, **endpoint):
+    """What an engine makes of a chat completion."""
+    with serving(lambda call: written(tree)) as url:
+        settings = {"key_variable": None, "retries": 0, **endpoint}
+        engine = EndpointEngine(configuration(tmp_path, f"{url}/v1", **settings), byte_tokenizer())
+        engine.submit((feed for feed in [Feed([65], [0])]), tag=0, sampling=None, seed=0)
+        return engine, finished(engine)[0]
+
+
+def said(content, reason="stop", **message):
+    """A chat completion of a message with more than a text."""
+    tree = completion(content, reason)[1]
+    tree["choices"][0]["message"].update(message)
+    return tree
+
+
+REFUSED = [{"type": "refusal", "refusal": "I can't help."}]
+THOUGHT = [{"type": "thinking", "thinking": [{"type": "text", "text": "Sony?"}]}]
+CALL = [{"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}]
+ONLY_COUNTED = {
+    **completion("")[1],
+    "usage": {"completion_tokens": 9, "completion_tokens_details": {"reasoning_tokens": 9}},
+}
+NO_ANSWERS = [
+    (said(None, "content_filter"), "withheld the answer (finish_reason content_filter)"),
+    (said('{"Brand": "Bo', "content_filter"), "withheld the answer"),
+    (said("", "SAFETY"), "withheld the answer (finish_reason safety)"),
+    (said(None, refusal="I can't help with that."), "refused: I can't help with that."),
+    (said(REFUSED), "refused: I can't help."),
+    (said(None, "tool_calls", tool_calls=CALL), "called a tool"),
+    (said("I look it up.", tool_calls=CALL), "called a tool"),
+    (said(None, "function_call", function_call=CALL[0]["function"]), "called a tool"),
+    (said("", reasoning_content="Well."), "reasoning without an answer"),
+    (said(None, reasoning="Well."), "reasoning without an answer"),
+    (said(THOUGHT), "reasoning without an answer"),
+    (said("\n", "length", reasoning_content="Well."), "raise decoding.max_new_tokens"),
+    (said("<think>Sony?", "length"), "raise decoding.max_new_tokens"),
+    (said("<think>Sony?</think>"), "reasoning without an answer"),
+    (ONLY_COUNTED, "reasoning without an answer"),
+    (said("", "length"), "no text within its 512 tokens"),
+    (said(None), "no content (finish_reason stop)"),
+    (said('{"Brand"', "error"), "broke the answer off (finish_reason error)"),
+]
+
+
+@pytest.mark.parametrize(("tree", "reason"), NO_ANSWERS)
+def test_a_completion_without_an_answer_is_an_error_that_is_paid(tmp_path, tree, reason):
+    engine, ended = asked_once(tmp_path, tree)
+    assert ended.answer is None
+    assert isinstance(ended.error, NoAnswer)
+    assert reason in str(ended.error)
+    assert ended.counts.decode_tokens == tree["usage"]["completion_tokens"]
+    # The server works: such answers make no other request wait.
+    assert engine._failed_in_a_row == 0
+    assert not is_answered(tree)
+
+
+@pytest.mark.parametrize(
+    ("tree", "text", "stopped"),
+    [
+        (said("Bose", tool_calls=[], refusal=None, reasoning_content=""), "Bose", True),
+        (said("Bose", reasoning_content="Sony?"), "Bose", True),
+        (said([*THOUGHT, {"type": "text", "text": "Bose"}]), "Bose", True),
+        (said("<think>Sony?</think>\n\nBose"), "Bose", True),
+        (said("Sony?</think>Bo", "length"), "Bo", False),
+        (said("Bose", "eos_token"), "Bose", True),
+        (said("Bo", "max_tokens"), "Bo", False),
+        (said("", "stop"), "", True),
+    ],
+)
+def test_the_answer_of_a_completion(tmp_path, tree, text, stopped):
+    _, ended = asked_once(tmp_path, tree)
+    assert ended.error is None
+    assert byte_tokenizer().decode(ended.answer.tokens, skip_special_tokens=True) == text
+    assert ended.answer.stopped == stopped
+    assert is_answered(tree)
+
+
+def test_probabilities_are_those_of_the_answer_and_not_of_the_reasoning(tmp_path):
+    tree = said("<think>ab</think>cd")
+    tokens = [("<think>", -9.0), ("ab", -8.0), ("</think>", -7.0), ("c", -0.5), ("d", -0.25)]
+    parts = [{"token": token, "logprob": logprob} for token, logprob in tokens]
+    tree["choices"][0]["logprobs"] = {"content": parts}
+    _, ended = asked_once(tmp_path, tree, logprobs=True)
+    assert ended.answer.logprobs == [-0.5, -0.25, -0.25]
+
+
+def test_what_a_server_withholds_is_counted_and_retried_and_labels_nothing(tmp_path, in_process):
+    """Four of six documents get no answer; later the server answers two of them."""
+    trees = {
+        "shoe 0": said(None, "content_filter"),
+        "shoe 1": said(None, refusal="No."),
+        "shoe 2": said(None, "tool_calls", tool_calls=CALL),
+        "shoe 3": said("", reasoning_content="Well."),
+        "shoe 4": said('<think>{"Brand": "Sony", "Size": 1}</think>{"Brand": "Acme", "Size": 7}'),
+        "shoe 5": said(r'{"Brand": "Say \"A\" \u00e9\u00', "length"),
+    }
+
+    def reply(body, before):
+        text = body["messages"][-1]["content"]
+        (tree,) = [tree for name, tree in trees.items() if name in text]
+        return 200, tree
+
+    with server(reply) as (url, _):
+        config = configuration(tmp_path, url, key_variable=None)
+        summary = run_extract(config, build=build)
+        assert summary.ok == 2
+        assert summary.failed == 4
+        reasons = {
+            reason.reason for reason in dead_letters.summarize(str(tmp_path / "out")).reasons
+        }
+        assert reasons == {
+            "NoAnswer: the server withheld the answer (finish_reason content_filter)",
+            "NoAnswer: the model refused: No.",
+            "NoAnswer: the model called a tool and wrote no answer (tool_calls)",
+            "NoAnswer: reasoning without an answer",
+        }
+        good = said('{"Brand": "Acme", "Size": 7}')
+        trees.update({"shoe 0": good, "shoe 3": good})
+        again = retry_errors(config, build=build)
+    assert again.tried == 4
+    assert again.ok == 2
+    table = ds.dataset(tmp_path / "out/units", format="parquet").to_table()
+    rows = {row["id"]: row for row in table.to_pylist()}
+    assert json.loads(rows["0"]["record"]) == {"Brand": "Acme", "Size": 7}
+    assert json.loads(rows["4"]["record"]) == {"Brand": "Acme", "Size": 7}
+    values = {value["name"]: value for value in rows["5"]["values"]}
+    assert values["Brand"]["status"] == "truncated"
+    assert values["Brand"]["value"] == 'Say "A" é'
+    documents = [
+        Document(i, str(i), {}, source=rows[str(i)]["source"], place=rows[str(i)]["row"])
+        for i in range(6)
+    ]
+    teacher.label_documents(documents, str(tmp_path / "out"), run_config())
+    labelled = {document.id for document in documents if "target" in document.fields}
+    assert labelled == {"0", "3", "4"}
+
+
 @pytest.fixture
 def key(monkeypatch):
     monkeypatch.setenv("OPENAI_API_KEY", "a-key-that-nobody-may-see")
@@ -590,6 +729,29 @@ def test_a_run_is_answered_by_a_batch_and_a_document_that_is_refused_is_an_error
     again = retry_errors(config, build=build)  # what failed is asked again, and nothing else
     assert (again.tried, again.ok) == (1, 1)
     assert [len(vendor.files[name].splitlines()) for name in vendor.files] == [6, 1]
+
+
+def test_an_answer_that_a_batch_withheld_is_paid_and_asked_again(tmp_path, vendor):
+    """The vendor still shows the batch of the first try, whose line has status 200."""
+    withheld = said(None, "content_filter")
+    vendor.status = "in_progress"
+    first = engine_with(vendor, tmp_path, ["0"])
+    while not first._sent:
+        first.step()
+    (line,) = map(json.loads, vendor.files["f0"].splitlines())
+    response = {"status_code": 200, "body": withheld}
+    answers = json.dumps({"custom_id": line["custom_id"], "response": response})
+    vendor.answered["b0"] = (answers, "")
+    vendor.batches["b0"]["status"] = "completed"
+    first._look = 0.0
+    (ended,) = finished(first).values()
+    assert isinstance(ended.error, NoAnswer)
+    assert ended.counts.decode_tokens == 10
+    vendor.status = "completed"
+    # Another worker, as in a retry.
+    (ended,) = finished(engine_with(vendor, tmp_path, ["0"])).values()
+    assert ended.error is None
+    assert len(vendor.batches) == 2
 
 
 def test_what_an_engine_sent_before_it_was_killed_is_not_sent_again(tmp_path, vendor):

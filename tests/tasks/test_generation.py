@@ -100,6 +100,45 @@ def test_strings_are_turns_answered_one_by_one():
     assert last.columns["confidence"] == pytest.approx(0.6065, abs=1e-3)
 
 
+def test_reasoning_is_left_out_of_an_answer_and_of_the_next_turn():
+    written = "<think>A draft.</think>\n\nAn answer."
+    record, following = one(make(), ["first?", "second?"]).finish(say(written))
+    assert record.columns["text"] == "An answer."
+    assert record.columns["raw"] == written
+    assert record.columns["finish_reason"] == "stop"
+    assert "assistant\nAn answer.<|im_end|>\nuser\nsecond?" in prompt_text(following)
+
+
+@pytest.mark.parametrize("opened", [False, True])
+def test_reasoning_without_an_answer_is_an_error(opened):
+    tokenizer = tiny_tokenizer()
+    draft = "<think>A draft"
+    if opened:
+        # As that of a model that always reasons.
+        opening = r"{{ 'assistant\n<think>\n' }}"
+        tokenizer.chat_template = THINKS.replace("{{ 'assistant\n' }}", opening)
+        assert opening in tokenizer.chat_template
+        draft = "A draft"
+    task = make(tokenizer=tokenizer, thinking=True)
+    (record,) = one(task, ["first?", "second?"]).finish(say(draft, stopped=False))
+    assert record.error == (
+        "reasoning without an answer: its 12 tokens ended before the reasoning did; "
+        "raise decoding.max_new_tokens"
+    )
+    assert record.columns == {"sample": 0, "turn": 0}
+    items = one(task, "Hi").finish(say(f"{draft}.</think>Yes."))
+    assert [item.columns["text"] for item in items] == ["Yes."]
+
+
+def test_special_tokens_that_mark_reasoning_are_read():
+    tokenizer = copy.deepcopy(tiny_tokenizer())
+    tokenizer.add_special_tokens({"extra_special_tokens": ["[THINK]", "[/THINK]"]})
+    tokens = tokenizer.encode("[THINK]A draft.[/THINK]Yes.<|im_end|>", add_special_tokens=False)
+    answer = Continuation(tokens, [-0.5] * len(tokens), True)
+    (record,) = one(make(tokenizer=tokenizer), "Hi").finish(answer)
+    assert record.columns["text"] == "Yes."
+
+
 @pytest.mark.parametrize(
     ("text", "stop", "kept"),
     [

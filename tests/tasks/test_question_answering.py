@@ -21,7 +21,7 @@ from raypd.models.vocabulary import token_texts
 from raypd.tasks import build_task
 from raypd.tasks.base import Document, Record
 from raypd.tasks.columns import QUESTION_ANSWERING
-from raypd.tasks.prompting import end_tokens
+from raypd.tasks.prompting import end_tokens, pieces
 from tests.decoding.drivers import drive
 from tests.runs import answer, run_config
 from tests.tiny import EOS, tiny_model, tiny_tokenizer
@@ -219,6 +219,17 @@ def test_choice_letters_are_letters_and_no_words():
     ]
     assert found == [[0, 3], [0, 1, 3], [0, 3]]
     assert (two.stops([1]), two.stops([1, 3]), two.completion([1, 3])) == (False, True, "B")
+
+
+def test_reasoning_that_the_chat_template_opens_is_closed():
+    """The answer is the first line that the model writes, which must be no reasoning."""
+    tokenizer = tiny_tokenizer()
+    tokenizer.chat_template = (
+        "{% for m in messages %}{{ m['content'] }}{% endfor %}"
+        "{% if add_generation_prompt %}\n<think>\n{% endif %}"
+    )
+    *_, behind = pieces(tokenizer, "x CONTEXT y QUESTION", ["CONTEXT", "QUESTION"])
+    assert tokenizer.decode(behind) == "<think>\n\n</think>\n\n"
 
 
 def test_the_end_of_a_turn_is_that_of_the_chat_template():

@@ -26,6 +26,9 @@ from tests.tasks.test_extraction import CONTEXT, document, make
 from tests.tiny import EOS, tiny_model, tiny_tokenizer
 
 TEXT = Attribute(name="a")
+TEXTS = Attribute(name="a", many=True)
+ROWS = Attribute(name="a", type="rows", columns=[{"name": "a"}])
+PRICES = Attribute(name="a", type="number", many=True)
 NUMBER = Attribute(name="a", type="number")
 BOOLEAN = Attribute(name="a", type="boolean")
 ENUM = Attribute(name="a", type="enum", values=["red", "Red wine", "größe"])
@@ -59,6 +62,8 @@ COPIED = [
     '15.6"',
     "2700K",
     "10 кг",
+    "1.299,-",
+    "1.299,\u2013 €",
 ]
 # what texts are drawn of: pieces that make numbers, near numbers, units and ends
 PIECES = [
@@ -107,6 +112,8 @@ SAID = [
     ("1,000", "ok", 1000),
     ("7,\n", "ok", 7),
     ("1,000 mAh,\n", "ok", 1000),
+    ("1.299,-\n", "ok", 1299),
+    ("1.299,\u2013}", "ok", 1299),
     ("7/8,\n", "ambiguous", None),
     ("1-2\n", "ambiguous", None),
     ("<5,\n", "ambiguous", None),
@@ -129,7 +136,26 @@ SAID = [
         (TEXT, ' "C:\\dir"', "ok", "C:\\dir"),  # \d is no JSON escape: kept as it is written
         (TEXT, ' "caf\\u00e9"', "ok", "café"),
         (TEXT, ' "cut by the line\n', "ok", "cut by the line"),
-        (TEXT, ' "ends with a \\"', "ok", 'ends with a \\"'),
+        (TEXT, ' "ends with a \\"', "ok", 'ends with a "'),
+        # An escape that JSON does not know disables no other.
+        (TEXT, ' "say \\"hi\\" in C:\\dir\\u00e9"', "ok", 'say "hi" in C:\\diré'),
+        (TEXT, ' "$\\frac{1}{2}$ \\alpha \\beta\\n"', "ok", "$\\frac{1}{2}$ \\alpha \\beta"),
+        (TEXT, ' "a\\/b\\\\n \\u12 \\uzzzz"', "ok", "a/b\\n \\u12 \\uzzzz"),
+        # Half of a surrogate pair is no text; a whole pair is.
+        (TEXT, ' "emoji \\ud83d"', "ok", "emoji"),
+        (TEXT, ' "\\ude00 a\\ud83db"', "ok", "ab"),
+        (TEXT, ' "\\ud83d\\ude00!"', "ok", "\U0001f600!"),
+        (TEXT, ' "cut by the line: \\u00e9\\u00\n', "ok", "cut by the line: é"),
+        (TEXTS, ' ["C:\\dir", "b\\u00e9", "x\\ud83d"]', "ok", ["C:\\dir", "bé", "x"]),
+        (TEXTS, ' ["C:\\dir", "b"', "truncated", ["C:\\dir", "b"]),
+        (TEXTS, ' ["a]", 1.50, true, null, "b"] and', "ok", ["a]", "1.50", "true", "b"]),
+        (TEXTS, " [red]", "invalid", None),
+        (PRICES, " [1.5, -2, 3 kg]", "ok", [1.5, -2, 3]),
+        (PRICES, " [192.168.100.200]", "invalid", None),
+        (PRICES, " [192.168.100.200", "truncated", []),
+        (PRICES, " [7, 1.299,- EUR, 5]", "ok", [7, 1299, 5]),
+        (PRICES, " [7, 1.299,-", "truncated", [7]),
+        (ROWS, ' [{"a": "C:\\dir \\u00e9"}, {"a": "cut', "truncated", [{"a": "C:\\dir é"}]),
         (TEXT, " null", "null", None),
         (TEXT, ' "null"', "null", None),
         (TEXT, ' ""', "null", None),
@@ -171,6 +197,27 @@ def test_a_text_that_was_cut_is_kept_and_a_number_is_no_value():
 
 
 @pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ('He said \\"matte bl', 'He said "matte bl'),
+        ("mat\\u00e9 and ver\\u00", "maté and ver"),
+        ("ver\\u", "ver"),
+        ("ver\\", "ver"),
+        ("C:\\\\", "C:\\"),
+        ("C:\\\\\\u0", "C:\\"),
+        ("smile \\ud83d\\ude0", "smile"),
+        ("smile \\ud83d", "smile"),
+        ("C:\\dir \\u00e9\\t|", "C:\\dir é\t|"),
+        # Half a character of UTF-8.
+        ("caf\ufffd", "caf"),
+    ],
+)
+def test_a_text_that_was_cut_is_decoded_and_half_an_escape_dropped(text, value):
+    checked = check(TEXT, f'"{text}', closed=False)
+    assert (checked.status, checked.value) == ("truncated", value)
+
+
+@pytest.mark.parametrize(
     ("text", "closed", "read"),
     [
         (" Nike\n", True, ("ok", "Nike")),
@@ -203,6 +250,11 @@ def test_a_text_without_quotes(text, closed, read):
         ('"a": 12', "a", ("12", False)),
         ('"b": 1', "a", None),
         ('"größe": "xl"', "größe", ('"xl"', True)),
+        (r'"gr\u00f6\u00dfe": "xl"', "größe", ('"xl"', True)),
+        ('"a": ["x]", [1], "y"] , "b": 2', "a", ('["x]", [1], "y"]', True)),
+        ('"a": ["x]", "y', "a", ('["x]", "y', False)),
+        ('"a": 1.299,- EUR}', "a", ("1.299,- EUR", True)),
+        ('"a": 1.299,\u2013}', "a", ("1.299,\u2013", True)),
         ('"a.c": 1', "abc", None),
         ('"n": "[", "rows": [{"total": 3}, {"total": 4}], "total": 7}', "total", ("7", True)),
         ('{"rows": [{"total": 3}]}', "total", None),
@@ -233,6 +285,7 @@ def test_find_value_in_an_autoregressive_answer(text, name, found):
         ('"b": "x", "a": 2, "c": 3', "2, "),
         ('"b": "x", "a": 1,000, "c": 3', "1,000, "),
         ('"b": "x", "a": 1,000}', -1),
+        ('"b": "x", "a": 1.299,-, "c": 3', "1.299,-,"),
         ('"a": 1,000,"b": 3,"c": 4', '3,"'),
         ('"b": 1, "A": "x", "more": 2', '"x",'),
         ('"b_": 1, "A": "x", "more": 2', '"x",'),
@@ -306,6 +359,35 @@ def test_the_end_of_a_json_object(text, end):
         ("€ 5", 5),
         ("5 €", 5),
         ("~20 l", 20),
+        ("USD 5", 5),
+        ("CHF 1'299.00", 1299.0),
+        ("CHF 1\u2019299.00", 1299.0),
+        ("1\u00b4299.00", 1299.0),
+        ("US$ 1,299", 1299),
+        ("R$ 1.299,90", 1299.9),
+        ("zł 1 299,99", 1299.99),
+        ("1.299,00 kr", 1299.0),
+        ("3,50 Kč", 3.5),
+        ("1.000.000.000", 1000000000),
+        ("1.100.200.250 EUR", 1100200250),
+        ("+12 500 000 €", 12500000),
+        # a dash in place of cents
+        ("1.299,-", 1299),
+        ("1.299,--", 1299),
+        ("1.299,\u2013 €", 1299),
+        ("1.299,\u2014", 1299),
+        ("€ 1.299,-", 1299),
+        ("EUR 1.299,-", 1299),
+        ("1.299,- EUR", 1299),
+        ("1.299.-", 1299),
+        ("1'299.--", 1299),
+        ("Fr. 1299.-", 1299),
+        ("1 299,-", 1299),
+        (f"1{NBSP}299:-", 1299),
+        ("Rs. 1,299/-", 1299),
+        ("₹1,29,999/-", 129999),
+        ("kr 5,-", 5),
+        ("1.299.000,-", 1299000),
         ("ca. 340 g", 340),
         # other scripts
         ("١٢٣", 123),
@@ -316,7 +398,8 @@ def test_a_number_is_read_whole(text, value):
     for written in (json.dumps(text), f" {json.dumps(text, ensure_ascii=False)},\n"):
         checked = check(NUMBER, written)
         assert (checked.status, checked.value, type(checked.value)) == ("ok", value, type(value))
-    if text != "ca. 340 g":  # a word begins no number where quotes are left out
+    # A word begins no number where quotes are left out, but for a currency's code.
+    if not re.match(r"ca\.|US\$|R\$|zł|Fr|Rs|kr", text):
         for written in (text, f" {text},\n", f" {text}}}", f'{text}, "b": 2'):
             checked = check(NUMBER, written)
             assert (checked.status, checked.value) == ("ok", value)
@@ -349,7 +432,6 @@ def test_a_number_is_read_whole(text, value):
         "--5",
         "2024-01-05",
         "12.05.2024",
-        "1.2.3",
         "1,000,5",
         "1,0,0",
         "1234,567",
@@ -367,7 +449,42 @@ def test_a_number_is_read_whole(text, value):
         "2 dozen",
         "1 and a half",
         "1st",
-        "USD 5",
+        # prices that may have thousands or decimals
+        "1.299 €",
+        "$1.299",
+        "1.299 kr",
+        "1.5,-",
+        "1e5,-",
+        "5.-3",
+        # addresses
+        "192.168.100.200",
+        "10.0.0.1",
+        "1.100.200.250",
+        "192.168.100.200:8080",
+        "192.168.100.0/24",
+        # versions
+        "1.2.3",
+        "120.0.6099.109",
+        "2.0-beta",
+        "2.0rc1",
+        "20.04 LTS",
+        # dates and times
+        "12.05.",
+        "01.02",
+        "05.2024",
+        "5 May",
+        "5. Mai 2024",
+        "3 März",
+        "5 pm",
+        "17 Uhr",
+        "500 BC",
+        # phone numbers
+        "+49 171 123 456",
+        "+491711234567",
+        "01711234567",
+        "0171 123 456",
+        "+1 555 123 4567",
+        "555-1234",
         "Pack of 4",
         "40 " + "h" * UNIT_BYTES,
     ],
