@@ -5,15 +5,18 @@ Many models end an answer with one of several tokens, which only generation_conf
 config.json list, such as <|user|> and <|observation|> of GLM.
 """
 
+from __future__ import annotations
+
 import json
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
-from transformers import PreTrainedTokenizerBase
-from transformers.utils.hub import cached_file
+# A worker without weights imports this file and does without torch and transformers.
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
-from raypd.models.source import Source, explained
+    from raypd.models.source import Source
 
 
 @dataclass(frozen=True)
@@ -76,6 +79,10 @@ def _read_json(source: Source, name: str) -> dict[str, Any]:
 
     transformers' classes would fill in their own end token where the file names none.
     """
+    from transformers.utils.hub import cached_file
+
+    from raypd.models.source import explained
+
     with explained(source, f"its {name} cannot be read"):
         path = cached_file(
             source.location,

@@ -250,7 +250,12 @@ def test_a_unit_is_handed_back_when_it_is_wanted_back(tmp_path: Path, begin) -> 
 
 def test_a_document_is_answered_when_no_request_of_it_is_left() -> None:
     state = UnitState(
-        1, "u", documents=2, begun=0.0, records=[Record(0), Record(1)], open=Counter({1: 1})
+        1,
+        "u",
+        documents=2,
+        begun=0.0,
+        records=[Record(0), Record(1)],
+        open_requests=Counter({1: 1}),
     )
     assert (state.answered, state.progress().answered) == ({0}, 1)
 

@@ -238,7 +238,8 @@ def files(tmp_path, monkeypatch: pytest.MonkeyPatch, config):
     def make(name: str, error: OSError) -> RunConfig:
         (tmp_path / name).write_bytes(b"x" * 1000)
         real = Local.open_read
-        failing = type("Failing", (io.BytesIO,), {"read": mock.Mock(side_effect=error)})
+        broken = mock.Mock(side_effect=error)
+        failing = type("Failing", (io.BytesIO,), {"read": broken, "peek": broken})
 
         def open_read(self, path, *arguments):
             if path.endswith(name):
