@@ -10,9 +10,9 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 
 from raypd.config.load import anchor_paths, override
 from raypd.config.model import ModelConfig
-from raypd.config.section import Section
 from raypd.config.yaml_file import YamlFile
 from raypd.errors import ConfigError
+from raypd.schema.section import Section
 
 Engine = Literal[
     "raypd",

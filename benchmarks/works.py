@@ -23,8 +23,8 @@ from raypd.config.load import load_config, make_config
 from raypd.decoding.program import Feed
 from raypd.decoding.visibility import Reach, visible
 from raypd.errors import InputError
+from raypd.schema import record_pattern
 from raypd.tasks import build_task
-from raypd.tasks.automata import record_pattern
 from raypd.tasks.base import Document, Record
 from raypd.tasks.extraction import shortest_keys
 from raypd.tasks.prompting import encode, end_tokens

@@ -21,6 +21,7 @@ ROOMS = (
     "__init__",
     "errors",
     "decoding",
+    "schema",
     "config",
     "storage",
     "run",
@@ -47,8 +48,8 @@ RAY_ROOMS = {"cluster", "data", "training"}
 NEEDS_TRITON = {
     PACKAGE / "decoding" / name for name in ("attention/triton_kernel.py", "cuda_layer.py")
 }
-# By boto3, transformers, jinja2, transformers, requests.
-BROUGHT = {"botocore", "huggingface-hub", "markupsafe", "tokenizers", "urllib3"}
+# By boto3, transformers, jinja2, pydantic, transformers, requests.
+BROUGHT = {"botocore", "huggingface-hub", "markupsafe", "pydantic-core", "tokenizers", "urllib3"}
 OPTIONAL = {"triton"}  # comes with torch where there is a GPU
 
 

@@ -18,19 +18,15 @@ from raypd.config.run import RunConfig
 from raypd.config.secrets import HIDDEN, redact, without_credentials
 from raypd.config.tasks import (
     ANSWER_KEYS,
-    FORMATS,
     KINDS,
     METHODS,
-    NUMBERS,
     OWN_COLUMNS,
-    ascii_digits,
-    bare,
 )
 from raypd.config.tasks import (
-    Attribute,
     Category,
     ExtractionConfig,
     GenerationConfig,
     QuestionAnsweringConfig,
 )
 from raypd.config.training import FitConfig, PreferenceConfig, TrainingConfig
+from raypd.schema import Attribute, bare

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from raypd.config.secrets import SECRETS, Uri, check_secrets
-from raypd.config.section import Section
+from raypd.schema.section import Section
 
 # Files that are a document each, by the ends of their names.
 TEXT_FILES = dict.fromkeys((".txt", ".text", ".md", ".markdown"), "text") | {

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 from pydantic import AfterValidator, Field, ValidationInfo, field_validator, model_validator
 
 from raypd.config.secrets import Uri, check_secrets
-from raypd.config.section import Section
 from raypd.config.tasks import ANSWER_KEYS
 from raypd.decoding.methods.registry import REGISTRY
+from raypd.schema.section import Section
 
 if TYPE_CHECKING:
     Method = str

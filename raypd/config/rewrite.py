@@ -12,8 +12,8 @@ from ruamel.yaml import YAML
 
 from raypd.config import RunConfig
 from raypd.config.load import anchor_paths, anchored, load_config, set_key, value_of
-from raypd.config.section import Section
 from raypd.errors import ConfigError, RunError, raised_as
+from raypd.schema.section import Section
 
 _MARK = "# Written by {}."
 

@@ -18,13 +18,13 @@ from raypd.config.model import (
     ModelConfig,
 )
 from raypd.config.model_card_file import card_of
-from raypd.config.section import Section
 from raypd.config.tasks import METHODS, OWN_COLUMNS, ExtractionConfig, GenerationConfig, TaskConfig
 from raypd.config.training import FitConfig, TrainingConfig
 from raypd.decoding.methods.registry import REGISTRY
+from raypd.schema import Attribute
+from raypd.schema.section import Section
 
 # Others are of their own.
-_COLUMN_TYPES = dict.fromkeys(("text", "enum", "time", "date-time", "pattern"), "text")
 VLLM_METHODS = ("autoregressive", "guided")
 _VLLM_ONLY = {
     "model.device": "auto",
@@ -297,31 +297,31 @@ def _method(kind: str, tree: dict[str, Any], card: dict[str, Any]) -> str:
 
 
 def _columns_differ(task: ExtractionConfig) -> None:
-    """Refuses attributes that cannot have a column each; readers of SQL take no account of case."""
-    # column -> whose it is, and what it holds: a type, or nested objects
+    """Refuse attributes that cannot have a column each; SQL takes no account of case."""
+    # Column -> whose it is, and what it holds: a type, or nested objects.
     seen = dict.fromkeys([*OWN_COLUMNS, "category", "truncated"], ("a column of every table", ""))
     for category, schema in task.categories.items():
         for attribute in schema.attributes:
-            whose = f"task.categories.{category}: {attribute.name!r}"
-            path = tuple(name.casefold() for name in attribute.place)
-            typed = (
-                f"{'list of ' * attribute.many}{_COLUMN_TYPES.get(attribute.type, attribute.type)}"
-            )
-            typed += str([(column.name, column.type) for column in attribute.columns] or "")
-            columns = {".".join(path[:end]): "object" for end in range(1, len(path))} | {
-                ".".join(path): typed
-            }
-            columns |= {
-                f"{path[0]}__{more}": "of its own"
-                for more in ("confidence", "status", "span", "model")
-            }
-            for column, holds in columns.items():
-                other, held = seen.setdefault(column, (f"{whose} ({holds})", holds))
-                if held != holds:
+            owner = f"task.categories.{category}: {attribute.name!r}"
+            for column, content in _columns_of(attribute).items():
+                label = f"{owner} ({content})"
+                other, other_content = seen.setdefault(column, (label, content))
+                if other_content != content:
                     raise ValueError(
-                        f"output.columns typed: {whose} ({holds}) has the column of {other}: "
-                        "rename one"
+                        f"output.columns typed: {label} has the column of {other}: rename one"
                     )
+
+
+def _columns_of(attribute: Attribute) -> dict[str, str]:
+    """What an attribute's columns hold, by their names in lower case."""
+    path = [name.casefold() for name in attribute.place]
+    columns = {}
+    for end in range(1, len(path)):
+        columns[".".join(path[:end])] = "object"
+    columns[".".join(path)] = attribute.value_type.column_type
+    for detail in ("confidence", "status", "span", "model"):
+        columns[f"{path[0]}__{detail}"] = "of its own"
+    return columns
 
 
 def _without(tree: dict[str, Any], keys: set[str], at: str = "") -> dict[str, Any]:

@@ -1,6 +1,6 @@
-"""A pydantic model or JSON Schema as a category, and back.
+"""A pydantic model or a JSON Schema as a category of attributes.
 
-Nested objects are attributes `a.b.c`; `$` is the whole.
+A property `b` of a nested object `a` becomes the attribute `a.b`; `$` is the schema itself.
 """
 
 import importlib
@@ -8,7 +8,7 @@ import itertools
 import json
 import math
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,28 +24,34 @@ from raypd.config.json_schema import (
     referred,
     unsupported_keyword,
 )
-from raypd.config.patterns import UnsupportedPattern, whole_text
-from raypd.config.tasks import FORMATS, NUMBERS, Attribute
 from raypd.config.yaml_file import parse
 from raypd.errors import ConfigError, in_words
+from raypd.schema import TYPES, Attribute, UnsupportedSchema
+from raypd.schema.types.number import bounds
 
-_UUID = "[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}"
-_TYPES: dict[str, Any] = {"properties": dict, "$ref": str, "description": str | None}  # of keywords
-_TYPES |= dict.fromkeys(("required", "enum", "allOf", "anyOf", "oneOf"), list)
-_TYPES |= dict.fromkeys(
-    ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"), float | int | None
-)
-_TYPES |= dict.fromkeys(("minLength", "maxLength", "minItems", "maxItems"), int | None)
-_TYPES |= dict.fromkeys(("pattern", "format"), str | None) | {"type": str | list | None}
+# What the value of a keyword must be.
+_KEYWORD_TYPES: dict[str, Any] = {
+    "properties": dict,
+    "$ref": str,
+    "description": str | None,
+    "type": str | list | None,
+    "pattern": str | None,
+    "format": str | None,
+    **dict.fromkeys(("required", "enum", "allOf", "anyOf", "oneOf"), list),
+    **dict.fromkeys(("minLength", "maxLength", "minItems", "maxItems"), int | None),
+    **dict.fromkeys(
+        ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"), float | int | None
+    ),
+}
 _BOUND_KEYWORDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
 _COMBINING = ("$ref", "allOf", "anyOf", "oneOf")
-_MOST_VALUES = 20_000
-MOST_PROPERTIES = 5_000  # behind all references
+_MAX_VALUES = 20_000
+MOST_PROPERTIES = 5_000  # with all that references lead to
 DEEPEST = 50  # objects in objects
 
 
 class _Refused(Exception):
-    """What cannot be decoded, with its path in the schema."""
+    """A part of a schema that cannot be decoded, with its path."""
 
 
 def is_file(schema: Any) -> bool:
@@ -53,65 +59,88 @@ def is_file(schema: Any) -> bool:
 
 
 def categories_of(schema: str | Tree, folder: Path) -> Tree:
-    """The category of task.schema (`package.module:Class`, a file, or JSON Schema), as YAML has it.
+    """Turn `task.schema` into a category.
 
-    It is named as the schema's title or `record`; modules are looked for in `folder`, too. Raises
-    ConfigError, with the path in the schema, where it cannot be read or not be decoded in slots.
+    Args:
+        schema: A pydantic model (`package.module:Class`), a file, or a JSON Schema.
+        folder: Where modules are looked for, besides the usual places.
+
+    Returns:
+        The category as YAML has it, under the schema's title or `record`.
+
+    Raises:
+        ConfigError: The schema cannot be read, or cannot be decoded in slots; the message has the
+            path in the schema.
     """
     tree = schema
     if isinstance(schema, str):
         tree = _read(schema) if is_file(schema) else _imported(schema, folder)
     if not isinstance(tree, dict):
         raise ConfigError(f"task.schema: {schema}: expected an object, found {type(tree).__name__}")
+    flat = _Flattened(tree)
     try:
-        flat = _Flattened(tree)
         flat.add_object(tree, "$", [], optional=False)
-    # Also of a bound that is infinite, or none.
+    # A bound that is infinite, or not a number, raises OverflowError or ValueError.
     except (_Refused, OverflowError, ValueError) as error:
         raise ConfigError(f"task.schema: {error}") from None
     if not flat.attributes:
         raise ConfigError("task.schema: $: it has no properties: name what is to be extracted")
     category: Tree = {"attributes": [a.model_dump(exclude_defaults=True) for a in flat.attributes]}
-    category |= (
-        {"description": " ".join(tree["description"].split())} if tree.get("description") else {}
-    )
-    category |= {"optional_objects": flat.optional} if flat.optional else {}
+    if tree.get("description"):
+        category["description"] = _description(tree)
+    if flat.optional:
+        category["optional_objects"] = flat.optional
     return {str(tree.get("title") or "record"): category}
 
 
-def task_of(given: Any) -> Tree:
-    """A schema of Python code as keys of section `task`.
+def task_of(schema: Any) -> Tree:
+    """Turn a schema of Python code into keys of section `task`.
 
-    Raises ConfigError. given: a pydantic model; a JSON Schema, or its path; attributes (names, also
-    "Brand, Color", or {name, type}); {category: {attributes}}, or such a YAML.
+    Args:
+        schema: A pydantic model; a JSON Schema, or its path; attributes (names, also as
+            "Brand, Color", or {name, type}); {category: {attributes}}, or the path of such a YAML.
+
+    Raises:
+        ConfigError: It is none of these.
     """
     expected = "schema: name the attributes, or give a pydantic model or a JSON Schema"
-    if not given:
+    if not schema:
         raise ConfigError(expected)
-    if hasattr(given, "model_json_schema"):
-        return {"schema": given.model_json_schema()}
-    if isinstance(given, str) and not set(given) & set("./:\\"):  # names, and no path
-        given = [name.strip() for name in given.split(",") if name.strip()]
-    if isinstance(given, (str, Path)):
-        path = str(given)
-        tree = _read(path) if path.endswith((".yaml", ".yml")) else {"properties": {}}
-        return {"schema" if _is_json_schema(tree) else "categories_file": path}
-    if isinstance(given, Mapping):
-        return {"schema" if _is_json_schema(given) else "categories": dict(given)}
-    listed = list(given) if isinstance(given, Iterable) else [given]
-    if wrong := [one for one in listed if not isinstance(one, (str, Mapping))]:
-        raise ConfigError(f"{expected}, not {wrong[0]!r:.80}")
-    attributes = [{"name": one} if isinstance(one, str) else dict(one) for one in listed]
+    if hasattr(schema, "model_json_schema"):
+        return {"schema": schema.model_json_schema()}
+    if isinstance(schema, str) and not set(schema) & set("./:\\"):
+        # Names, since a path has one of these characters.
+        names = [name.strip() for name in schema.split(",")]
+        return _task_of_attributes([name for name in names if name])
+    if isinstance(schema, (str, Path)):
+        path = str(schema)
+        may_be_categories = path.endswith((".yaml", ".yml"))
+        if may_be_categories and not _is_json_schema(_read(path)):
+            return {"categories_file": path}
+        return {"schema": path}
+    if isinstance(schema, Mapping):
+        if _is_json_schema(schema):
+            return {"schema": dict(schema)}
+        return {"categories": dict(schema)}
+    if not isinstance(schema, Iterable):
+        raise ConfigError(f"{expected}, not {schema!r:.80}")
+    listed = list(schema)
+    for item in listed:
+        if not isinstance(item, (str, Mapping)):
+            raise ConfigError(f"{expected}, not {item!r:.80}")
+    return _task_of_attributes(listed)
+
+
+def _task_of_attributes(listed: list[Any]) -> Tree:
+    attributes = [{"name": item} if isinstance(item, str) else dict(item) for item in listed]
     return {"categories": {"record": {"attributes": attributes}}}
 
 
 def _is_json_schema(tree: Any) -> bool:
-    """Categories hold objects alone."""
-    return (
-        not isinstance(tree, Mapping)
-        or "properties" in tree
-        or isinstance(tree.get("$ref", tree.get("type")), str)
-    )
+    """Whether a tree is a JSON Schema; a mapping of categories holds nothing but objects."""
+    if not isinstance(tree, Mapping) or "properties" in tree:
+        return True
+    return isinstance(tree.get("$ref", tree.get("type")), str)
 
 
 def _read(path: str) -> Any:
@@ -140,30 +169,42 @@ def _imported(target: str, folder: Path) -> Any:
 
 
 def imported(key: str, target: str, folder: Path | None = None) -> Any:
-    """What `module:name` names, looked for in a folder and the current one, too.
+    """Import what `module:name` names.
 
-    Raises ConfigError, with the key.
+    Args:
+        key: The configuration key, for messages.
+        target: The module and the name in it.
+        folder: Where the module is looked for first; the current folder is next.
+
+    Raises:
+        ConfigError: It cannot be imported.
     """
     module, _, name = target.partition(":")
-    before = list(sys.path)
-    sys.path[:0] = [*([str(folder.resolve())] if folder is not None else []), str(Path.cwd())]
+    path_before = list(sys.path)
+    sys.path.insert(0, str(Path.cwd()))
+    if folder is not None:
+        sys.path.insert(0, str(folder.resolve()))
     try:
         value: Any = importlib.import_module(module)
         for part in name.split("."):
             value = getattr(value, part)
         return value
-    except Exception as error:  # of anybody's module
+    # A module of the user's may raise anything.
+    except Exception as error:
         raise ConfigError(
             f"{key}: {target}: cannot be imported: {type(error).__name__}: {error}"
         ) from None
     finally:
-        sys.path[:] = before
+        sys.path[:] = path_before
 
 
 @dataclass
 class _Flattened:
-    """The attributes of a schema, and the paths of objects that may be absent. root: what `$ref`
-    points into.
+    """The attributes of a schema, and the paths of the objects that may be absent.
+
+    `root` is the schema that references point into. In the methods, `json_path` is a path in the
+    schema, `path` is one in the record, and `references` are those that led to a part of the
+    schema: none may recur.
     """
 
     root: Tree
@@ -172,174 +213,206 @@ class _Flattened:
     properties: int = 0
 
     def add_object(
-        self, schema: Tree, at: str, path: list[str], optional: bool, within: tuple[str, ...] = ()
+        self,
+        schema: Tree,
+        json_path: str,
+        path: list[str],
+        optional: bool,
+        references: tuple[str, ...] = (),
     ) -> None:
-        """Adds an object's properties. at: in the schema; path: in the record. optional: it may be
-        absent, so nothing in it is required. within: the `$ref` that led here; none may recur.
-        """
-        schema, _, within = self._resolved(schema, at, within)
-        if schema.get("type") not in (None, "object") or not isinstance(
-            schema.get("properties"), dict
-        ):
+        """Add the properties of an object; optional: it may be absent, so none is required."""
+        schema, _, references = self._resolved(schema, json_path, references)
+        properties = schema.get("properties")
+        if schema.get("type") not in (None, "object") or not isinstance(properties, dict):
             raise _Refused(
-                f"{at}: an object without `properties` cannot be decoded in slots; name its "
-                "properties"
+                f"{json_path}: an object without `properties` cannot be decoded in slots; name "
+                "its properties"
             )
         if isinstance(schema.get("additionalProperties"), dict):
             raise _Refused(
-                f"{at}.additionalProperties: names that are not known cannot be decoded in slots"
+                f"{json_path}.additionalProperties: names that are not known cannot be decoded in "
+                "slots"
             )
         if len(path) > DEEPEST:
-            raise _Refused(f"{at}: objects are nested more than {DEEPEST} deep")
-        self.properties += len(schema["properties"])
+            raise _Refused(f"{json_path}: objects are nested more than {DEEPEST} deep")
+        self.properties += len(properties)
         if self.properties > MOST_PROPERTIES:
             raise _Refused(
-                f"{at}: with what it refers to the schema has more than {MOST_PROPERTIES:,} "
-                "properties"
+                f"{json_path}: with what it refers to the schema has more than "
+                f"{MOST_PROPERTIES:,} properties"
             )
         required = schema.get("required", [])
-        for name, inner in schema["properties"].items():
-            self._add(
-                inner, f"{at}.properties.{name}", [*path, name], name in required, optional, within
+        for name, inner in properties.items():
+            self._add_property(
+                inner,
+                f"{json_path}.properties.{name}",
+                [*path, name],
+                name in required,
+                optional,
+                references,
             )
 
-    def _add(
+    def _add_property(
         self,
-        given: Any,
-        at: str,
+        schema: Any,
+        json_path: str,
         path: list[str],
         listed: bool,
         optional: bool,
-        within: tuple[str, ...],
+        references: tuple[str, ...],
     ) -> None:
-        schema, nullable, inside = self._resolved(given, at, within)
-        if _kind(schema) == "object":
-            # What is required and may be null is always there: nothing in slots tells an object
-            # from null.
+        """Add a property; listed: the object's `required` names it."""
+        resolved, nullable, references = self._resolved(schema, json_path, references)
+        kind = _kind(resolved)
+        if kind == "object":
+            # A required object that may be null is always there: slots cannot tell it from null.
             if not listed:
                 self.optional.append(path)
-            self.add_object(schema, at, path, optional or not listed, inside)
+            self.add_object(resolved, json_path, path, optional or not listed, references)
             return
-        keys: Tree = {"required": listed and not nullable and not optional, "omit_null": not listed}
-        if _kind(schema) == "array":
-            items, null, _ = self._resolved(schema.get("items") or {}, f"{at}.items", inside)
-            if _kind(items) == "array" or null:
-                raise _Refused(
-                    f"{at}.items: a list of {'null' if null else 'lists'} cannot be decoded in "
-                    "slots"
-                )
-            keys |= {
-                "many": True,
-                "max_items": schema.get("maxItems"),
-                "min_items": schema.get("minItems"),
-            }
-            if _kind(items) == "object":
-                rows = _Flattened(self.root, properties=self.properties)
-                rows.add_object(schema["items"], f"{at}.items", [], False, inside)
-                if deep := next((column.path for column in rows.attributes if column.path), None):
-                    raise _Refused(
-                        f"{at}.items.properties.{deep[0]}: an object in a list's objects "
-                        "cannot be decoded"
-                    )
-                self.properties = rows.properties
-                keys |= {
-                    "type": "rows",
-                    "columns": [a.model_dump(exclude_defaults=True) for a in rows.attributes],
-                }
-            else:
-                keys |= _scalar(items, f"{at}.items")
+        keys: Tree = {
+            "name": ".".join(path),
+            "description": _description(schema, resolved),
+            "required": listed and not nullable and not optional,
+            "omit_null": not listed,
+        }
+        if len(path) > 1:
+            keys["path"] = path
+        if kind == "array":
+            keys |= self._list_keys(resolved, json_path, references)
         else:
-            keys |= _scalar(schema, at)
-        described = next((s["description"] for s in (given, schema) if s.get("description")), "")
+            keys |= _scalar_keys(resolved, json_path)
         try:
-            text, place = " ".join(described.split()), path if len(path) > 1 else []
-            attribute = Attribute(name=".".join(path), description=text, path=place, **keys)
+            attribute = Attribute(**keys)
         except ValidationError as error:
-            raise _Refused(
-                f"{at}: {error.errors()[0]['msg'].removeprefix('Value error, ')}"
-            ) from None
-        default = given.get("default", schema.get("default"))
+            reason = error.errors()[0]["msg"].removeprefix("Value error, ")
+            raise _Refused(f"{json_path}: {reason}") from None
+        default = schema.get("default", resolved.get("default"))
         if default is not None and not attribute.fits(default):
-            raise _Refused(f"{at}.default: {json.dumps(default, default=str)} is not of its type")
+            shown = json.dumps(default, default=str)
+            raise _Refused(f"{json_path}.default: {shown} is not of its type")
         self.attributes.append(attribute)
 
+    def _list_keys(self, schema: Tree, json_path: str, references: tuple[str, ...]) -> Tree:
+        """The attribute's keys of a list."""
+        items_path = f"{json_path}.items"
+        items, nullable, _ = self._resolved(schema.get("items") or {}, items_path, references)
+        if nullable:
+            raise _Refused(f"{items_path}: a list of null cannot be decoded in slots")
+        if _kind(items) == "array":
+            raise _Refused(f"{items_path}: a list of lists cannot be decoded in slots")
+        keys: Tree = {
+            "many": True,
+            "max_items": schema.get("maxItems"),
+            "min_items": schema.get("minItems"),
+        }
+        if _kind(items) != "object":
+            return keys | _scalar_keys(items, items_path)
+        rows = _Flattened(self.root, properties=self.properties)
+        rows.add_object(schema["items"], items_path, [], False, references)
+        self.properties = rows.properties
+        for column in rows.attributes:
+            if column.path:
+                raise _Refused(
+                    f"{items_path}.properties.{column.path[0]}: an object in a list's objects "
+                    "cannot be decoded"
+                )
+        columns = [column.model_dump(exclude_defaults=True) for column in rows.attributes]
+        return keys | {"type": "rows", "columns": columns}
+
     def _resolved(
-        self, schema: Any, at: str, within: tuple[str, ...]
+        self, schema: Any, json_path: str, references: tuple[str, ...]
     ) -> tuple[Tree, bool, tuple[str, ...]]:
-        """(what a schema says behind its references, without null; whether it may be null; the
-        references)
+        """Follow a schema's references.
+
+        Returns:
+            What the schema says, without null; whether it may be null; and the references.
         """
         try:
-            flat, nullable, within = self._flat(schema, at, within, 0)
+            flat, nullable, references = self._flat(schema, json_path, references, 0)
         except Conflict as conflict:
             raise _Refused(
-                f"{at}.{conflict.keyword}: two different ones at once cannot be decoded; write "
-                "them as one"
+                f"{json_path}.{conflict.keyword}: two different ones at once cannot be decoded; "
+                "write them as one"
             ) from None
         if isinstance(flat.get("type"), list):
             if len(flat["type"]) != 1:
                 raise _Refused(
-                    f"{at}.type: several types cannot be decoded in one slot; choose one"
+                    f"{json_path}.type: several types cannot be decoded in one slot; choose one"
                 )
             flat = {**flat, "type": flat["type"][0]}
-        if keyword := unsupported_keyword(flat):
-            raise _Refused(f"{at}.{keyword}: would not be held to; take it out")
-        return flat, nullable, within
+        _check_supported(flat, json_path)
+        return flat, nullable, references
 
     def _flat(
-        self, schema: Any, at: str, within: tuple[str, ...], depth: int
+        self, schema: Any, json_path: str, references: tuple[str, ...], depth: int
     ) -> tuple[Tree, bool, tuple[str, ...]]:
-        """As `_resolved`, of a schema that may still have several types and any keyword."""
+        """As `_resolved`; the result may still have several types and any keyword."""
         if depth > DEEPEST:
-            raise _Refused(f"{at}: schemas in schemas, more than {DEEPEST} deep")
-        _check_types(schema, at)
+            raise _Refused(f"{json_path}: schemas in schemas, more than {DEEPEST} deep")
+        _check_types(schema, json_path)
         flat = {key: value for key, value in schema.items() if key not in _COMBINING}
         flat, nullable = _without_null(flat)
         if "$ref" in schema:
             ref = schema["$ref"]
-            if ref in within:
+            if ref in references:
                 raise _Refused(
-                    f"{at}: {ref} holds itself: a schema without an end cannot be decoded in slots"
+                    f"{json_path}: {ref} holds itself: a schema without an end cannot be decoded "
+                    "in slots"
                 )
-            within = (*within, ref)
+            references = (*references, ref)
             target = referred(self.root, ref)
             if target is None:
-                raise _Refused(f"{at}.$ref: {ref} is not in the schema")
-            inner, inner_nullable, within = self._flat(target, at, within, depth + 1)
+                raise _Refused(f"{json_path}.$ref: {ref} is not in the schema")
+            inner, is_null, references = self._flat(target, json_path, references, depth + 1)
             flat = conjunction(inner, flat)
-            nullable |= inner_nullable
+            nullable |= is_null
         for part in schema.get("allOf", []):
-            inner, inner_nullable, within = self._flat(part, f"{at}.allOf", within, depth + 1)
+            part_path = f"{json_path}.allOf"
+            inner, is_null, references = self._flat(part, part_path, references, depth + 1)
             flat = conjunction(inner, flat)
-            nullable |= inner_nullable
+            nullable |= is_null
         for keyword in ("anyOf", "oneOf"):
-            if keyword not in schema:
-                continue
-            chosen, inner_nullable, within = self._one_option(
-                schema[keyword], f"{at}.{keyword}", within, depth + 1
-            )
-            flat = conjunction(chosen, flat)
-            nullable |= inner_nullable
-        return flat, nullable, within
+            if keyword in schema:
+                inner, is_null, references = self._one_option(
+                    schema[keyword], f"{json_path}.{keyword}", references, depth + 1
+                )
+                flat = conjunction(inner, flat)
+                nullable |= is_null
+        return flat, nullable, references
 
     def _one_option(
-        self, options: list[Any], at: str, within: tuple[str, ...], depth: int
+        self, options: list[Any], json_path: str, references: tuple[str, ...], depth: int
     ) -> tuple[Tree, bool, tuple[str, ...]]:
         """The one schema that stands for the options of anyOf or oneOf."""
         left = [option for option in options if option != {"type": "null"}]
         nullable = len(left) < len(options)
+        # A message about a single option names the property: null beside it is no choice.
+        option_path = json_path.rpartition(".")[0] if len(left) == 1 else json_path
         flat = []
-        references = within
-        # A single option keeps its place in messages: null beside it is no choice.
-        inner_at = at.rpartition(".")[0] if len(left) == 1 else at
+        all_references = references
         for option in left:
-            inner, inner_nullable, inner_within = self._flat(option, inner_at, within, depth)
+            inner, is_null, inner_references = self._flat(option, option_path, references, depth)
             flat.append(inner)
-            nullable |= inner_nullable
-            references = tuple(dict.fromkeys([*references, *inner_within]))
+            nullable |= is_null
+            all_references = tuple(dict.fromkeys([*all_references, *inner_references]))
         if len(flat) == 1:
-            return flat[0], nullable, references
-        return _one_of(flat, at), nullable, references
+            return flat[0], nullable, all_references
+        return _one_of(flat, json_path), nullable, all_references
+
+
+def _description(*schemas: Tree) -> str:
+    """The first description of some schemas, on one line."""
+    for schema in schemas:
+        if schema.get("description"):
+            return " ".join(schema["description"].split())
+    return ""
+
+
+def _check_supported(schema: Tree, json_path: str) -> None:
+    keyword = unsupported_keyword(schema)
+    if keyword:
+        raise _Refused(f"{json_path}.{keyword}: would not be held to; take it out")
 
 
 def _without_null(schema: Tree) -> tuple[Tree, bool]:
@@ -356,34 +429,40 @@ def _without_null(schema: Tree) -> tuple[Tree, bool]:
     return schema, nullable
 
 
-def _check_types(schema: Any, at: str) -> None:
+def _check_types(schema: Any, json_path: str) -> None:
     if not isinstance(schema, dict):
-        raise _Refused(f"{at}: a value of any kind cannot be decoded; give it a type")
-    for keyword in _TYPES.keys() & schema.keys():
-        if not isinstance(schema[keyword], _TYPES[keyword]):
-            raise _Refused(f"{at}.{keyword}: {schema[keyword]!r:.80} is not of its type")
+        raise _Refused(f"{json_path}: a value of any kind cannot be decoded; give it a type")
+    for keyword in _KEYWORD_TYPES.keys() & schema.keys():
+        if not isinstance(schema[keyword], _KEYWORD_TYPES[keyword]):
+            raise _Refused(f"{json_path}.{keyword}: {schema[keyword]!r:.80} is not of its type")
     for name, inner in schema.get("properties", {}).items():
         if not isinstance(name, str) or not isinstance(inner, dict):
-            raise _Refused(f"{at}.properties.{name}: expected a name, as text, and its schema")
+            raise _Refused(
+                f"{json_path}.properties.{name}: expected a name, as text, and its schema"
+            )
 
 
-def _one_of(options: list[Tree], at: str) -> Tree:
-    """What stands for several: a number for what may be written as one, an enum for single
-    values, an object for objects that a constant tells apart.
+def _one_of(options: list[Tree], json_path: str) -> Tree:
+    """The schema that stands for several.
+
+    It is an enum for single values, a number for what may be written as a number, and an object for
+    objects that a constant tells apart.
     """
     for option in options:
-        if keyword := unsupported_keyword(option):
-            raise _Refused(f"{at}.{keyword}: would not be held to; take it out")
+        _check_supported(option, json_path)
     listed = [permitted_values(option) for option in options]
     if options and all(values is not None for values in listed):
         return {"enum": _each_once(itertools.chain(*(values or [] for values in listed)))}
     kinds = set(map(_kind, options))
-    if kinds == {"integer"} or ("number" in kinds and kinds <= {"number", "integer", "string"}):
-        return _one_range([option for option in options if _kind(option) != "string"], at)
-    if kinds == {"object"} and (union := _union(options)) is not None:
-        return union
-    what = "objects" if "object" in kinds else "several types"
-    raise _Refused(f"{at}: one of {what} cannot be decoded in slots; choose one")
+    is_number = "number" in kinds and kinds <= {"number", "integer", "string"}
+    if is_number or kinds == {"integer"}:
+        return _one_range([option for option in options if _kind(option) != "string"], json_path)
+    if kinds == {"object"}:
+        union = _union(options)
+        if union is not None:
+            return union
+    content = "objects" if "object" in kinds else "several types"
+    raise _Refused(f"{json_path}: one of {content} cannot be decoded in slots; choose one")
 
 
 def _each_once(values: Iterable[Any]) -> list[Any]:
@@ -391,30 +470,26 @@ def _each_once(values: Iterable[Any]) -> list[Any]:
     return list({json.dumps(value, sort_keys=True): value for value in values}.values())
 
 
-def _one_range(numbers: list[Tree], at: str) -> Tree:
+def _one_range(numbers: list[Tree], json_path: str) -> Tree:
     """The number whose bounds permit what any of several numbers permits."""
     if any(permitted_values(number) is not None for number in numbers):
-        raise _Refused(f"{at}: a number or one of some values cannot be decoded; choose one")
-    ranges = []
-    for number in numbers:
-        bounds = _bounds(number, _kind(number) == "integer")
-        low = bounds.get("minimum", -math.inf)
-        high = bounds.get("maximum", math.inf)
-        if low > high:
-            raise _Refused(f"{at}: minimum ({low:g}) is above maximum ({high:g})")
-        ranges.append((low, high, _kind(number)))
+        raise _Refused(f"{json_path}: a number or one of some values cannot be decoded; choose one")
+    ranges = [_range(number, json_path) for number in numbers]
     real = [limits for limits in ranges if limits[2] == "number"] or ranges
     real.sort()
     low, high, kind = real[0]
+    gap = 1 if kind == "integer" else 0
     for next_low, next_high, _ in real[1:]:
-        gap = 1 if kind == "integer" else 0
         if next_low > high + gap:
-            raise _Refused(f"{at}: bounds with a gap between them cannot be held to; choose one")
+            raise _Refused(
+                f"{json_path}: bounds with a gap between them cannot be held to; choose one"
+            )
         high = max(high, next_high)
     for other_low, other_high, _ in ranges:
         if other_low < low or other_high > high:
             raise _Refused(
-                f"{at}: integers beyond the bounds of the numbers cannot be held to; choose one"
+                f"{json_path}: integers beyond the bounds of the numbers cannot be held to; "
+                "choose one"
             )
     described = next((number for number in numbers if _kind(number) == kind), numbers[0])
     result = {key: value for key, value in described.items() if key not in _BOUND_KEYWORDS}
@@ -425,134 +500,82 @@ def _one_range(numbers: list[Tree], at: str) -> Tree:
     return result
 
 
+def _range(number: Tree, json_path: str) -> tuple[float, float, str]:
+    """The least and the largest value of a number, and its kind."""
+    kind = _kind(number)
+    limits = bounds(number, is_integer=kind == "integer")
+    low = limits.get("minimum", -math.inf)
+    high = limits.get("maximum", math.inf)
+    if low > high:
+        raise _Refused(f"{json_path}: minimum ({low:g}) is above maximum ({high:g})")
+    return low, high, kind
+
+
 def _union(options: list[Tree]) -> Tree | None:
-    """The object with the properties of several, told apart by one that is a constant text in each;
-    None: by none.
+    """The object with the properties of several that a constant text tells apart.
+
+    It is None if not exactly one property is a constant in each, or another differs.
     """
-    named = [option.get("properties") or {} for option in options]
-    tags = [
-        key
-        for key in named[0]
-        if all(isinstance(own.get(key, {}).get("const"), str) for own in named)
-    ]
-    merged: Tree = {}
-    for own in named:
-        if any(
-            merged.setdefault(key, inner) != inner for key, inner in own.items() if key not in tags
-        ):
-            return None
-    merged = {tag: {"enum": [own[tag]["const"] for own in named]} for tag in tags[:1]} | merged
-    required = [
-        key
-        for key in merged
-        if key in tags or all(key in option.get("required", []) for option in options)
-    ]
-    return (
-        {"type": "object", "properties": merged, "required": required} if len(tags) == 1 else None
-    )
+    properties = [option.get("properties") or {} for option in options]
+    tags = [key for key in properties[0] if all(_is_constant(own.get(key)) for own in properties)]
+    if len(tags) != 1:
+        return None
+    tag = tags[0]
+    merged: Tree = {tag: {"enum": [own[tag]["const"] for own in properties]}}
+    for own in properties:
+        for key, inner in own.items():
+            if key != tag and merged.setdefault(key, inner) != inner:
+                return None
+    required = [tag]
+    for key in merged:
+        if key != tag and all(key in option.get("required", []) for option in options):
+            required.append(key)
+    return {"type": "object", "properties": merged, "required": required}
+
+
+def _is_constant(schema: Tree | None) -> bool:
+    return schema is not None and isinstance(schema.get("const"), str)
 
 
 def _kind(schema: Tree) -> str:
-    return str(schema.get("type") or ("object" if "properties" in schema else ""))
+    """The type of a schema; "" if it has none."""
+    if schema.get("type"):
+        return str(schema["type"])
+    return "object" if "properties" in schema else ""
 
 
-def _scalar(schema: Tree, at: str) -> Tree:
+def _scalar_keys(schema: Tree, json_path: str) -> Tree:
+    """The attribute's keys of a value that is neither a list nor an object."""
     values = permitted_values(schema)
     if values is not None:
-        if not values:
-            raise _Refused(f"{at}.enum: its other keywords permit none of the values")
-        types = {type(value) for value in values}
-        if not types or not (types == {str} or types <= {int, float}):
-            raise _Refused(
-                f"{at}.enum: values other than texts, or numbers, cannot be decoded as an "
-                "enum; quote them"
-            )
-        if len(values) > _MOST_VALUES:
-            raise _Refused(
-                f"{at}.enum: {len(values)} values; {_MOST_VALUES} at most are ready in a few "
-                "seconds"
-            )
-        return {
-            "type": "enum" if types == {str} else "integer" if types == {int} else "number",
-            "values": values,
-        }
-    kind, form = _kind(schema), schema.get("format")
-    if kind == "boolean":
-        return {"type": kind}
-    if kind in ("integer", "number"):
-        return {"type": kind, **_bounds(schema, kind == "integer")}
-    if kind != "string":
-        raise _Refused(
-            f"{at}: {f'type {kind}' if kind else 'a value of any kind'} cannot be decoded; "
-            "give it a type"
-        )
-    lengths = {"min_length": schema.get("minLength"), "max_length": schema.get("maxLength")}
-    pattern = schema.get("pattern")
-    if pattern is not None and form == "uuid":
-        raise _Refused(f"{at}.pattern: beside format uuid it would not be held to; keep one")
-    if form == "uuid":
-        return {"type": "pattern", "pattern": _UUID, **lengths}
-    if pattern is not None:
+        return _keys_of_values(values, json_path)
+    for value_type in reversed(TYPES.values()):
         try:
-            pattern = whole_text(pattern)
-        except UnsupportedPattern as error:
-            raise _Refused(f"{at}.pattern: {error}") from None
-        if form in FORMATS:
-            return {"type": form, "pattern": pattern}
-        return {"type": "pattern", "pattern": pattern, **lengths}
-    return {"type": form} if form in ("date", "time", "date-time") else {"type": "text", **lengths}
+            keys = value_type.from_json_schema(schema)
+        except UnsupportedSchema as error:
+            raise _Refused(f"{json_path}.{error.keyword}: {error}") from None
+        if keys is not None:
+            return keys
+    content = "a value of any kind"
+    if _kind(schema):
+        content = f"type {_kind(schema)}"
+    raise _Refused(f"{json_path}: {content} cannot be decoded; give it a type")
 
 
-def _bounds(schema: Tree, whole: bool) -> Tree:
-    """minimum and maximum; what is exclusive as the next number within."""
-    found = {key: schema[key] for key in ("minimum", "maximum") if schema.get(key) is not None}
-    for key, beyond, step in (("minimum", math.inf, 1), ("maximum", -math.inf, -1)):
-        bound = schema.get(f"exclusive{key.capitalize()}")
-        if isinstance(bound, bool):  # draft 4: whether the other bound is exclusive
-            bound = found.pop(key, None) if bound else None
-        if bound is not None:
-            own = math.floor(bound) + 1 if step > 0 else math.ceil(bound) - 1
-            own = own if whole else math.nextafter(bound, beyond)
-            found[key] = max(own * step, found.get(key, own) * step) * step
-    return found
-
-
-def record_schema(attributes: Sequence[Attribute]) -> Tree:
-    """The schema of an answer, for a server that holds it to one: every attribute is a key, in
-    order, or null.
-    """
-    return {
-        "type": "object",
-        "properties": {attribute.name: _attribute_schema(attribute) for attribute in attributes},
-        "required": [attribute.name for attribute in attributes],
-        "additionalProperties": False,
-    }
-
-
-def _attribute_schema(attribute: Attribute) -> Tree:
-    schema = _value_schema(attribute)
-    if attribute.many:
-        limits = {"maxItems": attribute.max_items, "minItems": attribute.min_items}
-        schema = {"type": "array", "items": schema} | {
-            k: v for k, v in limits.items() if v is not None
-        }
-    if not attribute.nullable:
-        return schema
-    if "enum" in schema:
-        schema["enum"] = [*schema["enum"], None]
-    return {**schema, "type": [schema["type"], "null"]}
-
-
-def _value_schema(attribute: Attribute) -> Tree:
-    if attribute.type == "rows":
-        return record_schema(attribute.columns)
-    schema: Tree = {"type": attribute.type if attribute.type in (*NUMBERS, "boolean") else "string"}
-    if attribute.values:
-        schema["enum"] = [
-            value if attribute.type == "enum" else json.loads(value) for value in attribute.values
-        ]
-    elif attribute.type in FORMATS:
-        schema["format"] = attribute.type
-    elif attribute.type == "pattern":
-        schema["pattern"] = f"^(?:{attribute.regex})$"
-    return schema
+def _keys_of_values(values: list[Any], json_path: str) -> Tree:
+    """The attribute's keys of one of some values."""
+    if not values:
+        raise _Refused(f"{json_path}.enum: its other keywords permit none of the values")
+    if len(values) > _MAX_VALUES:
+        raise _Refused(
+            f"{json_path}.enum: {len(values)} values; {_MAX_VALUES} at most are ready in a few "
+            "seconds"
+        )
+    for value_type in reversed(TYPES.values()):
+        keys = value_type.from_values(values)
+        if keys is not None:
+            return keys
+    raise _Refused(
+        f"{json_path}.enum: values other than texts, or numbers, cannot be decoded as an enum; "
+        "quote them"
+    )

@@ -9,7 +9,7 @@ from pydantic import AfterValidator, Field
 
 from raypd.config.model import Keys
 from raypd.config.secrets import Uri, check_secrets
-from raypd.config.section import Section
+from raypd.schema.section import Section
 
 _SECTIONS = ("model", "decoding", "training", "engine")  # that a candidate of a fit may change
 

@@ -21,9 +21,9 @@ from raypd.errors import RunError
 from raypd.estimation import sampling
 from raypd.run.console import say
 from raypd.run.text import count, counted, one_line, share
+from raypd.schema.numbers import read_number
 from raypd.tasks.base import Document
 from raypd.tasks.documents import text_of
-from raypd.tasks.numbers import read_number
 
 MOST = 16  # attributes of a category, as the paper has (appendix E)
 _UNNAMED = "documents"  # the category of documents that name none

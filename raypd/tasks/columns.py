@@ -172,7 +172,6 @@ def row_values(row: Mapping[str, Any]) -> list[RowValue]:
 _SPAN = pa.struct(
     [("begin", pa.int32()), ("end", pa.int32()), ("page", pa.int32()), ("exact", pa.bool_())]
 )
-_TYPES = {"integer": pa.int64(), "number": pa.float64(), "boolean": pa.bool_(), "date": pa.date32()}
 
 
 def columns_of(config: RunConfig) -> pa.Schema:
@@ -190,24 +189,16 @@ def columns_of(config: RunConfig) -> pa.Schema:
     for category in config.task.categories.values():
         for attribute in category.attributes:
             head, *inner = attribute.place
-            item = _arrow_type(attribute)
-            _put(trees, [head, *inner], pa.list_(item) if attribute.many else item)
+            _put(trees, [head, *inner], attribute.value_type.arrow_type())
             for detail, kind in _details(attribute, config).items():
                 _put(trees, [f"{head}__{detail}", *inner], kind)
     return pa.schema([("category", pa.string()), *_fields(trees), ("truncated", pa.bool_())])
 
 
-def _arrow_type(attribute: Attribute) -> Any:
-    """Of one value."""
-    if attribute.type == "rows":
-        return pa.struct([(column.name, _arrow_type(column)) for column in attribute.columns])
-    return _TYPES.get(attribute.type, pa.string())
-
-
 def _details(attribute: Attribute, config: RunConfig) -> Row:
     """What stands beside an attribute's column, in columns `attribute__detail`: its types."""
     details = {"confidence": pa.float32(), "status": pa.string()}
-    if not attribute.many and attribute.type not in ("integer", "number", "boolean"):
+    if attribute.value_type.has_span:
         details["span"] = _SPAN
     if isinstance(config.task, ExtractionConfig) and config.task.too_long == "windows":
         details["window"] = pa.int32()
@@ -270,11 +261,8 @@ def record_of(category: Category, named: Mapping[str, Any]) -> Row:
     record: Row = {}
     for attribute in category.attributes:
         value = named.get(attribute.name)
-        if attribute.type == "rows" and value is not None:
-            missing = {column.name for column in attribute.columns if column.omit_null}
-            value = [
-                {n: v for n, v in row.items() if v is not None or n not in missing} for row in value
-            ]
+        if value is not None:
+            value = attribute.value_type.in_record(value)
         if value is not None or not attribute.omit_null:
             _put(record, attribute.place, value)
     for *above, last in sorted(category.optional_objects, key=len, reverse=True):
@@ -321,7 +309,8 @@ def typed_row(columns: Row, config: RunConfig) -> Row:
         value = values.get(attribute.name, {})
         if value.get("span"):
             value = {**value, "span": {**value["span"], "exact": value["span_exact"]}}
-        _put(row, attribute.place, _arrow(attribute, _get(record, attribute.place)))
+        stored = attribute.value_type.to_arrow(_get(record, attribute.place))
+        _put(row, attribute.place, stored)
         for detail in _details(attribute, config):
             _put(row, [f"{head}__{detail}", *inner], value.get(detail))
     return row
@@ -332,16 +321,6 @@ def rows_of(records: Sequence[Record], config: RunConfig) -> Sequence[Record]:
     if not isinstance(config.task, ExtractionConfig) or config.output.columns == "record":
         return records
     return [replace(record, columns=typed_row(record.columns, config)) for record in records]
-
-
-def _arrow(attribute: Attribute, value: Any) -> Any:
-    if isinstance(value, list):
-        return [_arrow(attribute.item, item) for item in value]
-    if isinstance(value, dict):
-        return {column.name: _arrow(column, value.get(column.name)) for column in attribute.columns}
-    if value is not None and attribute.type == "date":
-        return date.fromisoformat(value)
-    return float(value) if value is not None and attribute.type == "number" else value
 
 
 def record_row(row: Row) -> Row:

@@ -14,7 +14,6 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from raypd.config import Attribute, RunConfig
-from raypd.config.schema import record_schema
 from raypd.decoding.grammar import UNREACHABLE, Grammar
 from raypd.decoding.methods.autoregressive import Continuation, Prompt, autoregressive
 from raypd.decoding.methods.guided import guided
@@ -25,7 +24,8 @@ from raypd.decoding.program import Program
 from raypd.decoding.vocabulary import Vocabulary
 from raypd.errors import ConfigError, raised_as
 from raypd.models.vocabulary import token_texts
-from raypd.tasks.automata import automaton_of, record_pattern, vocabulary_of
+from raypd.schema import record_pattern, record_schema
+from raypd.tasks.automata import automaton_of, vocabulary_of
 from raypd.tasks.base import Document, Record, Request, confidence, seed_of
 from raypd.tasks.calibration import calibration_of
 from raypd.tasks.columns import record_of, value_row
@@ -393,7 +393,7 @@ class ExtractionTask:
         for attribute, (body, window, (checked, rating)) in zip(
             category.attributes, answers, strict=True
         ):
-            span = span_of(attribute, checked.value, body.text, shift + body.begin, source)
+            span = span_of(checked.value, body.text, shift + body.begin, source)
             if rating is not None and self._calibration is not None:
                 null, stands = checked.value is None, span["span"] is not None
                 rating = self._calibration.confidence(

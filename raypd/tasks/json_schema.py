@@ -14,7 +14,6 @@ from typing import Any
 import jsonschema
 from referencing.exceptions import Unresolvable
 
-from raypd.config import FORMATS
 from raypd.config.json_schema import (
     UNSUPPORTED_KEYWORDS,
     Conflict,
@@ -26,7 +25,9 @@ from raypd.config.json_schema import (
     unsupported_keyword,
     validator,
 )
-from raypd.config.patterns import (
+from raypd.config.schema import DEEPEST, MOST_PROPERTIES
+from raypd.schema import FORMATS
+from raypd.schema.patterns import (
     LengthBounds,
     Node,
     UnsupportedPattern,
@@ -35,7 +36,6 @@ from raypd.config.patterns import (
     simplified,
     written,
 )
-from raypd.config.schema import DEEPEST, MOST_PROPERTIES
 
 _MOST_LETTERS = 1 << 20  # of an expression: a longer one has more states than are ready in seconds
 _MOST_BRANCHES = 64

@@ -2,7 +2,6 @@
 have them.
 """
 
-import json
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
@@ -36,19 +35,16 @@ def labels_of(
 
 
 def typed(attribute: Attribute, text: str) -> Any:
-    """A text as a value of its attribute, None where it is blank.
+    """A text as a value of its attribute, or None where it is blank.
 
-    Raises ValueError where it is none.
+    Raises ValueError where it is no value of the attribute.
     """
-    # Here, since it brings numpy and more, and every command has this module.
-    from raypd.tasks.values import check
-
     if not text.strip():
         return None
-    checked = check(attribute, text if attribute.many else json.dumps(text, ensure_ascii=False))
+    checked = attribute.value_type.check_cell(text)
     if checked.status not in ("ok", "null"):
-        kind = (
-            f"one of {', '.join(attribute.values)}" if attribute.values else f"a {attribute.type}"
-        )
+        kind = f"a {attribute.type}"
+        if attribute.values:
+            kind = f"one of {', '.join(attribute.values)}"
         raise ValueError(f"{text!r} is no value of {attribute.name!r}, which is {kind}")
     return checked.value

@@ -65,13 +65,16 @@ def messages(task: ExtractionConfig) -> dict[str, str]:
 
 
 def _shown(category: Category) -> dict[str, Any]:
-    """A category as templates see it: types stand behind descriptions, and of an enum of many
-    values only some.
+    """A category as templates see it.
+
+    A description includes what is said of the type, and of an enum of many values only some are
+    there.
     """
     tree = category.model_dump()
     for attribute, shown in zip(category.attributes, tree["attributes"], strict=True):
         shown["description"] = "; ".join(filter(None, [attribute.description, attribute.hint]))
-        if hidden := len(attribute.values[_SHOWN_VALUES:]):
+        hidden = len(attribute.values[_SHOWN_VALUES:])
+        if hidden:
             shown["values"] = [*attribute.values[:_SHOWN_VALUES], f"or one of {hidden:,} more"]
     return tree
 

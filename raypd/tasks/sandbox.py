@@ -6,11 +6,9 @@ import contextlib
 import ctypes
 import json
 import re
-import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from functools import lru_cache
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,7 +16,6 @@ import jinja2
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 CPU_SECONDS = 2  # of the processor, so that a busy machine refuses no template
-_WALL_SECONDS = 120.0  # a machine that does not even start the process
 _MEMORY = 1 << 30
 
 
@@ -73,6 +70,9 @@ def render_apart(text: str, values: list[dict[str, Any]]) -> list[str]:
     """As `render`, for templates of others: in a process that ends after CPU_SECONDS, with little
     memory.
     """
+    # Imported here, because the process that renders reads this file, too, and needs nothing of it.
+    from raypd.schema.separate_process import Unfinished, run_apart
+
     try:
         answer = run_apart(__file__, [text, values])
     except Unfinished as reason:
@@ -82,33 +82,6 @@ def render_apart(text: str, values: list[dict[str, Any]]) -> list[str]:
     if "fault" in answer:
         raise TemplateFault(answer["fault"], answer["line"])
     return list(answer["texts"])
-
-
-class Unfinished(Exception):
-    """A process of its own that failed."""
-
-
-def run_apart(file: str, value: Any) -> Any:
-    """What a Python file, which limits itself, prints to JSON on stdin; None: a limit ended it.
-
-    Raises Unfinished.
-    """
-    # -P: this folder has a numbers.py, which is not Python's.
-    command = [sys.executable, "-P", file]
-    try:
-        done = subprocess.run(
-            command, input=json.dumps(value).encode(), capture_output=True, timeout=_WALL_SECONDS
-        )
-    except subprocess.TimeoutExpired:
-        raise Unfinished(f"no end within {_WALL_SECONDS:.0f} s") from None
-    if done.returncode < 0:
-        return None
-    if done.returncode:
-        raise Unfinished(done.stderr.decode(errors="replace").strip()[-300:])
-    return json.loads(done.stdout)
-
-
-run_once = lru_cache(128)(run_apart)  # of values that can be hashed
 
 
 @contextlib.contextmanager

@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 from raypd.config import Attribute
-from raypd.tasks.values import Rated
+from raypd.schema.types import ListType
+from raypd.tasks.values import CheckedValue, Rated
 
 _BORDER = re.compile(r"\n|(?<=[.!?])\s+|(?<=[\u3002\uff01\uff1f])")  # behind a line or a sentence
 _OVERLAP = 8  # the end of a window, up to an eighth of it, is also the beginning of the next
@@ -65,28 +66,31 @@ def _pieces(
 def merged(
     attributes: Sequence[Attribute], answers: Sequence[Sequence[Rated]]
 ) -> list[tuple[int, Rated]]:
-    """Of each attribute the window and its value: the surest value, else the surest null; lists are
-    united.
+    """Unite the answers of a document's windows.
+
+    Args:
+        attributes: The attributes of the document's category.
+        answers: Of each window, the value and the confidence of each attribute.
+
+    Returns:
+        For each attribute the window and its value: the surest value, or else the surest null.
+        Lists are united.
     """
     result = []
-    for place, attribute in enumerate(attributes):
-        rated = [answer[place] for answer in answers]
-        ranks = [
-            (v.value is not None, v.status in ("ok", "null"), sure or 0.0) for v, sure in rated
-        ]
+    for column, attribute in enumerate(attributes):
+        rated = [answer[column] for answer in answers]
+        ranks = [_rank(value, rating) for value, rating in rated]
         best = ranks.index(max(ranks))
         value, rating = rated[best]
-        lists = (
-            [(checked.value, sure) for checked, sure in rated if checked.value]
-            if attribute.many
-            else []
-        )
-        if len(lists) > 1:
-            united = []
-            for item in (item for items, _ in lists for item in items):
-                if item not in united:
-                    united.append(item)
-            value = replace(value, value=united[: attribute.max_items])
-            rating = min((sure for _, sure in lists if sure is not None), default=None)
+        filled = [(other.value, sure) for other, sure in rated if other.value]
+        value_type = attribute.value_type
+        if isinstance(value_type, ListType) and len(filled) > 1:
+            united = value_type.united([items for items, _ in filled])
+            value = replace(value, value=united)
+            rating = min((sure for _, sure in filled if sure is not None), default=None)
         result.append((best, (value, rating)))
     return result
+
+
+def _rank(value: CheckedValue, rating: float | None) -> tuple[bool, bool, float]:
+    return value.value is not None, value.status in ("ok", "null"), rating or 0.0

@@ -275,9 +275,7 @@ class FakeTask:
 
 
 def _record(name: str, category: Category) -> dict[str, Any]:
-    texts = {
-        a.name: "fake" if a.type == "text" and not a.many else None for a in category.attributes
-    }
+    texts = {a.name: "fake" if a.fits("fake") else None for a in category.attributes}
     values = [columns.value_row(n, v, "ok" if v else "null", None) for n, v in texts.items()]
     record = json.dumps(columns.record_of(category, texts), ensure_ascii=False)
     return {"category": name, "record": record, "values": values, "truncated": False}

@@ -10,15 +10,15 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from raypd.config import NUMBERS, Attribute, Category, RunConfig
+from raypd.config import Attribute, Category, RunConfig
 from raypd.decoding.program import Feed, Program
+from raypd.schema import LabelError
 from raypd.tasks.base import Document, Record
 from raypd.tasks.columns import lacks, value_in
 from raypd.tasks.documents import category_of
 from raypd.tasks.extraction import ExtractionTask
 from raypd.tasks.labels import labels_of
 from raypd.tasks.prompting import end_of_turn
-from raypd.tasks.values import CheckedValue, check
 from raypd.training.example import Example, Examples, Skip, Teacher, check_usable, trace, written
 
 _NULL = "null says that there is no value"
@@ -160,73 +160,27 @@ def _drop_targets(example: Example, positions: range) -> None:
 
 
 def value_text(attribute: Attribute, value: object, bare: bool = False) -> str:
-    """Return a gold value as it stands after its key, up to the closing quote or newline.
+    """Write a label as it is decoded: behind its key, up to the closing quote or newline.
 
     Args:
-        attribute: The attribute of the value.
-        value: The label.
-        bare: Whether the method decodes texts without quotes.
+        attribute: The attribute.
+        value: Its label.
+        bare: Texts have no quotes.
 
     Raises:
-        Skip: If the label is no value of the attribute's type.
+        Skip: The label is no value of the attribute.
     """
-    is_bare_text = bare and attribute.type == "text" and not attribute.many
     if value is None:
         if not attribute.nullable:
             raise Skip(f"attribute {attribute.name!r}: it is required, and has no label")
-        return "\n" if is_bare_text else " null\n"
-    if attribute.type == "rows":
-        value = _with_all_cells(attribute, value)
+        return attribute.value_type.null_text(bare)
     if isinstance(value, float) and value.is_integer():
-        # A table that lacks some integers stores all of them as floats.
+        # A column of whole numbers in which some are missing has all of them as floats.
         value = int(value)
-    is_json = attribute.many or attribute.regex is not None or attribute.type == "integer"
-    if is_json or (attribute.type == "number" and attribute.values):
-        return _json_text(attribute, value)
-    if attribute.type == "number":
-        return _number_text(attribute, value)
-    if attribute.type == "boolean":
-        if not isinstance(value, bool):
-            raise Skip(f"attribute {attribute.name!r}: a label is not true, false or null")
-        return f" {json.dumps(value)}\n"
-    text = value if isinstance(value, str) else json.dumps(value)
-    if attribute.type == "enum" and text not in attribute.values:
-        raise Skip(f"attribute {attribute.name!r}: a label is none of its values")
-    if not text.strip():
-        raise Skip(f"attribute {attribute.name!r}: a label is empty text; {_NULL}")
-    if is_bare_text:
-        return f" {' '.join(text.split())}\n"
-    return f" {json.dumps(text.strip(), ensure_ascii=False)}"
-
-
-def _with_all_cells(attribute: Attribute, value: object) -> object:
-    """Return rows with every column of the attribute, in its order; any other value as it is."""
-    if not isinstance(value, list) or not all(isinstance(row, dict) for row in value):
-        return value
-    names = [column.name for column in attribute.columns]
-    rows = []
-    for row in value:
-        rows.append({name: row.get(name) for name in names})
-    return rows
-
-
-def _json_text(attribute: Attribute, value: object) -> str:
-    """Return the text of a value that is decoded as exact JSON."""
-    text = json.dumps(value, ensure_ascii=False)
-    has_escapes = attribute.regex is not None and "\\" in text
-    if has_escapes or check(attribute, text) != CheckedValue("ok", value, text):
-        kind = f"list of {attribute.type}" if attribute.many else attribute.type
-        raise Skip(f"attribute {attribute.name!r}: a label is no {kind}")
-    ends_with_newline = attribute.type in NUMBERS and not attribute.many
-    return f" {text}\n" if ends_with_newline else f" {text}"
-
-
-def _number_text(attribute: Attribute, value: object) -> str:
-    """Return the text of a number, which may be labelled as it stands in a document."""
-    is_number = isinstance(value, (int, float, str)) and not isinstance(value, bool)
-    if not is_number or not any(character.isdigit() for character in str(value)):
-        raise Skip(f"attribute {attribute.name!r}: a label is no number")
-    return f" {value}\n"
+    try:
+        return attribute.value_type.label_text(value, bare)
+    except LabelError as error:
+        raise Skip(f"attribute {attribute.name!r}: {error}") from None
 
 
 def record_text(attributes: Sequence[Attribute], target: dict[str, Any]) -> str:

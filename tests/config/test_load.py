@@ -60,10 +60,10 @@ def load(
         ),
         (
             "{name: Lit, type: enum, values: ['red ', blue]}",
-            "'Lit': enum values .* without blanks at their ends",
+            "'Lit': enum values .* without blanks at either end",
         ),
-        ("{name: '   '}", "'   ': a name .* without blanks at its ends"),
-        ("{name: 'Color '}", "'Color ': a name .* without blanks at its ends"),
+        ("{name: '   '}", "'   ': a name .* without blanks at either end"),
+        ("{name: 'Color '}", "'Color ': a name .* without blanks at either end"),
         (
             "{name: BRAND}",
             "two attributes are named 'Brand': 'BRAND' and 'Brand' differ in case or punctuation "

@@ -19,7 +19,7 @@ from raypd.decoding.program import ANY_OBJECT
 from raypd.decoding.sampling import GREEDY, AllowedTokens, Sampling
 from raypd.errors import ConfigError, ModelError
 from raypd.models.vllm_engine import VLLMEngine
-from raypd.tasks.automata import record_pattern
+from raypd.schema import record_pattern
 from tests.decoding.drivers import finished
 from tests.runs import config_tree, extraction
 

@@ -243,7 +243,7 @@ def test_the_span_of_a_value_counts_from_the_beginning_of_the_document() -> None
         "Oolong",
         window,
     )
-    assert span_of(category.attributes[0], "Oolong", text, 0, text)["span"]["page"] == 2
+    assert span_of("Oolong", text, 0, text)["span"]["page"] == 2
     config = run_config(TREE["task"] | {"too_long": "windows"}, output={"columns": "typed"})
     found = pa.Table.from_pylist(
         [typed_row(record.columns, config)], columns_of(config)

@@ -7,8 +7,8 @@ from typing import Any
 import jsonschema
 import pytest
 
+from raypd.schema.pattern_table import table_of
 from raypd.tasks.json_schema import expression, mismatch
-from raypd.tasks.pattern_table import table_of
 
 _DRAWS = 60
 TEXT = {"type": "string", "maxLength": 5}

@@ -2,15 +2,16 @@
 
 import re
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 from pydantic import ValidationError
 
-from raypd.config import Attribute, ExtractionConfig, RunConfig
+from raypd.config import ExtractionConfig, RunConfig
 from raypd.errors import ConfigError, ModelError
 from raypd.estimation import suggest
 from raypd.models.load import load_tokenizer
+from raypd.schema import TYPES
 from raypd.tasks import prompting
 from raypd.tasks.base import Document
 from raypd.tasks.extraction import ExtractionTask
@@ -108,7 +109,6 @@ def test_a_model_s_own_chat_template_may_count_and_repeat() -> None:
 
 def test_nothing_in_a_prompt_could_be_an_answer() -> None:
     """Whatever the type: a small model copies a date that stands in its prompt."""
-    types = get_args(Attribute.model_fields["type"].annotation)
     columns = [{"name": "item"}, {"name": "day", "type": "date"}]
     keys: dict[str, dict[str, Any]] = {
         "enum": {"values": ["red", "blue"]},
@@ -122,7 +122,7 @@ def test_nothing_in_a_prompt_could_be_an_answer() -> None:
             "many": many,
             **keys.get(kind, {}),
         }
-        for kind in types
+        for kind in TYPES
         for many in (False, True)
     ]
     task = ExtractionConfig.model_validate({"categories": {"things": {"attributes": attributes}}})

@@ -139,15 +139,15 @@ def drawn(rules: Grammar, most: int, draw: random.Random) -> tuple[str, int, boo
     """(text, tokens, whether it ended) of a value under random choices, in which no character is
     rarer than it is.
     """
-    bounded, tokens = Bounded(rules, most), []
+    bounded = Bounded(rules, most)
+    tokens = []
     while len(tokens) < most and not bounded.stops(tokens):
         allowed = bounded.allowed_token_ids(tokens)
         ids = np.arange(len(rules.vocabulary.texts)) if allowed is None else allowed.ids
-        closing = (
-            [i for i in ids if rules.vocabulary.texts[i][:1] in '"],\n']
-            if draw.random() < 0.2
-            else []
-        )
+        if draw.random() < 0.2:
+            closing = [i for i in ids if rules.vocabulary.texts[i][:1] in '"],\n']
+        else:
+            closing = []
         tokens.append(int(draw.choice(closing or list(ids))))
     text = bounded.completion(tokens) or "".join(rules.vocabulary.texts[token] for token in tokens)
     return text.encode("latin-1").decode(errors="replace"), len(tokens), bounded.stops(tokens)
@@ -156,13 +156,12 @@ def drawn(rules: Grammar, most: int, draw: random.Random) -> tuple[str, int, boo
 @pytest.mark.parametrize("merged", [False, True], ids=["bytes", "merged"])
 @pytest.mark.parametrize("attribute", ATTRIBUTES, ids=lambda a: a.name)
 def test_what_is_decoded_under_random_choices_is_valid(attribute: Attribute, merged: bool) -> None:
-    draw, rules = random.Random(attribute.name), grammar(attribute.name, merged)
+    draw = random.Random(attribute.name)
+    rules = grammar(attribute.name, merged)
     place = {**SCHEMA["properties"][attribute.name], "$defs": SCHEMA.get("$defs", {})}
     validator = jsonschema.Draft202012Validator(place, format_checker=jsonschema.FormatChecker())
-    typed, found = (
-        pydantic.TypeAdapter(Product.model_fields[attribute.name].rebuild_annotation()),
-        set(),
-    )
+    typed = pydantic.TypeAdapter(Product.model_fields[attribute.name].rebuild_annotation())
+    found = set()
     for most in [rules.needed(), rules.needed() + 1, 40] * 60:
         text, tokens, closed = drawn(rules, most, draw)
         assert tokens <= most
@@ -172,7 +171,8 @@ def test_what_is_decoded_under_random_choices_is_valid(attribute: Attribute, mer
             assert not attribute.required
         elif attribute.name in ("count", "size", "grade", "step") and not closed:
             # Digits that are missing make another number.
-            assert (value.status, value.value) == ("truncated", None)
+            assert value.status == "truncated"
+            assert value.value is None
         else:
             assert value.status == "ok" or attribute.name in ("tags", "lines")
             assert attribute.fits(value.value)
@@ -205,7 +205,8 @@ def test_whole_records_of_a_random_model_are_valid() -> None:
         parts: list[Literal["none", "N/A"]] = pydantic.Field(min_length=2)
         grade: Literal[1, 2, 10]
 
-    schema, seen = Thing.model_json_schema(), set()
+    schema = Thing.model_json_schema()
+    seen = set()
     for method in ("hyper_parallel", "guided"):
         decoding = {"method": method, "max_value_tokens": 60}
         categories = {"categories": categories_of(schema, None)}
@@ -294,7 +295,8 @@ def test_what_any_model_writes_is_checked_by_its_type(
     keys: Any, text: str, status: str, value: Any
 ) -> None:
     found = check(Attribute(name="a", **keys), text, closed=status != "truncated")
-    assert (found.status, found.value) == (status, value)
+    assert found.status == status
+    assert found.value == value
 
 
 def test_a_list_in_an_answer_that_the_model_writes_whole() -> None:
@@ -349,7 +351,8 @@ def test_an_enum_of_ten_thousand_values() -> None:
     )
     assert rules.needed() <= len(max(values, key=len)) + 2
     text, _, closed = drawn(rules, 30, random.Random(1))
-    assert (closed, json.loads(text) in [*values, None]) == (True, True)
+    assert closed
+    assert json.loads(text) in [*values, None]
 
 
 @pytest.mark.parametrize(("pattern", "ascii"), [(r"\d", True), (r"[\d]", True), (r"(?u)\d", False)])
@@ -359,7 +362,8 @@ def test_digits_of_a_pattern_are_ascii_unless_it_says_otherwise(pattern: str, as
     )
     quote, devanagari, *_ = [BYTES.index(char) for char in '"१'.encode().decode("latin-1")]
     allowed = {*Bounded(rules, 8).allowed_token_ids([quote]).ids}  # type: ignore[union-attr]
-    assert (devanagari in allowed, allowed == {*map(ord, "0123456789")}) == (not ascii, ascii)
+    assert (devanagari in allowed) == (not ascii)
+    assert (allowed == {*map(ord, "0123456789")}) == ascii
 
 
 def test_patterns_that_cannot_be_decoded_say_why() -> None:
@@ -496,9 +500,13 @@ def counted_passes(engine: Engine, programs):
 
 def test_json_of_a_schema_is_what_the_unmodified_model_writes_token_by_token() -> None:
     model, stock = pair("llama")
-    tokenizer, pattern = tiny_tokenizer(), build_regex_from_schema(json.dumps(WOOD), "[ ]?")
+    tokenizer = tiny_tokenizer()
+    pattern = build_regex_from_schema(json.dumps(WOOD), "[ ]?")
     rules = Bounded(Grammar(json_object(pattern), vocabulary_of(tokenizer)), 60)
-    allowed = lambda tokens: AllowedTokens(rules.allowed_token_ids(tokens).ids)  # noqa: E731
+
+    def allowed(tokens):
+        return AllowedTokens(rules.allowed_token_ids(tokens).ids)
+
     prompts = [tokens_of(random.Random(seed), 5, 20) for seed in range(4)]
     programs = [
         autoregressive(
@@ -527,7 +535,8 @@ def test_guided_values_are_the_same_with_and_without() -> None:
     found = []
     for kind in (Unforced, Grammar):
         grammars = [kind(automaton_of(one), vocabulary) for one in FORCED]
-        rng, prompts = random.Random(7), []
+        rng = random.Random(7)
+        prompts = []
         for _ in range(5):
             tokens = tokens_of(rng, 20, 40)
             ends = sorted(rng.sample(range(10, len(tokens)), len(grammars)))
@@ -539,7 +548,8 @@ def test_guided_values_are_the_same_with_and_without() -> None:
         )
     (without, most), (forced, fewer) = found
     for mine, theirs in zip(chain(*without), chain(*forced), strict=True):
-        assert (theirs.tokens, theirs.closed) == (mine.tokens, True)
+        assert theirs.tokens == mine.tokens
+        assert theirs.closed
         assert theirs.logprobs == pytest.approx(mine.logprobs, abs=1e-3)
     # "-", "/", `"`; "tainless ".
     assert all(less <= more - 12 for less, more in zip(fewer, most, strict=True))

@@ -1,0 +1,45 @@
+"""Runs a Python file in a process of its own, with JSON as its input and its output."""
+
+import json
+import subprocess
+import sys
+from functools import lru_cache
+from typing import Any
+
+_WALL_SECONDS = 120.0  # only a machine that does not even start the process takes as long
+
+
+class Unfinished(Exception):
+    """The process failed; the message is the end of its standard error."""
+
+
+def run_apart(file: str, value: Any) -> Any:
+    """Run a Python file that limits its own time and memory.
+
+    Args:
+        file: The file's path.
+        value: The process reads it as JSON on standard input.
+
+    Returns:
+        What the process prints as JSON, or None if one of its limits ended it.
+
+    Raises:
+        Unfinished: The process failed or did not end.
+    """
+    # -P keeps the file's folder off the import path: it has a module called numbers.
+    command = [sys.executable, "-P", file]
+    try:
+        done = subprocess.run(
+            command, input=json.dumps(value).encode(), capture_output=True, timeout=_WALL_SECONDS
+        )
+    except subprocess.TimeoutExpired:
+        raise Unfinished(f"no end within {_WALL_SECONDS:.0f} s") from None
+    if done.returncode < 0:
+        return None
+    if done.returncode:
+        raise Unfinished(done.stderr.decode(errors="replace").strip()[-300:])
+    return json.loads(done.stdout)
+
+
+# Remembers the answers to values that can be hashed.
+run_once = lru_cache(128)(run_apart)

@@ -1,0 +1,34 @@
+"""The types of values, by the names that a configuration gives them.
+
+To add a type, write a `ValueType` in a file of this folder and add its line to `TYPES`.
+"""
+
+from raypd.schema.types.base import LabelError, UnsupportedSchema, ValueType
+from raypd.schema.types.boolean import BooleanType
+from raypd.schema.types.date import DateTimeType, DateType, TimeType
+from raypd.schema.types.enum import EnumType
+from raypd.schema.types.integer import IntegerType
+from raypd.schema.types.list import ListType
+from raypd.schema.types.number import NumberType
+from raypd.schema.types.pattern import PatternType
+from raypd.schema.types.rows import RowType
+from raypd.schema.types.text import TextType
+
+__all__ = ["TYPES", "LabelError", "ListType", "UnsupportedSchema", "ValueType"]
+
+# A JSON Schema becomes the last type that knows it, so text, which takes any string, is the first.
+TYPES: dict[str, type[ValueType]] = {
+    value_type.name: value_type
+    for value_type in (
+        TextType,
+        NumberType,
+        IntegerType,
+        BooleanType,
+        EnumType,
+        DateType,
+        TimeType,
+        DateTimeType,
+        PatternType,
+        RowType,
+    )
+}

@@ -1,0 +1,72 @@
+"""Whole numbers of 64 bits."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+from raypd.decoding.automata import Automaton, TransitionTable
+from raypd.decoding.value_automata import OrNull
+from raypd.schema.slots import pattern_edges
+from raypd.schema.types.base import Tree, ValueType
+from raypd.schema.types.number import NumberType
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+# In a slot thousands may be grouped, and a comma that no digit follows, a brace or the line's end
+# closes it.
+_SLOT_PATTERN = r"-?(0|[1-9][0-9]{0,17}|[1-9][0-9]{0,2}(,[0-9]{3}){1,5})(,[ \n\"}]|[}\n])"
+
+
+class IntegerType(NumberType):
+    name = "integer"
+    always_nullable = False
+    column_type = "integer"
+    json_pattern = "-?(0|[1-9][0-9]{0,17})"
+    python_types = (int,)
+
+    @classmethod
+    def from_values(cls, values: list[Any]) -> Tree | None:
+        if {type(value) for value in values} != {int}:
+            return None
+        return {"type": "integer", "values": values}
+
+    def problem(self) -> str | None:
+        problem = super().problem()
+        if problem is not None:
+            return problem
+        minimum = self.attribute.minimum
+        maximum = self.attribute.maximum
+        if minimum is None or maximum is None or math.ceil(minimum) <= math.floor(maximum):
+            return None
+        return f"no integer is from {minimum:g} to {maximum:g}"
+
+    def hint(self) -> str:
+        return super().hint() or "a whole number"
+
+    def _any_number(self) -> Automaton:
+        table, finals = pattern_edges(_SLOT_PATTERN, is_ours=True)
+        # Where no digit was read, a number that is cut is none.
+        without_digit = {0, table[0]["-"]}
+        standing = set(range(len(table))) - without_digit
+        number = TransitionTable(table, finals, standing=standing)
+        return OrNull(number, self.attribute.nullable)
+
+    def rounded(self, number: int | float) -> int | float:
+        return int(number) if number == int(number) else number
+
+    def fits(self, value: Any) -> bool:
+        return super().fits(value) and -(2**63) <= value < 2**63
+
+    def arrow_type(self) -> pa.DataType:
+        import pyarrow as pa
+
+        return pa.int64()
+
+    def stored(self, value: Any) -> int | float:
+        return int(value)
+
+    def label_text(self, value: Any, bare: bool = False) -> str:
+        # A number may be written as it stands in the document; an integer is written as JSON.
+        return ValueType.label_text(self, value)
