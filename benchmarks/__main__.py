@@ -14,7 +14,7 @@ from benchmarks.compare import Result, compare
 from benchmarks.config import load_benchmark
 from benchmarks.table import markdown, save
 from raypd.errors import UserError
-from raypd.run.text import clean
+from raypd.text import clean
 
 
 def _print_progress(line: str) -> None:

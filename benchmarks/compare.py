@@ -30,7 +30,7 @@ from raypd.config import ModelConfig
 from raypd.errors import ConfigError, InputError, RunError
 from raypd.models.embedded import quiet
 from raypd.models.load import load_model, load_tokenizer
-from raypd.run.text import one_line
+from raypd.text import one_line
 
 AUTO = "auto"  # the setting of raypd, which chooses itself how many sequences it decodes at a time
 _LOG_BYTES = 2000  # at the end of a log, searched for the reason why a process ended

@@ -12,15 +12,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from raypd import evaluation, storage
+from raypd import evaluation, storage, text
 from raypd.errors import InputError, UserError
 from raypd.estimation import agreement
 from raypd.estimation.agreement import Agreement
 from raypd.report import page, review
 from raypd.report.texts import text_in
-from raypd.run import layout, read, text
+from raypd.run import layout, read
 from raypd.run.load import load_record, load_run
-from raypd.run.records import Manifest
+from raypd.run.manifest import Manifest
 from raypd.tasks.columns import row_values
 
 Rows = list[dict[str, Any]]  # of one document

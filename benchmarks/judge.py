@@ -37,10 +37,10 @@ from raypd.report.review import documents_at
 from raypd.report.texts import text_in
 from raypd.run import layout
 from raypd.run.load import load_run
-from raypd.run.text import clean, counted, usd
 from raypd.tasks.base import Document
 from raypd.tasks.columns import row_values
 from raypd.tasks.documents import conversation
+from raypd.text import clean, counted, usd
 
 CORRECT = "correct"
 INCORRECT = "incorrect"

@@ -26,7 +26,7 @@ from raypd import storage
 from raypd.dataset import writer
 from raypd.errors import ConfigError, UserError
 from raypd.run.load import load_record
-from raypd.run.text import counted
+from raypd.text import counted
 
 _COLUMNS = [
     "id",

@@ -18,7 +18,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from benchmarks.compare import Result, Row, label
-from raypd.run.text import count, number, one_line
+from raypd.text import count, number, one_line
 
 _STYLE: Any = {
     "svg.fonttype": "none",

@@ -39,7 +39,7 @@ from raypd.errors import UserError
 from raypd.evaluation import Measure, Score, evaluate, measures_of, read_answers
 from raypd.models.load import load_tokenizer
 from raypd.run import layout, read
-from raypd.run.records import Manifest
+from raypd.run.manifest import Manifest
 from raypd.tasks.columns import row_values
 
 _REGISTRY = Path(__file__).with_suffix(".yaml")

@@ -29,9 +29,12 @@ from raypd.config.load import load_config, make_config, with_changes
 from raypd.config.schema import task_of
 from raypd.dataset.look import MOST_ROWS, batch_rows, look_for_columns
 from raypd.errors import ConfigError, InputError
+from raypd.estimation.records import Estimate
 from raypd.run import layout, records
 from raypd.run.console import say
 from raypd.run.load import load_record, load_run
+from raypd.run.manifest import Manifest
+from raypd.run.usage import RunCost
 from raypd.storage import literal
 
 if TYPE_CHECKING:
@@ -62,7 +65,7 @@ class Run:
         self.path = storage.absolute(str(path))
         load_record(self.path)
         try:
-            self.manifest = records.read(records.Manifest, storage.join(self.path, layout.MANIFEST))
+            self.manifest = records.read(Manifest, storage.join(self.path, layout.MANIFEST))
         except FileNotFoundError:
             raise ConfigError(
                 f"{self.path}: this run has not ended; what began it goes on with it"
@@ -104,7 +107,7 @@ class Run:
         return typed_table(self._table, config).to_pandas()
 
     @property
-    def bill(self) -> records.RunCost | None:
+    def bill(self) -> RunCost | None:
         """What it took and cost; None where no ledger ran."""
         return self.manifest.cost
 
@@ -368,7 +371,7 @@ def estimate(
     text: Columns = None,
     settings: Settings = None,
     sample: int = 64,
-) -> records.Estimate:
+) -> Estimate:
     """What `extract` over the same arguments would take and cost, from `sample` decoded
     documents.
     """

@@ -9,12 +9,12 @@ done again: rows are written at least once, unless the sink commits. What is nev
 doubled and resumes is `raypd extract`.
 """
 
-import time
 import uuid
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -29,10 +29,9 @@ from raypd.answering.check import check_model
 from raypd.answering.components import build
 from raypd.answering.request_queue import EngineBroken, UnitState, end_process
 from raypd.billing import prices
-from raypd.billing.bill import WorkersBill, of_workers
-from raypd.billing.book import TOKEN_FIELDS, Book, token_usd
-from raypd.billing.meter import added
-from raypd.cluster import machines
+from raypd.billing.bill import MICRO
+from raypd.billing.book import WorkersBill, models_of, token_usd
+from raypd.cluster import ledger_actor, machines
 from raypd.cluster.actor_pool import map_in_pool
 from raypd.cluster.machines import Nodes
 from raypd.cluster.ray_session import WorkerResources, worker_resources
@@ -45,9 +44,9 @@ from raypd.dataset.reader import read_table
 from raypd.errors import ConfigError, RunError, raised_as
 from raypd.estimation import bootstrap, sampling
 from raypd.estimation.profile import Profiler, check_sample
-from raypd.run.records import Bill, Figure, WorkerTime
+from raypd.estimation.records import Figure
 from raypd.tasks import columns
-from raypd.tasks.base import SECOND, Document
+from raypd.tasks.base import Document
 from raypd.tasks.documents import billed_as
 
 Row = dict[str, Any]
@@ -55,7 +54,6 @@ RowMap = Callable[[Row], Row]
 _RETRIES = 2  # of a batch whose worker died
 _OVERLAP = 2  # batches of a worker at the same time, so that its engine does not drain between two
 _POLL_SECONDS = 0.25
-_KINDS = ("prefill_tokens", "shared_tokens", "decode_tokens")
 _COSTS = pa.schema(
     [
         ("prompt_tokens", pa.int64()),  # on the first row of a document that has several
@@ -131,13 +129,7 @@ class Processor:
         """
         share = self._share()
         if self._ledger is None:
-            head = {"num_cpus": 0, "resources": {"node:__internal_head__": 0.001}}
-            name = f"data-ledger-{uuid.uuid4().hex[:12]}"
-            self._ledger = (
-                ray.remote(_Reports)
-                .options(name=name, namespace=machines.NAMESPACE, **head)
-                .remote()
-            )
+            self._ledger = ledger_actor.start_for_pipeline(self.run, self._nodes(share))
         dataset = self._prepared(dataset)
         schema = dataset.schema(fetch_if_missing=False)
         if schema is not None:
@@ -220,19 +212,10 @@ class Processor:
         with raised_as(
             RunError, "the bill is lost with the actor that kept it", ray.exceptions.RayError
         ):
-            reports: list[WorkerTime]
             if self._ledger is None:
-                reports = []
-            else:
-                reports = ray.get(self._ledger.reports.remote())
-        nodes = self._nodes(self._share())
-        usd_per_second = {
-            node: _usd_per_second(nodes, node) for node in {report.node for report in reports}
-        }
-        bill = of_workers(reports, time.time(), usd_per_second)
-        book = Book(Bill("", time.time(), 0.0), self.run)
-        server = sum(book.tokens_usd(reports, kind) for kind in TOKEN_FIELDS) / 1e6
-        return replace(bill, usd=(bill.usd or 0.0) + server) if server else bill
+                return ledger_actor.PipelineLedger(self.run, lambda _: []).bill()
+            bill: WorkersBill = ray.get(self._ledger.bill.remote())
+            return bill
 
     def _prepared(self, dataset: ray_data.Dataset) -> ray_data.Dataset:
         return dataset if self._preprocess is None else dataset.map(self._preprocess)
@@ -273,20 +256,12 @@ class AnswerStage(EngineActor):
         try:
             with self.request_queue.unit(unit) as state:
                 self.request_queue.count(
-                    state, {document.index: str(document.index) for document in documents}
+                    state, {row.index: billed_as(row, self.config) for row in documents}
                 )
                 with self.request_queue.answering(state, documents) as answering:
                     for begin, end in self._ready(documents, state, answering):
                         yield self._rows(batch, documents[begin:end], state)
                 spent = self.meter.end(unit)
-                billed = {
-                    f"{d.index}{of}": billed_as(d, self.config) + of
-                    for d in documents
-                    for of in ("", SECOND)
-                }
-                spent.categories = added(
-                    (billed[name], counts) for name, counts in spent.categories.items()
-                )
                 ok = len(
                     state.answered
                     - {record.index for record in state.records if record.error is not None}
@@ -324,41 +299,38 @@ class AnswerStage(EngineActor):
         table = writer.make_table(documents, columns.rows_of(records, self.config), self.schema, 1)
         prefill, decode, prefilled, decoded = self.meter.totals()
         rates = prefill / max(1, prefilled), decode / max(1, decoded)
-        counts = self.meter.end(state.unit).categories
+        models = models_of(self.config)
+        usage_by_row = dict(state.usage_by_row)
         costs = []
         rows = table["row"].to_pylist()
-        for place in rows:
-            # The first row of a document has them, those of a cascade's second model too.
-            first, second = (
-                counts.pop(f"{place}{of}", dict.fromkeys(_KINDS, 0)) for of in ("", SECOND)
-            )
-            fed, shared, answer = (first[kind] + second[kind] for kind in _KINDS)
-            seconds = fed * rates[0] + answer * rates[1]
+        for row in rows:
+            tokens: Counter[str] = Counter()
+            server_usd = 0.0
+            for name, model in models.items():
+                # The first row of a document gets its usage, and later rows get none.
+                usage = usage_by_row.pop((row, name), Counter())
+                tokens.update(usage)
+                server_usd += token_usd(usage, model) / MICRO
+            prefill_tokens = tokens["prefill_tokens"]
+            decode_tokens = tokens["decode_tokens"]
+            seconds = prefill_tokens * rates[0] + decode_tokens * rates[1]
             usd = None if self.usd_per_second is None else seconds * self.usd_per_second
-            if server := token_usd(first, self.config.model) + token_usd(
-                second, self.config.cascade.model
-            ):
-                usd = (usd or 0.0) + server / 1e6
-            costs.append(dict(zip(_COSTS.names, (fed + shared, answer, seconds, usd), strict=True)))
+            if server_usd:
+                usd = (usd or 0.0) + server_usd
+            costs.append(
+                {
+                    "prompt_tokens": prefill_tokens + tokens["shared_tokens"],
+                    "decoded_tokens": decode_tokens,
+                    "seconds": seconds,
+                    "cost_usd": usd,
+                }
+            )
         answers = table.select(_answer_columns(self.config))
         result = batch.take(rows)
         for part in (answers, pa.Table.from_pylist(costs, _COSTS)):
             for name in part.column_names:
                 result = result.append_column(self.prefix + name, part[name])
         return result
-
-
-class _Reports:
-    """The actor that keeps the last report of every worker."""
-
-    def __init__(self) -> None:
-        self._book = Book(Bill("", time.time(), 0.0))
-
-    def report(self, report: WorkerTime, in_flight: tuple[int, int]) -> None:
-        self._book.take(report)
-
-    def reports(self) -> list[WorkerTime]:
-        return list(self._book.workers.values())
 
 
 class _Measurer(Profiler):

@@ -18,7 +18,7 @@ from raypd.decoding.counts import Finished
 from raypd.errors import RunError
 from raypd.run import manifest
 from raypd.run.lease import RunLease
-from raypd.run.records import UnitSummary
+from raypd.run.unit import UnitSummary
 from raypd.tasks.base import Document, Record
 from raypd.tasks.columns import GENERATION
 from tests.processes import start

@@ -23,6 +23,7 @@ ROOMS = (
     "decoding",
     "schema",
     "config",
+    "text",
     "storage",
     "run",
     "models",

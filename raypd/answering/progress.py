@@ -6,7 +6,7 @@ import time
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from raypd.run.text import duration, number, said
+from raypd.text import duration, number, said
 
 _LINE_SECONDS = 10.0
 _RATE_SECONDS = 1.0  # before which there is no rate

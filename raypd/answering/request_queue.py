@@ -90,6 +90,7 @@ class UnitState:
     records: list[Record] = field(default_factory=list)
     counts: dict[str, int] = field(default_factory=lambda: dict.fromkeys(writer.COUNTS, 0))
     categories: dict[int, str] = field(default_factory=dict)
+    usage_by_row: dict[tuple[int, str], Counter[str]] = field(default_factory=dict)
 
     @property
     def answered(self) -> set[int]:
@@ -391,8 +392,12 @@ class RequestQueue:
         self.meter.lose(account)
 
     def _bill(self, unit: str, state: UnitState, request: Request, result: Any) -> None:
-        billed = [state.categories.get(row, "") + request.billed for row in request.documents]
-        self.meter.tokens(unit, billed, getattr(result, "counts", None))
+        categories = [state.categories.get(row, "") for row in request.documents]
+        counts = getattr(result, "counts", None)
+        shares = self.meter.tokens(unit, categories, counts, request.model)
+        for row, share in zip(request.documents, shares, strict=True):
+            usage = state.usage_by_row.setdefault((row, request.model), Counter())
+            usage.update(share)
 
 
 def answer(

@@ -1,75 +1,105 @@
 """The arithmetic of a bill, without Ray, clock or files.
 
-Money is whole micro-dollars, shared out by largest remainder, so that nodes and parts each add up
-to the total. A node's money is divided over its slots, one for each worker that fits: a worker's
-seconds go to what it did, a slot without one is startup before the node's first worker, then idle.
+Money is in whole micro-dollars and is divided by largest remainder, so that the shares of nodes and
+of parts each add up to the total. A node's money is divided over its slots, one for each worker
+that fits on it. A worker's seconds go to what the worker did with them. A slot without a worker is
+startup time before the first worker of the node, and idle time afterwards.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
+from typing import TypeVar
 
-from raypd.run.records import Bill, Counts, NodeTime, Seconds, WorkerTime
+from raypd.billing.meter import Seconds, WorkerTime
+from raypd.run.usage import Counts, Usage, UsageKey
 
 MICRO = 1_000_000
 PARTS = ("decode", "prefill", "startup", "idle", "lost", "head", "other", "endpoint")
-_GONE_SECONDS = 20.0  # a worker that was not heard of for so long has died
+_DEAD_SECONDS = 20.0  # a worker without a report for this long has died
+_Name = TypeVar("_Name", str, UsageKey)
+
+
+@dataclass
+class NodeTime:
+    """A node of the cluster, its price, and what a session pays for it."""
+
+    node: str
+    began: float  # when the node came up; on a bill, when the session began to pay for it
+    head: bool = False
+    instance_type: str | None = None
+    market: str = "local"
+    region: str | None = None
+    usd_per_hour: float = 0.0
+    price_source: str = ""
+    ended: float | None = None  # None while the node is up
+    gpus: float = 0.0
+    slots: int = 0  # workers that fit on it
+    seconds: float = 0.0  # seconds that the session pays for
+    usd: float = 0.0
+    came: float | None = None  # on a bill: when the node came up
+
+
+@dataclass
+class Bill:
+    """ledger/<session>.json: the bill of a session as of `until`."""
+
+    session: str
+    began: float
+    usd: float
+    until: float = 0.0
+    final: bool = False  # whether the session has ended
+    currency: str = "USD"
+    budget_usd: float | None = None
+    deadline: str | None = None
+    nodes: list[NodeTime] = field(default_factory=list)
+    parts: dict[str, float] = field(default_factory=dict)  # USD by `PARTS`
+    seconds: dict[str, float] = field(default_factory=dict)  # slot seconds by `PARTS`
+    # The whole bill, divided by the busy seconds of each category and model, and of each method.
+    categories: Usage = field(default_factory=dict)
+    methods: dict[str, Counts] = field(default_factory=dict)
+    workers: list[WorkerTime] = field(default_factory=list)
+    # Points of (unix second, USD, documents, failed documents, decoded tokens).
+    series: list[list[float]] = field(default_factory=list)
+    kwh: float | None = None  # energy of the GPUs; None if one of them was not measured
+    totals: dict[str, int] = field(default_factory=dict)  # documents, ok, failed, tokens by kind
+    # (unix second, number of runs that share the cluster from then on)
+    shares: list[tuple[float, int]] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.until = self.until or self.began
 
 
 @dataclass(frozen=True)
 class Charges:
-    """In micro-dollars: of each node by its id, of each part, and together; seconds of each part
-    over all slots.
-    """
+    """What is to be paid, in micro-dollars, and the seconds that it is for."""
 
-    nodes: dict[str, int]
-    parts: dict[str, int]
+    nodes: dict[str, int]  # by node id
+    parts: dict[str, int]  # by `PARTS`
     total: int
-    seconds: dict[str, float]
-
-
-@dataclass(frozen=True)
-class WorkersBill:
-    documents: int  # that were answered
-    failed: int  # of these: error rows
-    prompt_tokens: int
-    decoded_tokens: int
-    # Startup, prefill, decode, idle, lost (in batches that were not finished)
-    seconds: dict[str, float]
-    usd: float | None  # of these seconds, and a server's tokens; None where a place has no price
-
-
-def of_workers(
-    reports: Sequence[WorkerTime], until: float, usd_per_second: Mapping[str, float | None]
-) -> WorkersBill:
-    """The bill of workers that pay for their own seconds alone. usd_per_second: of a worker's place
-    on each node.
-    """
-    spent = [settled(report, until, final=False) for report in reports]
-    prices = [usd_per_second[report.node] for report in reports]
-    counts = [counts for report in reports for counts in report.categories.values()]
-    kinds = ("prefill_tokens", "shared_tokens", "decode_tokens")
-    prefill, shared, decode = (int(sum(count[kind] for count in counts)) for kind in kinds)
-    ok, failed = (sum(getattr(report, name) for report in reports) for name in ("ok", "failed"))
-    seconds = {name: sum(getattr(each, name) for each in spent) for name in vars(Seconds())}
-    if None in prices:
-        usd = None
-    else:
-        usd = sum(s.total() * (price or 0.0) for s, price in zip(spent, prices, strict=True))
-    return WorkersBill(ok + failed, failed, prefill + shared, decode, seconds, usd)
+    seconds: dict[str, float]  # slot seconds by `PARTS`
 
 
 def ended(worker: WorkerTime, until: float, final: bool) -> float | None:
-    """When a worker ended, as far as is known at `until`; None while it works."""
+    """Return when a worker ended, or None while it works.
+
+    Args:
+        worker: The last report of the worker.
+        until: The unix second up to which the bill goes.
+        final: Whether the session has ended, and all workers with it.
+    """
     if worker.ended is not None:
         return worker.ended
-    if until - worker.heard > _GONE_SECONDS:
+    if until - worker.heard > _DEAD_SECONDS:
         return worker.heard
-    return max(worker.heard, until) if final else None
+    if final:
+        return max(worker.heard, until)
+    return None
 
 
 def settled(worker: WorkerTime, until: float, final: bool) -> Seconds:
-    """A worker's seconds up to `until`; those of open units are lost when it has ended."""
+    """Return a worker's seconds; if it has ended, those of its units in flight are lost."""
     seconds = replace(worker.seconds)
     if ended(worker, until, final) is not None:
         for prefill, decode in worker.open.values():
@@ -77,9 +107,15 @@ def settled(worker: WorkerTime, until: float, final: bool) -> Seconds:
     return seconds
 
 
-def apportion(total: int, weights: Mapping[str, float]) -> dict[str, int]:
-    """Whole shares of `total` in proportion to weights >= 0, which add up to it; all 0 without any
-    weight.
+def apportion(total: int, weights: Mapping[_Name, float]) -> dict[_Name, int]:
+    """Divide a total into whole shares in proportion to weights.
+
+    Args:
+        total: The amount to divide.
+        weights: Weights of at least 0.
+
+    Returns:
+        Shares that add up to the total; all are 0 if no weight is above 0.
     """
     weight_sum = sum(weights.values())
     if weight_sum <= 0:
@@ -87,52 +123,90 @@ def apportion(total: int, weights: Mapping[str, float]) -> dict[str, int]:
     exact = {name: total * (weight / weight_sum) for name, weight in weights.items()}
     shares = {name: int(value) for name, value in exact.items()}
     remaining = total - sum(shares.values())
-    order = sorted((n for n in weights if weights[n] > 0), key=lambda n: (shares[n] - exact[n], n))
-    # At most one each, but for what floats cannot hold of huge totals.
+    positive = [name for name in weights if weights[name] > 0]
+    order = sorted(positive, key=lambda name: (shares[name] - exact[name], name))
+    # Each share gets at most one unit, except for what floats cannot express in huge totals.
+    step = 1 if remaining > 0 else -1
     for i in range(abs(remaining)):
-        shares[order[i % len(order)]] += 1 if remaining > 0 else -1
+        shares[order[i % len(order)]] += step
     return shares
 
 
 def shared_seconds(began: float, ended: float, shares: Sequence[tuple[float, int]]) -> float:
-    """Seconds of [began, ended) that this run pays: of a time with n runs 1/n. shares: (from when,
-    n); one at first.
+    """Return the seconds of an interval that one run pays for.
+
+    While n runs share a cluster, each of them pays 1/n of the time.
+
+    Args:
+        began: Begin of the interval, in unix seconds.
+        ended: End of the interval, in unix seconds.
+        shares: (unix second, number of runs from then on); one run before the first.
     """
     seconds = 0.0
-    for (start, runs), (end, _) in pairwise([(float("-inf"), 1), *shares, (float("inf"), 1)]):
-        seconds += max(0.0, min(end, ended) - max(start, began)) / max(1, runs)
+    changes = [(float("-inf"), 1), *shares, (float("inf"), 1)]
+    for (start, runs), (end, _) in pairwise(changes):
+        overlap = min(end, ended) - max(start, began)
+        seconds += max(0.0, overlap) / max(1, runs)
     return seconds
 
 
 def interval(node: NodeTime, began: float, until: float) -> tuple[float, float]:
-    """When the session began to pay for a node, and when it ceased or how far the bill goes."""
+    """Return when a session began to pay for a node and when it ceased, or `until` if it pays."""
     start = max(node.began, began)
-    return start, max(start, min(until, node.ended if node.ended is not None else until))
+    node_end = until if node.ended is None else node.ended
+    return start, max(start, min(until, node_end))
 
 
 def make(
     nodes: Sequence[NodeTime], workers: Sequence[WorkerTime], last: Bill, until: float
 ) -> Charges:
-    """The bill of a session as it stands at `until`. last: its last form, of which began, shares
-    and final count.
+    """Charge a session for the nodes of its cluster.
+
+    Args:
+        nodes: All nodes of the cluster, with prices.
+        workers: The last reports of all workers.
+        last: The latest form of the bill: its begin, its shares and whether it is final.
+        until: The unix second up to which to charge.
     """
-    usd: dict[str, int] = {}
+    node_usd: dict[str, int] = {}
     parts = dict.fromkeys(PARTS, 0)
     seconds = dict.fromkeys(PARTS, 0.0)
     for node in nodes:
         start, end = interval(node, last.began, until)
-        usd[node.node] = round(
-            shared_seconds(start, end, last.shares) * node.usd_per_hour / 3600 * MICRO
-        )
+        hours = shared_seconds(start, end, last.shares) / 3600
+        node_usd[node.node] = round(hours * node.usd_per_hour * MICRO)
         node_workers = [worker for worker in workers if worker.node == node.node]
         spent = _node_seconds(node, node_workers, start, end, until, last.final)
         for name, value in spent.items():
             seconds[name] += value
-        # Time so short that nobody did anything in it is still money.
+        # Even a time too short for anybody to do anything costs money.
         weights = spent if sum(spent.values()) > 0 else {"other": 1.0}
-        for name, share in apportion(usd[node.node], weights).items():
+        for name, share in apportion(node_usd[node.node], weights).items():
             parts[name] += share
-    return Charges(usd, parts, sum(usd.values()), seconds)
+    return Charges(node_usd, parts, sum(node_usd.values()), seconds)
+
+
+def make_for_workers(
+    nodes: Sequence[NodeTime], workers: Sequence[WorkerTime], last: Bill, until: float
+) -> Charges:
+    """Charge a pipeline for the seconds of its own workers, and not for the rest of their nodes.
+
+    The arguments are those of `make`. A worker pays for one slot of its node.
+    """
+    node_usd = {node.node: 0 for node in nodes}
+    slot_usd_per_hour = {node.node: node.usd_per_hour / max(1, node.slots) for node in nodes}
+    parts = dict.fromkeys(PARTS, 0)
+    seconds = dict.fromkeys(PARTS, 0.0)
+    for worker in workers:
+        spent = settled(worker, until, last.final)
+        hours = spent.total() / 3600
+        usd = round(hours * slot_usd_per_hour.get(worker.node, 0.0) * MICRO)
+        node_usd[worker.node] = node_usd.get(worker.node, 0) + usd
+        for name, value in vars(spent).items():
+            seconds[name] += value
+        for name, share in apportion(usd, vars(spent)).items():
+            parts[name] += share
+    return Charges(node_usd, parts, sum(node_usd.values()), seconds)
 
 
 def _node_seconds(
@@ -143,40 +217,48 @@ def _node_seconds(
     until: float,
     final: bool,
 ) -> dict[str, float]:
+    """Divide the slot seconds of a node over the parts of the bill."""
     length = end - start
+    slots = max(1, node.slots)
     if not workers:
-        if node.head or not node.slots:
-            return {"head" if node.head else "other": length}
-        return {"idle": length * node.slots}
+        if node.head:
+            return {"head": length}
+        if not node.slots:
+            return {"other": length}
+        return {"idle": length * slots}
     spent = dict.fromkeys(PARTS, 0.0)
     alive = 0.0
     for worker in workers:
         seconds = settled(worker, until, final)
-        gone = ended(worker, until, final)
-        # What it reported cannot be more than what it lived, but for clocks; the node's time is
-        # what is paid.
-        lived = max(0.0, min(end, end if gone is None else gone) - max(start, worker.began))
+        worker_end = ended(worker, until, final)
+        if worker_end is None:
+            worker_end = end
+        # A worker cannot report more than its lifetime, except if clocks differ. The node's time is
+        # what is paid, so such a report is scaled down.
+        lived = max(0.0, min(end, worker_end) - max(start, worker.began))
         alive += lived
         scale = min(1.0, lived / seconds.total()) if seconds.total() else 0.0
         for name, value in vars(seconds).items():
             spent[name] += value * scale
         spent["idle"] += lived - seconds.total() * scale
-    before = max(0.0, min(min(worker.began for worker in workers), end) - start) * max(
-        1, node.slots
-    )
-    spent["startup"] += before
-    spent["idle"] += max(0.0, length * max(1, node.slots) - before - alive)
+    first_worker = min(worker.began for worker in workers)
+    before_workers = max(0.0, min(first_worker, end) - start) * slots
+    spent["startup"] += before_workers
+    spent["idle"] += max(0.0, length * slots - before_workers - alive)
     return spent
 
 
 def usd(micro: int) -> float:
-    """Micro-dollars as USD."""
+    """Convert micro-dollars to USD."""
     return round(micro / MICRO, 6)
 
 
-def shared_out(total: int, counts: Mapping[str, Counts]) -> dict[str, Counts]:
-    """`counts` by name with the money of each: the whole bill in proportion to the busy seconds
-    behind it.
+def shared_out(total: int, counts: Mapping[_Name, Counts]) -> dict[_Name, Counts]:
+    """Add the field `usd` to counts: the total, divided in proportion to their busy seconds.
+
+    Args:
+        total: The whole bill in micro-dollars.
+        counts: The counts by category, method, ...
     """
     shares = apportion(total, {name: count["seconds"] for name, count in counts.items()})
     return {name: {**count, "usd": usd(shares[name])} for name, count in counts.items()}

@@ -1,238 +1,377 @@
-"""A session's book: nodes, reports, prices in, the bill's file out, from which a ledger that died
-goes on. No Ray.
+"""The book of a session: reports of nodes and workers come in, the file of its bill goes out.
+
+A ledger that dies resumes from that file. This module does not need Ray.
 """
 
 import threading
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from raypd import storage
 from raypd.billing import bill as billing
 from raypd.billing import energy
-from raypd.billing.meter import COUNTS, added, coarser, zero
-from raypd.config import CostConfig, ModelConfig, RunConfig
-from raypd.run import layout, read, records
-from raypd.run.records import Bill, NodeTime, RunCost, UnitSummary, WorkerTime
-from raypd.tasks.base import SECOND
+from raypd.billing.bill import Bill, NodeTime
+from raypd.billing.meter import TOKEN_COUNTS, Seconds, WorkerTime, added, coarser, zero
+from raypd.config import ModelConfig, RunConfig
+from raypd.run import layout, records
+from raypd.run.unit import UnitSummary
+from raypd.run.usage import FIRST, SECOND, RunCost, Usage
 
-_MOST_POINTS = 2000  # of the series
-_MOST_SPANS = 4000  # of all workers
-# Of WorkerTime, that count tokens.
+_MAX_POINTS = 2000  # of the series
+_MAX_SPANS = 4000  # of all workers together
+_MIN_SPANS = 8  # of each worker
+# Fields of WorkerTime that count tokens.
 TOKEN_FIELDS = ("categories", "open_categories", "lost_categories")
 
 
-class Book:
-    """What a session's bill is made of; goes on from `last`, its last form.
+@dataclass(frozen=True)
+class WorkersBill:
+    """What the workers of a pipeline did and cost."""
 
-    Safe in threads. config: of the run; None: what servers took for tokens stays as it is on
-    `last`.
+    documents: int  # documents that were answered, failed ones included
+    failed: int
+    prompt_tokens: int
+    decoded_tokens: int
+    # Worker seconds: startup, prefill, decode, idle, and lost in batches that were not finished.
+    seconds: dict[str, float]
+    usd: float | None  # of these seconds and of a server's tokens; None if a node has no price
+
+
+class Book:
+    """Everything that a session's bill is made of. The methods are thread-safe.
+
+    Args:
+        last: The latest form of the bill, from which the book resumes.
+        config: The configuration of the run. Without it, the money that servers took for tokens
+            stays as it is on `last`.
+        workers_only: Charge for the seconds of the workers instead of for whole nodes, as a
+            pipeline does that shares its cluster with other stages.
     """
 
-    def __init__(self, last: Bill, config: RunConfig | None = None) -> None:
-        self.last, self._cost = last, config.cost if config is not None else CostConfig()
-        self._models = (config.model, config.cascade.model) if config is not None else (None, None)
-        if config is not None:
-            self._tokens_before = 0
-        else:
+    def __init__(
+        self, last: Bill, config: RunConfig | None = None, workers_only: bool = False
+    ) -> None:
+        self.last = last
+        self.workers_only = workers_only
+        self._tokens_before = 0
+        if config is None:
+            self._models: dict[str, ModelConfig | None] = {}
             self._tokens_before = round(last.parts.get("endpoint", 0.0) * billing.MICRO)
+        else:
+            self._models = models_of(config)
         self._lock = threading.RLock()
-        self.nodes = {
-            n.node: replace(n, began=n.began if n.came is None else n.came) for n in last.nodes
-        }
-        # Last reports.
+        self.nodes: dict[str, NodeTime] = {}
+        for node in last.nodes:
+            came = node.began if node.came is None else node.came
+            self.nodes[node.node] = replace(node, began=came)
+        # The last report of each worker.
         self.workers = {worker.worker: replace(worker, ended=None) for worker in last.workers}
 
     def take(self, report: WorkerTime) -> bool:
-        """A worker's report; False when a later one is here already."""
+        """Take a worker's report.
+
+        Returns:
+            False if a later report of the worker is known, or if the book is closed.
+        """
         with self._lock:
             earlier = self.workers.get(report.worker)
-            if self.last.final or (earlier is not None and earlier.sequence >= report.sequence):
+            if self.last.final:
+                return False
+            if earlier is not None and earlier.sequence >= report.sequence:
                 return False
             self.workers[report.worker] = report
             return True
 
     def see(self, nodes: Iterable[NodeTime], runs: int, now: float) -> None:
-        """Notes all nodes of the cluster and how many runs of raypd are on it, at the unix second
-        `now`.
+        """Note the state of the cluster.
+
+        Args:
+            nodes: All nodes of the cluster.
+            runs: The number of raypd runs on the cluster.
+            now: The time, in unix seconds.
         """
         with self._lock:
-            there = {node.node: node for node in nodes}
-            for name, node in there.items():
-                # A price holds from the first look on.
+            present = {node.node: node for node in nodes}
+            for name, node in present.items():
+                # The first price that is seen stays valid.
                 self.nodes.setdefault(name, node).ended = node.ended
             for name, node in self.nodes.items():
-                if name not in there and node.ended is None:
-                    node.ended = max(self.last.until, node.began)  # it went while nobody looked
+                if name not in present and node.ended is None:
+                    # The node disappeared between two looks.
+                    node.ended = max(self.last.until, node.began)
             if self.runs != runs:
                 self.last = replace(self.last, shares=[*self.last.shares, (now, runs)])
 
     @property
     def runs(self) -> int:
+        """The number of raypd runs that share the cluster."""
         return self.last.shares[-1][1] if self.last.shares else 1
 
     def note(self, text: str) -> None:
-        """Adds what a reader of the bill has to know; once."""
+        """Add a note for readers of the bill, once."""
         with self._lock:
             if text not in self.last.notes:
                 self.last = replace(self.last, notes=[*self.last.notes, text])
 
     def charges(self, until: float) -> billing.Charges:
-        """What is to be paid up to a time, in micro-dollars."""
+        """Return what is to be paid up to a time, in micro-dollars."""
+        make = billing.make_for_workers if self.workers_only else billing.make
         with self._lock:
             workers = list(self.workers.values())
-            charges = billing.make(list(self.nodes.values()), workers, self.last, until)
-        tokens = self._tokens_before + round(
-            sum(self.tokens_usd(workers, kind) for kind in TOKEN_FIELDS)
-        )
-        return replace(
-            charges, parts={**charges.parts, "endpoint": tokens}, total=charges.total + tokens
-        )
+            charges = make(list(self.nodes.values()), workers, self.last, until)
+        tokens = sum(self.tokens_usd(workers, name) for name in TOKEN_FIELDS)
+        endpoint = self._tokens_before + round(tokens)
+        parts = {**charges.parts, "endpoint": endpoint}
+        return replace(charges, parts=parts, total=charges.total + endpoint)
 
-    def tokens_usd(self, workers: Iterable[WorkerTime], kind: str) -> float:
-        """Micro-dollars that servers take for the tokens of some workers. kind: the field of them
-        that counts these.
+    def tokens_usd(self, workers: Iterable[WorkerTime], name: str) -> float:
+        """Return the micro-dollars that servers charge for the tokens of some workers.
+
+        Args:
+            workers: The last reports of the workers.
+            name: The field of the report that counts the tokens.
         """
-        counts = [each for worker in workers for each in getattr(worker, kind).items()]
-        committed = kind == "categories"
-        return sum(
-            token_usd(count, self._models[name.endswith(SECOND)], committed)
-            for name, count in counts
-        )
+        committed = name == "categories"
+        return sum(usage_usd(getattr(worker, name), self._models, committed) for worker in workers)
 
     def close(self, now: float) -> None:
-        """No report counts after this, and open units are lost."""
+        """Close the book: no later report counts, and units in flight are lost."""
         with self._lock:
             self.last = replace(self.last, until=max(now, self.last.until), final=True)
 
     def totals(self) -> dict[str, int]:
+        """Return the documents and tokens of all committed units."""
         with self._lock:
             workers = list(self.workers.values())
-        return _totals(
-            workers, [count for worker in workers for count in worker.categories.values()]
+        counts = [each for worker in workers for each in worker.categories.values()]
+        return _totals(workers, counts)
+
+    def workers_bill(self, now: float) -> WorkersBill:
+        """Return the bill of a pipeline as of now."""
+        with self._lock:
+            charges = self.charges(now)
+            totals = self.totals()
+            worker_nodes = {worker.node for worker in self.workers.values()}
+            priced_nodes = {name for name, node in self.nodes.items() if node.usd_per_hour}
+        usd = None
+        if worker_nodes <= priced_nodes or charges.parts["endpoint"]:
+            usd = billing.usd(charges.total)
+        return WorkersBill(
+            documents=totals["documents"],
+            failed=totals["failed"],
+            prompt_tokens=totals["prefill_tokens"] + totals["shared_tokens"],
+            decoded_tokens=totals["decode_tokens"],
+            seconds={name: charges.seconds[name] for name in vars(Seconds())},
+            usd=usd,
         )
 
     def bill(self, now: float) -> Bill:
+        """Return the bill as of now; a closed one stays as it was closed."""
         with self._lock:
             until = self.last.until if self.last.final else max(self.last.until, now)
             charges = self.charges(until)
             totals = self.totals()
-            point = [round(until, 3), billing.usd(charges.total)]
-            point += [totals["documents"], totals["failed"], totals["decode_tokens"]]
             workers = list(self.workers.values())
             by_category = [each for worker in workers for each in worker.categories.items()]
             by_method = [
                 (worker.method, count) for worker in workers for count in worker.categories.values()
             ]
-            series = [earlier for earlier in self.last.series if earlier[0] < point[0]] + [point]
-            if len(series) > _MOST_POINTS:
-                series = [series[0], *series[1:-1:2], point]
             self.last = replace(
                 self.last,
                 until=until,
                 usd=billing.usd(charges.total),
-                series=series,
+                series=self._series(until, charges, totals),
                 totals=totals,
-                nodes=[self._node(node, until, charges) for node in self.nodes.values()],
+                nodes=[self._node_entry(node, until, charges) for node in self.nodes.values()],
                 parts={name: billing.usd(value) for name, value in charges.parts.items()},
                 seconds={name: round(value, 3) for name, value in charges.seconds.items()},
                 categories=billing.shared_out(charges.total, added(by_category)),
                 methods=billing.shared_out(charges.total, added(by_method)),
-                workers=[self._worker(worker, until) for worker in workers],
+                workers=[self._worker_entry(worker, until) for worker in workers],
                 kwh=energy.kwh(workers),
             )
             return self.last
 
-    def _node(self, node: NodeTime, until: float, charges: billing.Charges) -> NodeTime:
+    def _series(
+        self, until: float, charges: billing.Charges, totals: Mapping[str, int]
+    ) -> list[list[float]]:
+        """Append the newest point to the series, and halve a long series."""
+        point = [
+            round(until, 3),
+            billing.usd(charges.total),
+            totals["documents"],
+            totals["failed"],
+            totals["decode_tokens"],
+        ]
+        series = [earlier for earlier in self.last.series if earlier[0] < point[0]]
+        series.append(point)
+        if len(series) > _MAX_POINTS:
+            series = [series[0], *series[1:-1:2], point]
+        return series
+
+    def _node_entry(self, node: NodeTime, until: float, charges: billing.Charges) -> NodeTime:
+        """Return a node as the bill lists it."""
         start, end = billing.interval(node, self.last.began, until)
         usd = billing.usd(charges.nodes[node.node])
         return replace(node, began=start, came=node.began, seconds=round(end - start, 3), usd=usd)
 
-    def _worker(self, worker: WorkerTime, until: float) -> WorkerTime:
-        """A worker for the file: with its end, rounded, and with as many spans as all have room
-        for.
-        """
+    def _worker_entry(self, worker: WorkerTime, until: float) -> WorkerTime:
+        """Return a worker as the bill lists it: with its end, rounded, and with few spans."""
         spans = worker.spans
-        while len(spans) > max(8, _MOST_SPANS // len(self.workers)):
+        while len(spans) > max(_MIN_SPANS, _MAX_SPANS // len(self.workers)):
             spans = coarser(spans)
         ended = billing.ended(worker, until, self.last.final)
-        if ended is not None:  # for the picture, what it was busy with in its open units is lost
-            lost = {("busy", unit) for unit in worker.open}
-            spans = [
-                (a, b, "lost" if (kind, unit) in lost else kind, unit) for a, b, kind, unit in spans
-            ]
-        seconds = records.Seconds(*(round(value, 6) for value in vars(worker.seconds).values()))
-        spans = [(round(a, 3), round(b, 3), kind, unit) for a, b, kind, unit in spans]
-        return replace(worker, ended=ended, seconds=seconds, spans=spans)
+        # The busy time of a unit that was in flight when its worker ended is lost.
+        lost_units = set(worker.open) if ended is not None else set()
+        entry_spans = []
+        for span_began, span_ended, kind, unit in spans:
+            if kind == "busy" and unit in lost_units:
+                kind = "lost"
+            entry_spans.append((round(span_began, 3), round(span_ended, 3), kind, unit))
+        seconds = {name: round(value, 6) for name, value in vars(worker.seconds).items()}
+        return replace(worker, ended=ended, seconds=Seconds(**seconds), spans=entry_spans)
+
+
+def models_of(config: RunConfig) -> dict[str, ModelConfig | None]:
+    """Return the models of a run by the `model` of a `UsageKey`."""
+    return {FIRST: config.model, SECOND: config.cascade.model}
+
+
+def usage_usd(
+    usage: Usage, models: Mapping[str, ModelConfig | None], committed: bool = True
+) -> float:
+    """Return the micro-dollars that the servers of some models charge for tokens.
+
+    Args:
+        usage: The tokens by category and model.
+        models: The models, as `models_of` returns them.
+        committed: Whether the tokens belong to committed units.
+    """
+    return sum(token_usd(counts, models.get(key.model), committed) for key, counts in usage.items())
 
 
 def token_usd(
     counts: Mapping[str, float], model: ModelConfig | None, committed: bool = True
 ) -> float:
-    """Micro-dollars that a server behind `model.endpoint` takes for tokens; 0 where there is
-    none.
+    """Return the micro-dollars that the server of a model charges for tokens.
+
+    Args:
+        counts: The tokens by kind.
+        model: The model; it costs nothing here unless it has an endpoint.
+        committed: Whether the tokens belong to committed units.
     """
     server = model.endpoint if model is not None else None
-    # The next attempt finds these batches, and pays nothing.
-    if server is None or (server.batch and not committed):
+    if server is None:
         return 0.0
-    prompt = counts["prefill_tokens"] + counts["shared_tokens"]
-    answer = counts["decode_tokens"]
+    # The batches of a failed attempt are found by the next attempt, which does not pay again.
+    if server.batch and not committed:
+        return 0.0
+    prompt_tokens = counts["prefill_tokens"] + counts["shared_tokens"]
     return (
-        prompt * server.usd_per_million_prompt_tokens
-        + answer * server.usd_per_million_answer_tokens
+        prompt_tokens * server.usd_per_million_prompt_tokens
+        + counts["decode_tokens"] * server.usd_per_million_answer_tokens
     )
 
 
 def _totals(
-    of: Sequence[WorkerTime] | Sequence[UnitSummary], tokens: Sequence[Mapping[str, float]]
+    items: Sequence[WorkerTime] | Sequence[UnitSummary], tokens: Sequence[Mapping[str, float]]
 ) -> dict[str, int]:
-    ok, failed = (sum(getattr(item, name) for item in of) for name in ("ok", "failed"))
-    tokens_by_name = {name: int(sum(count.get(name, 0) for count in tokens)) for name in COUNTS[1:]}
-    return {"documents": ok + failed, "ok": ok, "failed": failed, **tokens_by_name}
+    ok = sum(item.ok for item in items)
+    failed = sum(item.failed for item in items)
+    totals = {"documents": ok + failed, "ok": ok, "failed": failed}
+    for kind in TOKEN_COUNTS:
+        totals[kind] = int(sum(count.get(kind, 0) for count in tokens))
+    return totals
 
 
 def write(output: str, bill: Bill) -> None:
-    """Writes a session's bill into the run's folder `output`, whole or not at all.
+    """Write a session's bill into the folder of a run, atomically.
 
-    Raises OSError.
+    Raises:
+        OSError: If it cannot be written.
     """
-    records.write(storage.join(output, layout.LEDGER, f"{bill.session}.json"), bill, indent=None)
+    path = storage.join(output, layout.LEDGER, f"{bill.session}.json")
+    records.write(path, bill, indent=None)
+
+
+def read_bills(outputs: Sequence[str]) -> tuple[list[Bill], list[str]]:
+    """Read the bills of all sessions of some runs.
+
+    Returns:
+        The bills, oldest first, and the paths of damaged files.
+
+    Raises:
+        OSError: If a folder cannot be read.
+    """
+    intact = []
+    damaged = []
+    for output in outputs:
+        folder = storage.join(output, layout.LEDGER)
+        for name in storage.names(folder):
+            if not name.endswith(".json"):
+                continue
+            path = storage.join(folder, name)
+            try:
+                intact.append(records.read(Bill, path))
+            except records.RecordError:
+                damaged.append(path)
+    return sorted(intact, key=lambda bill: bill.began), damaged
 
 
 def bills(output: str) -> list[Bill]:
-    """The bills of all sessions, the oldest first; torn files are left out. Raises OSError."""
-    return read.bills([output])[0]
+    """Read the bills of all sessions of a run, oldest first, without damaged files.
+
+    Raises:
+        OSError: If the folder cannot be read.
+    """
+    intact, _ = read_bills([output])
+    return intact
 
 
 def reconcile(bill: Bill, units: Sequence[UnitSummary]) -> bool:
-    """Brings a closed bill's counts up to committed units (a worker may die before it reports);
-    whether it had to.
+    """Correct the counts of a closed bill, whose workers may have died before their last report.
+
+    Args:
+        bill: The bill, which is changed.
+        units: The units that the session committed.
+
+    Returns:
+        Whether the bill had to be corrected.
     """
     totals = _totals(units, [unit.counts for unit in units])
     if totals == bill.totals:
         return False
+    bill.totals = totals
+    if not units:
+        # The bill of a retry. Its documents and tokens are counted where the rows are, but its
+        # money stays here.
+        bill.categories = {
+            key: {**zero(), "usd": count["usd"]} for key, count in bill.categories.items()
+        }
+        bill.methods = {
+            name: {**zero(), "usd": count["usd"]} for name, count in bill.methods.items()
+        }
+        return True
     counts = [each for unit in units for each in unit.categories.items()]
     total = round(bill.usd * billing.MICRO)
-    bill.totals = totals
-    # Of a retry: its documents and tokens count where the rows are, its money is for the same.
-    if not units:
-        bill.categories, bill.methods = (
-            {name: {**zero(), "usd": count["usd"]} for name, count in shares.items()}
-            for shares in (bill.categories, bill.methods)
-        )
-        return True
     bill.categories = billing.shared_out(total, added(counts))
-    if len(bill.methods) <= 1:  # a run has one
-        bill.methods = billing.shared_out(
-            total, added((name, count) for name in bill.methods for _, count in counts)
-        )
+    # A run has one method.
+    if len(bill.methods) <= 1:
+        by_method = [(name, count) for name in bill.methods for _, count in counts]
+        bill.methods = billing.shared_out(total, added(by_method))
     return True
 
 
 def of_run(output: str, units: Iterable[UnitSummary]) -> RunCost | None:
-    """The bills of all sessions, brought up to all committed `units` and summed; None without
-    any.
+    """Add up the bills of all sessions of a run that has ended.
+
+    Args:
+        output: The folder of the run.
+        units: All committed units, to which the bills are corrected.
+
+    Returns:
+        None if there is no bill.
     """
     by_session = defaultdict(list)
     documents = 0
@@ -241,7 +380,8 @@ def of_run(output: str, units: Iterable[UnitSummary]) -> RunCost | None:
         by_session[unit.session].append(unit)
         documents += unit.documents
     for bill in bills(output):
-        if not bill.final:  # who asks has ended: this session has died, and its open units are lost
+        if not bill.final:
+            # The session died, and its units in flight are lost.
             book = Book(bill)
             book.close(bill.until)
             bill = replace(book.bill(bill.until), kwh=bill.kwh)
@@ -252,29 +392,38 @@ def of_run(output: str, units: Iterable[UnitSummary]) -> RunCost | None:
 
 
 def summed(bills: Sequence[Bill], documents: int | None = None) -> RunCost | None:
-    """The bills of a run's sessions, summed; None without any. documents: committed; None: as the
-    bills count them.
+    """Add up the bills of a run's sessions.
+
+    Args:
+        bills: The bills.
+        documents: The committed documents; None to take the count of the bills.
+
+    Returns:
+        None if there is no bill.
     """
     if not bills:
         return None
     usd = round(sum(bill.usd for bill in bills), 6)
     if documents is None:
         documents = sum(bill.totals.get("documents", 0) for bill in bills)
-    measured = [bill.kwh for bill in bills if bill.kwh is not None]
+    usd_per_1000_documents = None
+    if documents:
+        usd_per_1000_documents = round(1000 * usd / documents, 6)
+    measured_kwh = [bill.kwh for bill in bills if bill.kwh is not None]
+    parts = {}
+    seconds = {}
+    for name in billing.PARTS:
+        parts[name] = round(sum(bill.parts.get(name, 0) for bill in bills), 6)
+        seconds[name] = round(sum(bill.seconds.get(name, 0) for bill in bills), 3)
     return RunCost(
         usd=usd,
-        usd_per_1000_documents=round(1000 * usd / documents, 6) if documents else None,
-        parts={
-            name: round(sum(bill.parts.get(name, 0) for bill in bills), 6) for name in billing.PARTS
-        },
-        seconds={
-            name: round(sum(bill.seconds.get(name, 0) for bill in bills), 3)
-            for name in billing.PARTS
-        },
+        usd_per_1000_documents=usd_per_1000_documents,
+        parts=parts,
+        seconds=seconds,
         sessions=len(bills),
         documents=documents,
-        kwh=round(sum(measured), 6) if measured else None,
-        cards=energy.together(worker.cards for bill in bills for worker in bill.workers),
+        kwh=round(sum(measured_kwh), 6) if measured_kwh else None,
+        gpu_use=energy.together(worker.gpu_use for bill in bills for worker in bill.workers),
         prices=sorted({node.price_source for bill in bills for node in bill.nodes}),
         notes=sorted({note for bill in bills for note in bill.notes}),
     )

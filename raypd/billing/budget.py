@@ -1,9 +1,9 @@
-"""The arithmetic of a budget and a deadline.
+"""The arithmetic of a budget and of a deadline.
 
-A unit is begun only where the bill, at the end of all in flight and of it too, stays below the
-budget less a reserve. Where that guess was wrong (unknown pace, long documents, late nodes), the
-run is stopped at the reserve; what is in flight is lost, and done again by the session that goes
-on.
+A unit begins only if the bill stays below the budget minus a reserve once this unit and all units
+in flight have ended. That estimate can be wrong: the pace may be unknown, documents long, nodes
+late. Then the run stops when it reaches the reserve. Units in flight are lost, and the session that
+resumes the run processes them again.
 """
 
 import math
@@ -11,11 +11,14 @@ from collections.abc import Iterable, Sequence
 from datetime import datetime
 
 from raypd.errors import RunError
-from raypd.run.text import count, counted, usd
+from raypd.text import count, counted, usd
 
-# A unit may take this much longer than the slowest of the last ones, and its documents more tokens.
+# A unit may take this much longer than the slowest of the last ones, and its documents this many
+# times their tokens.
 CAUTION = 1.25
-NEVER = 1_000_000  # workers: no number is enough
+NEVER = 1_000_000  # a number of workers that stands for "no number is enough"
+# How much more than the estimate a message suggests as the next budget.
+_BUDGET_MARGIN = 1.15
 
 
 class BudgetReached(RunError):
@@ -26,29 +29,46 @@ class BudgetReached(RunError):
 
 
 def ends(now: float, units: Iterable[tuple[float, int]], paces: Sequence[float]) -> float:
-    """The unix second at which units are done, at the latest to expect; now where nobody knows.
-    units: in flight, (unix second of the begin, documents). paces: seconds a document of the last
-    ones that ended.
+    """Estimate when units in flight will have ended, at the latest.
+
+    Args:
+        now: The time, in unix seconds.
+        units: (begin in unix seconds, documents) of each unit in flight.
+        paces: Seconds per document of the last units that ended.
+
+    Returns:
+        A unix second; `now` if there is no pace.
     """
     if not paces:
         return now
-    return max([now, *(began + CAUTION * max(paces) * documents for began, documents in units)])
+    slowest = CAUTION * max(paces)
+    return max([now, *(began + slowest * documents for began, documents in units)])
 
 
 def reached(budget: float, spent: float, done: int, documents: int, exact: bool = True) -> str:
-    """The message at the end of the money. exact: `documents` was counted, not estimated."""
-    of = ("" if exact else "about ") + counted(documents, "document")
-    now = f"cost.budget_usd {usd(budget)} is reached: {count(done)} of {of} done for {usd(spent)}"
+    """Say that the budget is reached, and which budget the rest would need.
+
+    Args:
+        budget: cost.budget_usd.
+        spent: USD spent in all sessions.
+        done: Documents that are committed.
+        documents: Documents of the input.
+        exact: Whether `documents` was counted rather than estimated.
+    """
+    prefix = "" if exact else "about "
+    message = (
+        f"cost.budget_usd {usd(budget)} is reached: {count(done)} of {prefix}"
+        f"{counted(documents, 'document')} done for {usd(spent)}"
+    )
     if done <= 0:
         return (
-            f"{now}; the start of the workers alone may take more than that: raise cost.budget_usd"
+            f"{message}. Starting the workers may cost more than that alone: raise cost.budget_usd"
         )
-    remaining = spent / done * max(0, documents - done)
-    budget_needed = math.ceil((spent + 1.15 * remaining) * 100) / 100
+    remaining_usd = spent / done * max(0, documents - done)
+    next_budget = math.ceil((spent + _BUDGET_MARGIN * remaining_usd) * 100) / 100
     return (
-        f"{now} ({usd(1000 * spent / done)} per 1,000). The rest takes about "
-        f"{usd(remaining)}: the same command with "
-        f"cost.budget_usd={budget_needed:.2f} goes on"
+        f"{message} ({usd(1000 * spent / done)} per 1,000). The rest takes about "
+        f"{usd(remaining_usd)}: the same command with cost.budget_usd={next_budget:.2f} resumes"
     )
 
 
@@ -60,24 +80,42 @@ def need(
     running: int,
     max_workers: int,
 ) -> tuple[int, float]:
-    """Workers to be done in time (`NEVER`: no number is enough), and seconds until all is done by
-    them, or the most. per_worker: documents a second. startup: seconds that a new worker loads, and
-    one of `running` does not.
+    """Return how many workers a deadline takes.
+
+    Args:
+        documents: Documents that remain.
+        seconds_left: Seconds until the deadline.
+        per_worker: Documents per second of a worker.
+        startup: Seconds that a new worker takes to load its model.
+        running: Workers that have loaded theirs.
+        max_workers: The most workers that are allowed.
+
+    Returns:
+        The number of workers, or `NEVER` if no number is enough, and the seconds that they take,
+        or that `max_workers` take if more would be needed.
     """
 
     def seconds(workers: int) -> float:
-        new = max(0, workers - running)
-        alone = documents / (per_worker * running) if running else math.inf
-        return min(alone, (documents + per_worker * new * startup) / (per_worker * workers))
+        new_workers = max(0, workers - running)
+        together = (documents + per_worker * new_workers * startup) / (per_worker * workers)
+        if not running:
+            return together
+        # The workers that are running may be done before a new one has started.
+        return min(documents / (per_worker * running), together)
 
     needed = 1
     while needed < NEVER and seconds(needed) > seconds_left:
-        in_time = seconds_left > (startup if needed > running else 0)
-        needed = max(needed + 1, math.ceil(needed * 1.02)) if in_time else NEVER
+        latest_start = startup if needed > running else 0
+        if seconds_left <= latest_start:
+            needed = NEVER
+        else:
+            needed = max(needed + 1, math.ceil(needed * 1.02))
     return needed, seconds(min(needed, max_workers))
 
 
 def clock(seconds: float) -> str:
-    """A time of day, with the date where that is another day."""
-    then = datetime.fromtimestamp(seconds)
-    return then.strftime("%H:%M" if then.date() == datetime.now().date() else "%Y-%m-%d %H:%M")
+    """Return a time of day, with the date unless it is today."""
+    time = datetime.fromtimestamp(seconds)
+    if time.date() == datetime.now().date():
+        return time.strftime("%H:%M")
+    return time.strftime("%Y-%m-%d %H:%M")

@@ -1,107 +1,122 @@
-"""What a run's GPUs took and did, and they alone: by NVIDIA's NVML."""
+"""The energy and the use of a worker's own GPUs, from NVIDIA's NVML."""
 
 import os
 from collections.abc import Iterable
 from functools import reduce
 from typing import Any
 
-from raypd.run.records import CardUse, WorkerTime
+from raypd.billing.meter import WorkerTime
+from raypd.run.usage import GpuUse
 
 _JOULES_PER_KWH = 3.6e6
-_GIVEN_UP = (15, 16)  # NVML's numbers for a GPU that is lost, and for one that has to be reset
+# NVML's error codes for a GPU that is lost, and for one that has to be reset.
+_LOST_CODES = (15, 16)
 
 
-class CardWatch:
-    """What this process's GPUs take and do, since it began. gpus: of this worker, or a fraction of
-    one.
+class GpuWatch:
+    """Watches the GPUs that this process sees. Calling it takes a sample.
+
+    Args:
+        gpus: The GPUs of this worker, which may be a fraction of one.
     """
 
     def __init__(self, gpus: float) -> None:
-        self._gpus, (self._nvml, self._handles, self._refusal) = gpus, _open(gpus)
-        self._use: CardUse | None = None
-        self._before = self._total()
-
-    def _total(self) -> float | None:
-        """The counters' joules; None: no GPU, no counter (GPUs before Volta)."""
+        self._gpus = gpus
+        self._nvml: Any = None
+        self._handles: list[Any] = []
+        self._refusal: Exception | None = None
         try:
-            counts = [
+            import pynvml
+
+            self._nvml = pynvml
+            if gpus:
+                self._handles = _handles(pynvml)
+        # The package, the driver, the permission or the GPU may be missing, and NVML has its own
+        # exception for each.
+        except Exception as error:
+            self._nvml = None
+            self._refusal = error
+        self._use: GpuUse | None = None
+        self._joules_before = self._counter()
+
+    def _counter(self) -> float | None:
+        """Return the joules that the GPUs count, or None without a counter (before Volta)."""
+        try:
+            millijoules = [
                 self._nvml.nvmlDeviceGetTotalEnergyConsumption(handle) for handle in self._handles
             ]
         except Exception:
             return None
-        return min(1.0, self._gpus / len(counts)) * sum(counts) / 1000 if counts else None
+        if not millijoules:
+            return None
+        return min(1.0, self._gpus / len(millijoules)) * sum(millijoules) / 1000
 
     def joules(self) -> float | None:
-        """Since it began; None: not measured."""
-        total = self._total()
-        return None if total is None or self._before is None else total - self._before
+        """Return the energy since this process began, or None if it is not measured."""
+        joules = self._counter()
+        if joules is None or self._joules_before is None:
+            return None
+        return joules - self._joules_before
 
-    def __call__(self) -> CardUse | None:
-        """Takes a sample; None: NVML has never answered."""
+    def __call__(self) -> GpuUse | None:
+        """Take a sample and return all samples so far, or None if NVML never answered."""
         nvml = self._nvml
         for handle in self._handles:
             try:
-                busy = nvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100
-                memory = nvml.nvmlDeviceGetMemoryInfo(handle).used / 2**30
-                clocks = [
-                    call(handle, nvml.NVML_CLOCK_SM)
-                    for call in (nvml.nvmlDeviceGetClockInfo, nvml.nvmlDeviceGetMaxClockInfo)
-                ]
+                sample = GpuUse(
+                    samples=1,
+                    busy=nvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100,
+                    memory_gib=nvml.nvmlDeviceGetMemoryInfo(handle).used / 2**30,
+                    mhz=nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM),
+                    max_mhz=nvml.nvmlDeviceGetMaxClockInfo(handle, nvml.NVML_CLOCK_SM),
+                )
             except nvml.NVMLError:
                 continue
-            self._use = CardUse(1, busy, memory, *clocks).plus(self._use or CardUse())
+            self._use = sample if self._use is None else sample.plus(self._use)
         return self._use
 
     def is_lost(self) -> bool:
-        """Whether the driver has given one of them up (Xid 79, a reset is due), also before this
-        process began.
-        """
-        said = self._refusal
-        try:
-            for handle in self._handles:
+        """Return whether the driver has given up one of the GPUs (Xid 79, or a reset is due)."""
+        for handle in self._handles:
+            try:
                 self._nvml.nvmlDeviceGetMemoryInfo(handle)
-        except self._nvml.NVMLError as error:
-            said = error
-        return getattr(said, "value", None) in _GIVEN_UP
+            except self._nvml.NVMLError as error:
+                if _is_loss(error):
+                    return True
+        return _is_loss(self._refusal)
 
 
-def together(uses: Iterable[CardUse | None]) -> CardUse | None:
-    """Of all workers; None where nobody knows."""
-    known = [use for use in uses if use is not None]
-    return reduce(CardUse.plus, known) if known else None
+def _is_loss(error: Exception | None) -> bool:
+    return getattr(error, "value", None) in _LOST_CODES
 
 
-def _open(gpus: float) -> tuple[Any, list[Any], Exception | None]:
-    """NVML, the GPUs that CUDA_VISIBLE_DEVICES shows to this process, and why NVML has none of them
-    where it fails.
-    """
-    try:
-        import pynvml
-
-        if not gpus:
-            return pynvml, [], None
-        pynvml.nvmlInit()
-        shown = os.environ.get("CUDA_VISIBLE_DEVICES")
-        if shown is None:
-            names = map(str, range(pynvml.nvmlDeviceGetCount()))
+def _handles(nvml: Any) -> list[Any]:
+    """Return NVML's handles of the GPUs in CUDA_VISIBLE_DEVICES."""
+    nvml.nvmlInit()
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is None:
+        return [nvml.nvmlDeviceGetHandleByIndex(i) for i in range(nvml.nvmlDeviceGetCount())]
+    handles = []
+    for name in map(str.strip, visible.split(",")):
+        if name in ("", "-1"):
+            continue
+        if name.isdigit():
+            handles.append(nvml.nvmlDeviceGetHandleByIndex(int(name)))
         else:
-            names = map(str.strip, shown.split(","))
-        by_index = pynvml.nvmlDeviceGetHandleByIndex
-        by_name = pynvml.nvmlDeviceGetHandleByUUID
-        return (
-            pynvml,
-            [by_index(int(n)) if n.isdigit() else by_name(n) for n in names if n not in ("", "-1")],
-            None,
-        )
-    # No package, no driver, no right, a lost GPU: NVML has an exception for each.
-    except Exception as error:
-        return None, [], error
+            handles.append(nvml.nvmlDeviceGetHandleByUUID(name))
+    return handles
+
+
+def together(uses: Iterable[GpuUse | None]) -> GpuUse | None:
+    """Combine the use of several workers' GPUs, or return None if none is known."""
+    known = [use for use in uses if use is not None]
+    return reduce(GpuUse.plus, known) if known else None
 
 
 def kwh(reports: Iterable[WorkerTime]) -> float | None:
-    """Of all workers' GPUs; None where there is none, or one was not measured."""
+    """Return the energy of all workers' GPUs, or None if one of them was not measured."""
     joules = [report.joules for report in reports if report.gpus or report.joules is not None]
-    measured = [counted for counted in joules if counted is not None]
+    measured = [value for value in joules if value is not None]
     if measured and len(measured) == len(joules):
         return round(sum(measured) / _JOULES_PER_KWH, 6)
     return None

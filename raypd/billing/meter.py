@@ -1,7 +1,7 @@
-"""What a worker does with its time: measured in the worker, reported to the ledger.
+"""Measure what a worker does with its time, in the worker, and report it to the ledger.
 
-A report holds all since the worker began, under a growing number, so that a lost, double or late
-one does no harm.
+Each report covers everything since the worker began and has a sequence number, so that lost,
+repeated and late reports do no harm.
 """
 
 import os
@@ -12,44 +12,134 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar
 
-from raypd.run.records import CardUse, Counts, Spans, WorkerTime
+from raypd.run.usage import FIRST, Counts, OptionalGpuUse, Usage, UsageKey
 
-_JOIN_SECONDS = 0.05  # a pause between two steps that is shorter belongs to them
-_MOST_SPANS = 120  # of one worker
+# (began, ended, startup | busy | idle | lost, first unit in it)
+Span = tuple[float, float, str, str | None]
+Spans = list[Span]
+
+_JOIN_SECONDS = 0.05  # a shorter pause between two steps belongs to the steps
+_MAX_SPANS = 120  # per worker
 COUNTS = ("documents", "prefill_tokens", "shared_tokens", "decode_tokens")
+TOKEN_COUNTS = COUNTS[1:]
+
+
+_Name = TypeVar("_Name", str, UsageKey)
+
+
+@dataclass
+class Seconds:
+    """A worker's time in seconds. It is busy during prefill and decode."""
+
+    startup: float = 0.0
+    prefill: float = 0.0
+    decode: float = 0.0
+    idle: float = 0.0
+    lost: float = 0.0
+
+    @property
+    def busy(self) -> float:
+        """Seconds of prefill and decode."""
+        return self.prefill + self.decode
+
+    def total(self) -> float:
+        """Return all seconds."""
+        return self.startup + self.prefill + self.decode + self.idle + self.lost
+
+    def lose(self, prefill: float, decode: float) -> None:
+        """Move the busy seconds of a failed attempt to `lost`, but no more than there are."""
+        prefill = min(prefill, self.prefill)
+        decode = min(decode, self.decode)
+        self.prefill -= prefill
+        self.decode -= decode
+        self.lost += prefill + decode
+
+
+@dataclass
+class WorkerTime:
+    """Everything that a worker process did since it began: its report and its entry on the bill."""
+
+    worker: str
+    node: str
+    began: float
+    heard: float = 0.0  # when it reported last
+    ended: float | None = None  # on a bill, if known; None while it works
+    pid: int = 0
+    sequence: int = -1  # number of the last report
+    seconds: Seconds = field(default_factory=Seconds)
+    # Units in flight: busy seconds (prefill, decode) by unit.
+    open: dict[str, tuple[float, float]] = field(default_factory=dict)
+    spans: Spans = field(default_factory=list)
+    categories: Usage = field(default_factory=dict)  # of committed units
+    open_categories: Usage = field(default_factory=dict)  # of units in flight
+    lost_categories: Usage = field(default_factory=dict)  # of failed attempts
+    method: str = ""
+    ok: int = 0  # documents
+    failed: int = 0  # documents
+    gpus: float = 0.0
+    joules: float | None = None
+    gpu_use: OptionalGpuUse = None  # None without a GPU, or if NVML does not answer
+
+    @property
+    def state(self) -> str:
+        """startup, busy, idle, lost or ended."""
+        if self.ended is not None:
+            return "ended"
+        if self.spans:
+            return self.spans[-1][2]
+        return "startup"
+
+    def lived(self, until: float = 0.0) -> float:
+        """Return the seconds until the worker's end, or to `until` while it works."""
+        end = until if self.ended is None else self.ended
+        return max(end - self.began, 1e-9)
+
+    def spent(self, kind: str) -> float:
+        """Return the seconds of one kind of span."""
+        return sum(ended - began for began, ended, state, _ in self.spans if state == kind)
 
 
 def zero() -> Counts:
+    """Return counts of 0."""
     return {**dict.fromkeys(COUNTS, 0), "seconds": 0.0}
 
 
 @dataclass
 class UnitUsage:
-    """The busy seconds of an attempt at a unit, and what it counted by category."""
+    """The busy seconds of one attempt at a unit, and its counts by category and model."""
 
     prefill: float = 0.0
     decode: float = 0.0
-    categories: dict[str, Counts] = field(default_factory=dict)
+    categories: Usage = field(default_factory=dict)
 
     def share(self) -> None:
-        """Gives every category its share of the seconds: of prefill and decode each by the
-        tokens.
-        """
-        for spent, count in ((self.prefill, "prefill_tokens"), (self.decode, "decode_tokens")):
-            weights = {name: counts[count] for name, counts in self.categories.items()}
-            if not sum(weights.values()):
-                weights = {name: counts["documents"] for name, counts in self.categories.items()}
-            weight_sum = sum(weights.values()) or 1
-            for name, counts in self.categories.items():
-                counts["seconds"] += spent * weights[name] / weight_sum
+        """Divide the seconds over the categories: prefill and decode each by their tokens."""
+        self._share(self.prefill, "prefill_tokens")
+        self._share(self.decode, "decode_tokens")
+
+    def _share(self, seconds: float, token_kind: str) -> None:
+        weights = {key: counts[token_kind] for key, counts in self.categories.items()}
+        if not sum(weights.values()):
+            weights = {key: counts["documents"] for key, counts in self.categories.items()}
+        weight_sum = sum(weights.values()) or 1
+        for key, counts in self.categories.items():
+            counts["seconds"] += seconds * weights[key] / weight_sum
 
 
 class Meter:
-    """A worker's spans without gaps: startup, busy, idle, lost.
+    """The clock of a worker. It divides all of its time into startup, busy, idle and lost.
 
-    Safe in threads. clock: unix seconds. power: joules.
+    The methods are thread-safe.
+
+    Args:
+        node: The id of the worker's node.
+        method: The decoding method.
+        gpus: GPUs of the worker.
+        clock: Returns the time in unix seconds.
+        power: Returns the joules that the GPUs took so far, or None if they are not measured.
+        gpu_use: Samples how the GPUs are used.
     """
 
     def __init__(
@@ -59,193 +149,277 @@ class Meter:
         gpus: float = 0.0,
         clock: Callable[[], float] = time.time,
         power: Callable[[], float | None] = lambda: None,
-        cards: Callable[[], CardUse | None] = lambda: None,
+        gpu_use: Callable[[], OptionalGpuUse] = lambda: None,
     ) -> None:
         self.id = uuid.uuid4().hex[:12]
-        self._clock, self._power, self._cards, self._lock = clock, power, cards, threading.Lock()
-        self._at = clock()  # up to which the spans reach
+        self._clock = clock
+        self._power = power
+        self._gpu_use = gpu_use
+        self._lock = threading.Lock()
+        self._booked_until = clock()
         self._totals = WorkerTime(
-            self.id, node, self._at, pid=os.getpid(), method=method, gpus=gpus
+            self.id, node, self._booked_until, pid=os.getpid(), method=method, gpus=gpus
         )
         self._state = "startup"
         self._units: defaultdict[str, UnitUsage] = defaultdict(UnitUsage)
-        self._fed = (0, 0)  # tokens of ended programs
-        self._last = (0, 0)  # the same and those of running ones, after the last step
-        self._tokens = (0, 0)  # that went through the model, of prompts and of answers
-        self._ratio = 1.0  # share of prefill in the last step that fed anything
-        self._programs: dict[str, int] = {}  # programs by unit in the step that runs or ran last
+        # (prefill tokens, decode tokens) of all programs that have ended.
+        self._ended_tokens = (0, 0)
+        # The same of all programs, ended or running, after the last step.
+        self._seen_tokens = (0, 0)
+        # The tokens that went through the model.
+        self._model_tokens = (0, 0)
+        self._prefill_share = 1.0  # share of prefill in the last step that fed any token
+        self._programs: dict[str, int] = {}  # programs in the current or last step, by unit
 
     def ready(self) -> None:
-        """The model is loaded: from here on the worker is idle or busy."""
+        """Note that the model is loaded: the worker is idle or busy from now on."""
         with self._lock:
-            self._go_on(self._clock(), None)
+            self._book_time(self._clock(), None)
             self._state = "idle"
 
     def begin(self, unit: str) -> None:
+        """Begin an attempt at a unit."""
         with self._lock:
             self._units[unit] = UnitUsage()
 
     def documents(self, unit: str, categories: Iterable[str]) -> None:
+        """Count the documents of a unit, given the category of each."""
         with self._lock:
-            for name in categories:
-                self._units[unit].categories.setdefault(name, zero())["documents"] += 1
+            usage = self._units[unit].categories
+            for category in categories:
+                usage.setdefault(UsageKey(category), zero())["documents"] += 1
 
-    def tokens(self, unit: str, categories: Sequence[str], counts: Any) -> None:
-        """Shares a program's cost over its documents, by their categories, in whole tokens. counts:
-        `TokenCounts`.
+    def tokens(
+        self, unit: str, categories: Sequence[str], counts: Any, model: str = FIRST
+    ) -> list[Counts]:
+        """Divide the tokens of a program over its documents, in whole tokens.
+
+        Args:
+            unit: The unit that the program belongs to.
+            categories: The category of each document that the program answers.
+            counts: The `TokenCounts` of the program.
+            model: The model that answered, FIRST or SECOND.
+
+        Returns:
+            The tokens of each document.
         """
+        shares = token_shares(counts, len(categories))
         with self._lock:
-            for i, category in enumerate(categories):
-                totals = self._units[unit].categories.setdefault(category, zero())
-                for name in COUNTS[1:]:
-                    total = getattr(counts, name, 0)
-                    totals[name] += (i + 1) * total // len(categories) - i * total // len(
-                        categories
-                    )
+            usage = self._units[unit].categories
+            for category, share in zip(categories, shares, strict=True):
+                totals = usage.setdefault(UsageKey(category, model), zero())
+                for kind, tokens in share.items():
+                    totals[kind] += tokens
+        return shares
 
     def end(self, unit: str) -> UnitUsage:
-        """An attempt's seconds and counts, shared by category; it stays open until `commit` or
-        `lose`.
+        """Return the usage of an attempt so far, with seconds divided by category.
+
+        The attempt stays open until `commit` or `lose`.
         """
         with self._lock:
-            done = deepcopy(self._units[unit])
-        done.share()
-        return done
+            usage = deepcopy(self._units[unit])
+        usage.share()
+        return usage
 
-    def commit(self, unit: str, done: UnitUsage, ok: int, failed: int) -> None:
-        """The unit is in the output by this attempt. done: what `end` returned; ok, failed: its
-        documents.
+    def commit(self, unit: str, usage: UnitUsage, ok: int, failed: int) -> None:
+        """Note that an attempt has committed its unit.
+
+        Args:
+            unit: The unit.
+            usage: What `end` returned.
+            ok: Documents that were answered.
+            failed: Documents that failed.
         """
         with self._lock:
             self._units.pop(unit, None)
             self._totals.ok += ok
             self._totals.failed += failed
-            both = [*self._totals.categories.items(), *done.categories.items()]
-            self._totals.categories = added(both)  # a new one: reports hold the old
+            # A new mapping, because earlier reports hold the old one.
+            self._totals.categories = added(
+                [*self._totals.categories.items(), *usage.categories.items()]
+            )
 
     def lose(self, unit: str) -> None:
-        """An attempt that failed; no-op for one that has ended."""
+        """Note that an attempt has failed. Do nothing if it has ended already."""
         with self._lock:
             usage = self._units.pop(unit, None)
-            if usage is not None:
-                self._totals.seconds.lose(usage.prefill, usage.decode)
-                lost = [*self._totals.lost_categories.items(), *usage.categories.items()]
-                self._totals.lost_categories = added(lost)
+            if usage is None:
+                return
+            self._totals.seconds.lose(usage.prefill, usage.decode)
+            self._totals.lost_categories = added(
+                [*self._totals.lost_categories.items(), *usage.categories.items()]
+            )
 
     def step(self, engine: Any, programs: Mapping[str, int]) -> list[Any]:
-        """Runs one step of the engine and books its time. programs: how many are in it, by the id
-        of their unit.
+        """Run one step of the engine and book its time.
+
+        Args:
+            engine: The engine.
+            programs: The number of programs in the engine, by unit.
+
+        Returns:
+            The results of the programs that have ended.
         """
         with self._lock:
             now = self._clock()
-            if now - self._at > _JOIN_SECONDS:
-                self._go_on(now, None)
-            self._state, self._programs = "busy", dict(programs)
-        finished: list[Any] = engine.step()
+            if now - self._booked_until > _JOIN_SECONDS:
+                self._book_time(now, None)
+            self._state = "busy"
+            self._programs = dict(programs)
+        results: list[Any] = engine.step()
         with self._lock:
-            self._count(finished, engine.sequences)
-            spent = self._go_on(self._clock(), next(iter(programs), None))
+            self._count_tokens(results, engine.sequences)
+            seconds = self._book_time(self._clock(), next(iter(programs), None))
             self._state = "idle"
-            for unit, (prefill, decode) in self._shares(spent).items():
+            for unit, (prefill, decode) in self._by_unit(seconds).items():
                 self._units[unit].prefill += prefill
                 self._units[unit].decode += decode
-        return finished
+        return results
 
     def totals(self) -> tuple[float, float, int, int]:
-        """Seconds of prefill and of decode, and tokens of each, up to the end of the last step."""
+        """Return (prefill seconds, decode seconds, prefill tokens, decode tokens) up to the end of
+        the last step.
+        """
         with self._lock:
-            return self._totals.seconds.prefill, self._totals.seconds.decode, *self._tokens
+            prefill_tokens, decode_tokens = self._model_tokens
+            seconds = self._totals.seconds
+            return seconds.prefill, seconds.decode, prefill_tokens, decode_tokens
 
-    def _shares(self, spent: float) -> dict[str, tuple[float, float]]:
-        """Seconds of a step, (prefill, decode), by unit: as many as each had programs in it."""
+    def _by_unit(self, seconds: float) -> dict[str, tuple[float, float]]:
+        """Divide the seconds of a step over its units, in proportion to their programs.
+
+        Returns:
+            (prefill seconds, decode seconds) by unit.
+        """
         programs = sum(self._programs.values()) or 1
-        shares = {
-            unit: spent * n / programs for unit, n in self._programs.items() if unit in self._units
-        }
-        return {
-            unit: (share * self._ratio, share * (1 - self._ratio)) for unit, share in shares.items()
-        }
+        shares = {}
+        for unit, count in self._programs.items():
+            if unit in self._units:
+                share = seconds * count / programs
+                shares[unit] = (share * self._prefill_share, share * (1 - self._prefill_share))
+        return shares
 
-    def _count(self, finished: Sequence[Any], sequences: Sequence[Any]) -> None:
-        """Splits the step's time by the tokens that it put in: those of prompts and those of
-        answers.
-        """
-        self._fed = _plus(self._fed, finished)
-        now = _plus(self._fed, sequences)
-        prefill, decode = (max(0, a - b) for a, b in zip(now, self._last, strict=True))
-        self._last = now
-        self._tokens = (self._tokens[0] + prefill, self._tokens[1] + decode)
+    def _count_tokens(self, results: Sequence[Any], sequences: Sequence[Any]) -> None:
+        """Count the tokens of a step, by which its time is divided into prefill and decode."""
+        self._ended_tokens = _plus(self._ended_tokens, results)
+        now = _plus(self._ended_tokens, sequences)
+        prefill = max(0, now[0] - self._seen_tokens[0])
+        decode = max(0, now[1] - self._seen_tokens[1])
+        self._seen_tokens = now
+        self._model_tokens = (self._model_tokens[0] + prefill, self._model_tokens[1] + decode)
         if prefill + decode:
-            self._ratio = prefill / (prefill + decode)
+            self._prefill_share = prefill / (prefill + decode)
 
-    def _go_on(self, now: float, unit: str | None, report: WorkerTime | None = None) -> float:
-        """Books the time since the last booking to the state, or only in a report; how much it
-        was.
+    def _book_time(self, now: float, unit: str | None, report: WorkerTime | None = None) -> float:
+        """Book the time since the last booking to the current state.
+
+        Args:
+            now: The time, in unix seconds.
+            unit: The first unit of the step, for the span.
+            report: A report that gets the time instead of the meter, which books it later.
+
+        Returns:
+            The seconds that were booked.
         """
-        spent = max(0.0, now - self._at)
+        spent = max(0.0, now - self._booked_until)
         record = report or self._totals
         if self._state == "busy":
-            record.seconds.prefill += spent * self._ratio
-            record.seconds.decode += spent * (1 - self._ratio)
+            record.seconds.prefill += spent * self._prefill_share
+            record.seconds.decode += spent * (1 - self._prefill_share)
         else:
             vars(record.seconds)[self._state] += spent
         if spent > 0:
-            record.spans = joined(record.spans, (self._at, now, self._state, unit))
-        self._at = max(self._at, now) if report is None else self._at
+            record.spans = joined(record.spans, (self._booked_until, now, self._state, unit))
+        if report is None:
+            self._booked_until = max(self._booked_until, now)
         return spent
 
     def report(self) -> WorkerTime:
-        """All so far, under the next number."""
+        """Return everything so far, with the next sequence number."""
         with self._lock:
             now = self._clock()
-            # A long load or wait goes on the bill as it goes.
-            if self._state != "busy" and now - self._at > 1.0:
-                self._go_on(now, None)
+            # A long load or wait appears on the bill while it lasts.
+            if self._state != "busy" and now - self._booked_until > 1.0:
+                self._book_time(now, None)
             self._totals.sequence += 1
             report = replace(self._totals, heard=now, seconds=replace(self._totals.seconds))
-            report.joules, report.cards = self._power(), self._cards()
+            report.joules = self._power()
+            report.gpu_use = self._gpu_use()
             report.open = {name: (unit.prefill, unit.decode) for name, unit in self._units.items()}
             report.open_categories = added(
                 each for unit in self._units.values() for each in unit.categories.items()
             )
-            # A step that runs is reported as far as it is, and counted when it has ended.
             if self._state == "busy":
-                running = self._go_on(now, next(iter(self._programs), None), report)
-                for name, (prefill, decode) in self._shares(running).items():
-                    report.open[name] = (
-                        report.open[name][0] + prefill,
-                        report.open[name][1] + decode,
-                    )
+                self._add_running_step(report, now)
             return report
 
+    def _add_running_step(self, report: WorkerTime, now: float) -> None:
+        """Add the part of the current step that has passed; the meter books it when it ends."""
+        seconds = self._book_time(now, next(iter(self._programs), None), report)
+        for unit, (prefill, decode) in self._by_unit(seconds).items():
+            open_prefill, open_decode = report.open[unit]
+            report.open[unit] = (open_prefill + prefill, open_decode + decode)
 
-def added(counts: Iterable[tuple[str, Mapping[str, float]]]) -> dict[str, Counts]:
-    """Counts by name, those of one name together, as a bill has them."""
-    totals: dict[str, Counts] = {}
+
+def token_shares(counts: Any, documents: int) -> list[Counts]:
+    """Divide the tokens of a program evenly over its documents, in whole tokens.
+
+    Args:
+        counts: The `TokenCounts` of the program.
+        documents: The number of documents.
+
+    Returns:
+        The tokens by kind, of each document.
+    """
+    shares: list[Counts] = []
+    for i in range(documents):
+        share: Counts = {}
+        for kind in TOKEN_COUNTS:
+            total = getattr(counts, kind, 0)
+            share[kind] = (i + 1) * total // documents - i * total // documents
+        shares.append(share)
+    return shares
+
+
+def added(counts: Iterable[tuple[_Name, Mapping[str, float]]]) -> dict[_Name, Counts]:
+    """Add up the counts of equal keys, and sort the result by key."""
+    totals: dict[_Name, Counts] = {}
     for name, count in counts:
         total = totals.setdefault(name, zero())
-        for key, value in count.items():
-            total[key] = total.get(key, 0) + value
+        for kind, value in count.items():
+            total[kind] = total.get(kind, 0) + value
     return dict(sorted(totals.items()))
 
 
-def _plus(fed: tuple[int, int], programs: Sequence[Any]) -> tuple[int, int]:
-    prefill = sum(program.counts.prefill_tokens for program in programs)
-    return fed[0] + prefill, fed[1] + sum(program.counts.decode_tokens for program in programs)
+def _plus(tokens: tuple[int, int], programs: Sequence[Any]) -> tuple[int, int]:
+    """Add the (prefill, decode) tokens of some programs."""
+    prefill, decode = tokens
+    for program in programs:
+        prefill += program.counts.prefill_tokens
+        decode += program.counts.decode_tokens
+    return prefill, decode
 
 
-def joined(spans: Spans, span: tuple[float, float, str, str | None]) -> Spans:
-    """Spans with one more at the end: joined to the last where that goes on, coarser when there are
-    many.
+def joined(spans: Spans, span: Span) -> Spans:
+    """Append a span, joined to the last one if it continues it; halve the spans if they are many.
+
+    Returns:
+        A new list.
     """
-    if spans and spans[-1][2:] == span[2:] and span[0] - spans[-1][1] < _JOIN_SECONDS:
-        return [*spans[:-1], (spans[-1][0], span[1], span[2], span[3])]
+    if spans:
+        began, ended, *kind_and_unit = spans[-1]
+        if kind_and_unit == list(span[2:]) and span[0] - ended < _JOIN_SECONDS:
+            return [*spans[:-1], (began, span[1], span[2], span[3])]
     spans = [*spans, span]
-    return spans if len(spans) <= _MOST_SPANS else coarser(spans)
+    return spans if len(spans) <= _MAX_SPANS else coarser(spans)
 
 
 def coarser(spans: Spans) -> Spans:
-    """Half as many spans: two neighbours become one with the name of the longer."""
-    pairs = [spans[i : i + 2] for i in range(0, len(spans), 2)]
-    longer = [max(pair, key=lambda span: span[1] - span[0]) for pair in pairs]
-    return [(pair[0][0], pair[-1][1], *span[2:]) for pair, span in zip(pairs, longer, strict=True)]
+    """Halve the number of spans: each pair becomes one span with the name of the longer one."""
+    halved = []
+    for i in range(0, len(spans), 2):
+        pair = spans[i : i + 2]
+        _, _, kind, unit = max(pair, key=lambda span: span[1] - span[0])
+        halved.append((pair[0][0], pair[-1][1], kind, unit))
+    return halved

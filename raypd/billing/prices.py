@@ -1,6 +1,7 @@
-"""What a machine costs an hour, and what is in it: AWS instance types with GPUs, in USD.
-`cost.prices` comes first, then the newer of `raypd prices refresh`'s file and `price_lists/*.csv`
-(on-demand, Linux, shared tenancy).
+"""Prices per hour and the hardware of machines: AWS instance types with GPUs, in USD.
+
+A price in `cost.prices` comes first. Then the newer one of two tables counts: the file that `raypd
+prices refresh` writes, and `price_lists/*.csv` (on-demand, Linux, shared tenancy).
 """
 
 import contextlib
@@ -15,39 +16,52 @@ from pathlib import Path
 from typing import Any, Literal
 
 from platformdirs import user_cache_path
-from pydantic.dataclasses import dataclass as checked_dataclass
 
 from raypd import storage
 from raypd.config import CostConfig
 from raypd.errors import ConfigError
-from raypd.run.records import HostedPrice, from_json
+from raypd.run.records import from_json
 
 Market = Literal["on-demand", "spot", "local"]
 DEFAULT_REGION = "us-east-1"
 LOCAL = "local"  # the key in cost.prices for a machine that has no instance type
 
 
+@dataclass
+class HostedPrice:
+    """The list price of a service's batch API, in USD per million tokens."""
+
+    model: str
+    input: float
+    output: float
+    date: str  # when it was read
+    source: str  # an address, or a key of `cost`
+
+
 class PriceUnknown(ConfigError):
-    """No table has the price."""
+    """The price is neither configured nor in a table."""
 
 
-@checked_dataclass(frozen=True)  # which makes numbers of a table's texts
+@dataclass(frozen=True)
 class Instance:
+    """The hardware of an instance type."""
+
     type: str
     gpus: int
-    # Tells it from its kin: of the A100, the one with more memory is also faster; "" where there is
-    # none.
+    # The name distinguishes variants: the A100 with more memory is also faster. "" without a GPU.
     gpu: str
-    gpu_memory_gib: float  # of one
+    gpu_memory_gib: float  # of each GPU
     vcpus: int
     memory_gib: float
 
 
 @dataclass(frozen=True)
 class Price:
+    """A price and its origin."""
+
     usd_per_hour: float
-    source: str  # where it is from, in words
-    date: str = ""  # when it was read there, YYYY-MM[-DD]; "" for the configuration's
+    source: str  # in words
+    date: str = ""  # when it was read, YYYY-MM[-DD]; "" for a configured price
 
 
 # (instance type, region or availability zone, market) -> price
@@ -67,20 +81,34 @@ def _csv(name: str) -> list[dict[str, str]]:
     return list(csv.DictReader(text.splitlines()))
 
 
-INSTANCES = {row["instance_type"]: Instance(*row.values()) for row in _csv("instances.csv")}  # type: ignore[arg-type]
+def _instances() -> dict[str, Instance]:
+    """Read the instance types that raypd knows."""
+    instances = {}
+    for row in _csv("instances.csv"):
+        instance_type = row.pop("instance_type")
+        instances[instance_type] = from_json(
+            Instance, {"type": instance_type, **row}, "instances.csv"
+        )
+    return instances
+
+
+INSTANCES = _instances()
 
 
 def is_old(day: str) -> bool:
-    """Whether a price of a day, YYYY-MM[-DD], is of more than six months ago."""
-    return bool(day) and date.today() - date.fromisoformat(f"{day}-01"[:10]) > timedelta(183)
+    """Return whether a date, YYYY-MM[-DD], is more than six months ago; "" is not."""
+    if not day:
+        return False
+    first_day = date.fromisoformat(f"{day}-01"[:10])
+    return date.today() - first_day > timedelta(183)
 
 
 def hosted(cost: CostConfig) -> list[HostedPrice]:
-    """What is listed, or configured in its place."""
-    prices = {
-        model: HostedPrice(model, sent, written, "", f"cost.hosted_prices.{model}")
-        for model, (sent, written) in cost.hosted_prices.items()
-    }
+    """Return the prices of hosted services: configured ones, then the shipped list."""
+    prices = {}
+    for model, (input_usd, output_usd) in cost.hosted_prices.items():
+        source = f"cost.hosted_prices.{model}"
+        prices[model] = HostedPrice(model, input_usd, output_usd, "", source)
     for row in _csv("hosted_batch.csv"):
         prices.setdefault(row["model"], from_json(HostedPrice, row, "hosted_batch.csv"))
     return list(prices.values())
@@ -88,6 +116,7 @@ def hosted(cost: CostConfig) -> list[HostedPrice]:
 
 @cache
 def shipped() -> Table:
+    """Return the prices that raypd ships."""
     table: Table = {}
     for row in _csv("on_demand.csv"):
         mark = "" if row["verified"] == "yes" else ", one source only"
@@ -101,15 +130,18 @@ def shipped() -> Table:
 
 
 def refreshed_path() -> Path:
-    """The file of `raypd prices refresh`; the environment variable RAYPD_PRICES names another."""
-    named = os.environ.get("RAYPD_PRICES")
-    return Path(named) if named else user_cache_path("raypd") / "prices.json"
+    """Return the path of the refreshed prices, which RAYPD_PRICES may set."""
+    configured = os.environ.get("RAYPD_PRICES")
+    if configured:
+        return Path(configured)
+    return user_cache_path("raypd") / "prices.json"
 
 
 def refreshed() -> Table:
-    """What `raypd prices refresh` has written; nothing where it never ran.
+    """Return what `raypd prices refresh` has written, or nothing if it never ran.
 
-    Raises ConfigError at a damaged file.
+    Raises:
+        ConfigError: If the file is damaged.
     """
     path = refreshed_path()
     try:
@@ -119,16 +151,18 @@ def refreshed() -> Table:
         return {}
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigError(
-            f"{path}: not a price file ({error}); `raypd prices refresh` writes it anew"
+            f"{path}: not a price file ({error}); `raypd prices refresh` replaces it"
         ) from None
 
 
 def write_refreshed(table: Table) -> Path:
-    """Adds prices to the refreshed file, in place of those it has for the same keys; the file.
+    """Add prices to the refreshed file, and return its path.
 
-    Raises ConfigError.
+    Raises:
+        ConfigError: If the file cannot be written.
     """
-    with contextlib.suppress(ConfigError):  # a damaged file is written anew
+    # A damaged file is replaced.
+    with contextlib.suppress(ConfigError):
         table = refreshed() | table
     rows = [
         {"type": type, "region": region, "market": market, "price": asdict(price)}
@@ -139,23 +173,22 @@ def write_refreshed(table: Table) -> Path:
         storage.put(str(path), (json.dumps({"prices": rows}, indent=1) + "\n").encode())
     except OSError as error:
         raise ConfigError(
-            f"{path}: cannot be written ({error.strerror}); RAYPD_PRICES names another file"
+            f"{path}: cannot be written ({error.strerror}); set RAYPD_PRICES to another path"
         ) from None
     return path
 
 
 def table() -> Table:
-    """Shipped and refreshed prices; of two for one key the newer.
+    """Return shipped and refreshed prices; the newer one counts.
 
-    Raises ConfigError at a damaged refreshed file.
+    Raises:
+        ConfigError: If the refreshed file is damaged.
     """
-    prices = shipped()
-    newer = {
-        key: row
-        for key, row in refreshed().items()
-        if key not in prices or row.date >= prices[key].date
-    }
-    return prices | newer
+    prices = dict(shipped())
+    for key, price in refreshed().items():
+        if key not in prices or price.date >= prices[key].date:
+            prices[key] = price
+    return prices
 
 
 def price(
@@ -167,34 +200,42 @@ def price(
     zone: str | None = None,
     rows: Table | None = None,
 ) -> Price:
-    """The price of one machine for one hour.
+    """Return the price of one machine for one hour.
 
-    Raises PriceUnknown, which says what to do. instance_type None: a machine of your own
-    (cost.prices.local or 0). region, market None: of `cost`, else us-east-1 and on-demand. zone:
-    its spot price counts before the region's. rows: in place of `table()`.
+    Args:
+        instance_type: The instance type; None for a machine of your own (cost.prices.local, or 0).
+        region: None for cost.region, or else us-east-1.
+        market: None for cost.market, or else on-demand.
+        cost: The section `cost` of the configuration.
+        zone: The availability zone, whose spot price comes before that of the region.
+        rows: The prices; None for `table()`.
+
+    Raises:
+        PriceUnknown: If there is no price. The message says how to set one.
     """
     market = market or cost.market or "on-demand"
-    for key in (
-        (f"{instance_type}/{market}", instance_type) if instance_type is not None else (LOCAL,)
-    ):
+    keys = [LOCAL]
+    if instance_type is not None:
+        keys = [f"{instance_type}/{market}", instance_type]
+    for key in keys:
         if key in cost.prices:
             return Price(cost.prices[key], f"cost.prices.{key}")
     if instance_type is None:
-        return Price(0.0, "a machine of your own; cost.prices.local gives it a price")
+        return Price(0.0, "a machine of your own; set its price with cost.prices.local")
     region = region or cost.region or DEFAULT_REGION
-    rows = table() if rows is None else rows
-    for place in (zone, region):
-        if place is not None and (instance_type, place, market) in rows:
-            listed = rows[instance_type, place, market]
-            if is_old(listed.date):
-                advice = "; more than six months ago: `raypd prices refresh`"
-            else:
-                advice = ""
-            return replace(listed, source=f"{listed.source}{advice}")
+    if rows is None:
+        rows = table()
+    for area in (zone, region):
+        if area is None or (instance_type, area, market) not in rows:
+            continue
+        listed = rows[instance_type, area, market]
+        if is_old(listed.date):
+            advice = "more than six months ago: `raypd prices refresh`"
+            return replace(listed, source=f"{listed.source}; {advice}")
+        return listed
     raise PriceUnknown(
-        f"no {market} price is known for {instance_type} in {region}: `raypd prices "
-        f"refresh --region {region}` asks "
-        f"AWS for it, or set cost.prices.{instance_type} (or "
+        f"no {market} price is known for {instance_type} in {region}: `raypd prices refresh "
+        f"--region {region}` asks AWS for it, or set cost.prices.{instance_type} (or "
         f"cost.prices.{instance_type}/{market}) in USD per hour"
     )
 
@@ -204,16 +245,26 @@ def price_or_bound(
     region: str | None,
     market: Market | None,
     cost: CostConfig,
-    **where: Any,
+    **options: Any,
 ) -> Price | None:
-    """As `price`; for an unknown spot price its bound, the on-demand price; None: neither. where:
-    `zone`, `rows`.
+    """Return the price as `price` does, or the on-demand price in place of an unknown spot price.
+
+    Args:
+        instance_type: As for `price`.
+        region: As for `price`.
+        market: As for `price`.
+        cost: As for `price`.
+        options: `zone` and `rows` of `price`.
+
+    Returns:
+        None if neither price is known.
     """
     with contextlib.suppress(PriceUnknown):
-        return price(instance_type, region, market, cost, **where)
-    if (market or cost.market) == "spot":
-        bound = price_or_bound(instance_type, region, "on-demand", cost, **where)
-        return bound and replace(
-            bound, source=f"on-demand price, as no spot price is known ({bound.source})"
-        )
-    return None
+        return price(instance_type, region, market, cost, **options)
+    if (market or cost.market) != "spot":
+        return None
+    bound = price_or_bound(instance_type, region, "on-demand", cost, **options)
+    if bound is None:
+        return None
+    source = f"on-demand price, as no spot price is known ({bound.source})"
+    return replace(bound, source=source)

@@ -24,8 +24,8 @@ from raypd.config import RunConfig
 from raypd.config.load import load_config
 from raypd.config.render import render
 from raypd.errors import ConfigError, RunError, UserError, raised_as
-from raypd.run import load
-from raypd.run.text import clean, said
+from raypd.run import layout, load
+from raypd.text import clean, said
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -250,7 +250,7 @@ def verify(
     from raypd.verify import findings, verification
 
     config = load.load_run(run, overrides or [])
-    result = (table_check.verify_table if load.is_nightly(run) else verification.verify)(
+    result = (table_check.verify_table if layout.is_nightly(run) else verification.verify)(
         run, config, threads
     )
     tree = {"passed": result.passed, **asdict(result)}

@@ -13,8 +13,8 @@ from raypd.dataset.look import look_for_columns
 from raypd.errors import ConfigError, RunError
 from raypd.run import layout
 from raypd.run.console import say
-from raypd.run.records import Manifest
-from raypd.run.text import clean, count, counted, share
+from raypd.run.manifest import Manifest
+from raypd.text import clean, count, counted, share
 
 
 def config_over(

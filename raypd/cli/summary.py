@@ -13,9 +13,10 @@ from raypd import storage
 from raypd.dataset import writer
 from raypd.run import layout
 from raypd.run.left_out import describe
-from raypd.run.records import Manifest, RunCost
-from raypd.run.text import count, counted, duration, number, one_line, share, usd
+from raypd.run.manifest import Manifest
+from raypd.run.usage import RunCost
 from raypd.tasks.columns import shape_of
+from raypd.text import count, counted, duration, number, one_line, share, usd
 
 _ROWS = 8
 
@@ -82,8 +83,8 @@ def _cost_lines(cost: RunCost | None) -> list[str]:
     lines = [f"cost:   {usd(cost.usd)}{per_1000}{sessions}", f"        {', '.join(parts)}"]
     if cost.kwh is not None:
         lines.append(f"energy: {number(cost.kwh)} kWh of the GPUs")
-    if cost.cards is not None:
-        lines.append(f"use:    {cost.cards}")
+    if cost.gpu_use is not None:
+        lines.append(f"use:    {cost.gpu_use}")
     return lines
 
 

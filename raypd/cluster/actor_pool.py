@@ -1,6 +1,4 @@
-"""How a dataset of Ray Data goes through actors that hold a model: the units of a run, the batches
-of a pipeline.
-"""
+"""Map a Ray Data dataset through a pool of actors, each of which holds a model."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -18,15 +16,27 @@ def map_in_pool(
     tasks: int,
     **options: Any,
 ) -> Any:
-    """A dataset through a pool of actors of class `stage`, each of which loads a model. workers:
-    the least and the most. calls: batches that an actor works on at the same time; tasks: that it
-    is given.
+    """Map a dataset through a pool of actors.
+
+    Args:
+        dataset: The dataset.
+        stage: The class of the actors.
+        arguments: The arguments of the class.
+        resources: What an actor takes of the cluster.
+        workers: (minimum, maximum) number of actors.
+        calls: Batches that an actor processes concurrently.
+        tasks: Batches that are assigned to an actor at most.
+        options: Further options of `map_batches`.
+
+    Returns:
+        The mapped dataset, which is lazy.
     """
     from ray import data
 
+    min_workers, max_workers = workers
     pool = data.ActorPoolStrategy(
-        min_size=workers[0],
-        max_size=workers[1],
+        min_size=min_workers,
+        max_size=max_workers,
         max_concurrent_calls_per_actor=calls,
         max_tasks_in_flight_per_actor=tasks,
         enable_true_multi_threading=True,

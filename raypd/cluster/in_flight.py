@@ -1,6 +1,6 @@
-"""What an executor knows and says of workers and of units in flight.
+"""What an executor knows of its workers and of the units in flight.
 
-Times: seconds, monotonic clock.
+Points in time are seconds of the monotonic clock.
 """
 
 import contextlib
@@ -11,72 +11,79 @@ from typing import Any
 
 from raypd.answering.request_queue import Progress
 from raypd.errors import RunError
-from raypd.run.records import UnitResult
-from raypd.run.unit import Unit
+from raypd.run.unit import Unit, UnitResult
 
-_CANCEL_AGAIN_SECONDS = 2.0
-_STARTS_WITHOUT_SUCCESS = 4  # a worker that dies so often while it loads its model will not come up
-# Workers that die so often while nothing is committed: not a matter of a document.
-_DEATHS_WITHOUT_COMMIT = 30
+_CANCEL_SECONDS = 2.0  # after which a cancellation that had no effect is repeated
+# A worker that dies this often while it loads its model will not start.
+_MAX_FAILED_STARTS = 4
+# Worker deaths without any commit in between that no single document can explain.
+_MAX_DEATHS_WITHOUT_COMMIT = 30
 
 
 @dataclass
 class Ended:
+    """Event: a unit has ended."""
+
     unit: Unit
     result: UnitResult
 
 
 @dataclass
 class Tick:
-    """Nothing ended for a moment.
+    """Progress event: no unit ended during this poll."""
 
-    `answered`, `failed`: documents of units in flight. `workers`: that are ready.
-    """
-
-    answered: int
-    failed: int
-    workers: int
+    answered: int  # documents of units in flight
+    failed: int  # documents of units in flight
+    workers: int  # workers that have loaded their model
 
 
 @dataclass
 class Deaths:
-    """Worker processes that died since the last success: while they loaded, and with a unit."""
+    """Worker processes that died since the last success, while loading and with a unit."""
 
     loading: int = 0
     with_units: int = 0
 
     def check(self, pool_size: int, workers: int, cause: str = "") -> None:
-        """Raises RunError where there are too many of them."""
-        if self.loading >= _STARTS_WITHOUT_SUCCESS * max(1, pool_size):
+        """Raise RunError if too many workers have died.
+
+        Args:
+            pool_size: The number of workers that are wanted.
+            workers: The number of workers that are running.
+            cause: The reason of the last death, for the message.
+        """
+        if self.loading >= _MAX_FAILED_STARTS * max(1, pool_size):
             raise RunError(
                 f"worker processes die while they load the model (out of memory?){cause}"
             )
-        if self.with_units >= _DEATHS_WITHOUT_COMMIT + workers:
-            raise RunError(f"worker processes die, and nothing gets done{cause}")
+        if self.with_units >= _MAX_DEATHS_WITHOUT_COMMIT + workers:
+            raise RunError(f"worker processes keep dying and no unit is committed{cause}")
 
 
 @dataclass(eq=False)
 class Assignment:
-    """A unit that a worker was given. progress: as last reported, at `reported`. cancelled: when it
-    last was.
-    """
+    """A unit in flight on a worker."""
 
     unit: Unit
     since: float = field(default_factory=time.monotonic)
-    progress: Progress = field(default_factory=Progress)
-    reported: float = 0.0
-    cancelled: float = -math.inf
+    progress: Progress = field(default_factory=Progress)  # as last reported
+    reported: float = 0.0  # when it was reported
+    cancelled: float = -math.inf  # when it was last cancelled
 
     @property
     def is_cancelled(self) -> bool:
-        """Whether it may still be handed back.
+        """Whether the unit may still be handed back.
 
-        A worker that has not got the unit yet misses the call.
+        A worker that has not received the unit yet ignores the cancellation.
         """
-        return time.monotonic() - self.cancelled < _CANCEL_AGAIN_SECONDS
+        return time.monotonic() - self.cancelled < _CANCEL_SECONDS
 
     def seconds_left(self, typical: float) -> float:
-        """Until its worker has done it: at its pace so far, else if it takes `typical` seconds."""
+        """Estimate the seconds until the unit ends.
+
+        Args:
+            typical: Seconds that a unit takes, for a unit without progress.
+        """
         if self.progress.seconds_left is not None:
             return max(0.0, self.reported + self.progress.seconds_left - time.monotonic())
         return max(0.0, self.since + typical - time.monotonic())
@@ -84,39 +91,42 @@ class Assignment:
 
 @dataclass(eq=False)
 class WorkerHandle:
-    """An actor.
-
-    `starting`: the answer of hello(), while it loads its model. `leaving`: its node was given
-    notice.
-    """
+    """A decode worker as the scheduler sees it."""
 
     actor: Any
-    starting: Any = None
+    starting: Any = None  # reference to the answer of hello() while the worker loads its model
     node: str = ""
-    # By the result that is awaited, oldest first.
+    # Units in flight by the reference to their result, oldest first.
     assignments: dict[Any, Assignment] = field(default_factory=dict)
     idle_since: float = 0.0
-    leaving: bool = False
-    _report: Any = None  # that was asked for
+    draining: bool = False  # whether its node is draining
+    _report: Any = None  # reference to the progress that was requested
 
     @property
     def ready(self) -> bool:
+        """Whether the worker has loaded its model."""
         return self.starting is None
 
     def cancel(self, assignment: Assignment, only_waiting: bool) -> None:
-        """Asks for a unit back. only_waiting: unless some of it was begun."""
+        """Ask the worker to hand a unit back.
+
+        Args:
+            assignment: The unit in flight.
+            only_waiting: Leave the unit alone if some of it has begun.
+        """
         if not assignment.is_cancelled:
             assignment.cancelled = time.monotonic()
             self.actor.cancel.remote(assignment.unit.id, only_waiting)
 
     def poll(self) -> None:
-        """Takes the progress that was asked for, if it is there, and asks again."""
+        """Take the progress that was requested, if it has arrived, and request it again."""
         import ray
 
         if self._report is not None:
             if not ray.wait([self._report], timeout=0)[0]:
                 return
-            with contextlib.suppress(ray.exceptions.RayError):  # it died: its units show it
+            # If the worker has died, the results of its units will show it.
+            with contextlib.suppress(ray.exceptions.RayError):
                 progress: dict[str, Progress] = ray.get(self._report)
                 for assignment in self.assignments.values():
                     if assignment.unit.id in progress:

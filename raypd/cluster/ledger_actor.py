@@ -1,7 +1,7 @@
-"""The ledger: one actor that keeps a session's bill, and what the driver asks of it.
+"""The ledger: an actor that keeps the bill of a session or of a pipeline.
 
-It is on the head node, whose death ends the run anyway; restarted from its file. A killed driver's
-bill ends as last written.
+It runs on the head node, whose death ends the run anyway. If only the actor dies, Ray restarts it
+and it resumes from the bill's file. If the driver is killed, the bill ends as it was last written.
 """
 
 import contextlib
@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 import traceback
+import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -19,35 +20,40 @@ import ray
 from raypd import storage
 from raypd.billing import bill as billing
 from raypd.billing import book, prices
+from raypd.billing.bill import Bill
+from raypd.billing.meter import WorkerTime
 from raypd.cluster import machines
 from raypd.cluster.metrics import Metrics
 from raypd.config import RunConfig
 from raypd.errors import ConfigError
 from raypd.run import layout, read
-from raypd.run.records import Bill, UnitResult, WorkerTime
-from raypd.run.unit import Unit
+from raypd.run.unit import Unit, UnitResult
 
-_ROUND_SECONDS = 3.0  # between two looks at the nodes, after each of which the bill is written
-_GONE_SECONDS = 30.0  # without a report: a worker that is gone
-_UNWATCHED = (
-    "the GPUs' use is not known: NVML (package nvidia-ml-py, NVIDIA's driver) does not "
-    "answer on a node"
+_ROUND_SECONDS = 3.0  # between two rounds of looking at the nodes and writing the bill
+_SILENT_SECONDS = 30.0  # a worker without a report for this long is gone
+_ANSWER_SECONDS = 30.0  # a ledger that does not answer for this long (a restart takes less) is lost
+_NO_NVML = (
+    "the use of the GPUs is unknown: NVML (package nvidia-ml-py, NVIDIA's driver) does not answer "
+    "on a node"
 )
-_ANSWER_SECONDS = 30.0  # a ledger that is away that long (a restart takes one) does not answer
+# An actor on the head node that takes no CPU.
+_ON_HEAD: dict[str, Any] = {"num_cpus": 0, "resources": {"node:__internal_head__": 0.001}}
 
 
 @dataclass(frozen=True)
 class Standing:
-    at: float  # unix second
+    """The state of a session's bill, from which the driver decides whether to begin more units."""
+
+    as_of: float  # unix second
     usd: float  # of this session
     usd_per_second: float
     documents: int
     busy_seconds: float  # of all workers
-    startup_seconds: float  # that one took on average
-    unpriced: str | None  # why a node stands on the bill with $0
-    kept: bool = False  # whether the bill's file is on storage
-    usd_per_document: float = 0.0  # that servers took for the tokens of committed ones
-    open_usd: float = 0.0  # that they took for units in flight, a part of `usd`
+    startup_seconds: float  # mean over workers
+    unpriced: str | None  # why a node appears on the bill with $0
+    stored: bool = False  # whether the bill's file is on storage
+    usd_per_document: float = 0.0  # what servers charged for the tokens of committed documents
+    open_usd: float = 0.0  # what they charged for units in flight, which is a part of `usd`
 
 
 @dataclass(frozen=True)
@@ -73,15 +79,45 @@ class PoolState:
     failed: int  # of these
     starts: int  # of processes, since one was ready
     deaths: int  # of processes that had a unit
-    left_out: set[str]  # why cards are
+    left_out: set[str]  # why GPUs are
     ended: list[tuple[Unit, UnitResult]]  # units, since the last look
 
 
-class Ledger:
-    """The actor.
+class PipelineLedger:
+    """The ledger of a pipeline, which pays for the seconds of its own workers and writes no file.
 
-    Its methods are quick; a thread looks at nodes and writes the file. nodes: by ids of worker
-    nodes.
+    Args:
+        config: The configuration of the pipeline.
+        nodes: Returns the nodes of the cluster, given the ids of nodes that had a worker.
+    """
+
+    def __init__(self, config: RunConfig, nodes: machines.Nodes) -> None:
+        self._nodes = nodes
+        self.book = book.Book(Bill("", time.time(), 0.0), config, workers_only=True)
+
+    def report(self, report: WorkerTime, in_flight: tuple[int, int]) -> None:
+        """Take a worker's report; `in_flight` is for the ledger of a run."""
+        self.book.take(report)
+
+    def bill(self) -> book.WorkersBill:
+        """Return the bill as of now."""
+        now = time.time()
+        worker_nodes = {worker.node for worker in list(self.book.workers.values())}
+        self.book.see(self._nodes(worker_nodes), 1, now)
+        return self.book.workers_bill(now)
+
+
+class Ledger:
+    """The ledger of a run's session.
+
+    Its methods return quickly. A thread looks at the nodes and writes the bill's file.
+
+    Args:
+        config: The configuration of the run.
+        output: The folder of the run.
+        session: The id of the session.
+        began: When the session began, in unix seconds.
+        nodes: Returns the nodes of the cluster, given the ids of nodes that had a worker.
     """
 
     def __init__(
@@ -91,57 +127,70 @@ class Ledger:
         self._output = output
         self._nodes = nodes
         cost = config.cost
-        new = Bill(session, began, 0.0, budget_usd=cost.budget_usd, deadline=cost.deadline)
-        self.book = book.Book(_kept(output, session) or new, config)
+        new_bill = Bill(session, began, 0.0, budget_usd=cost.budget_usd, deadline=cost.deadline)
+        self.book = book.Book(_stored_bill(output, session) or new_bill, config)
         self._asks: dict[Ask, bool | None] = {}  # with the driver's answer, where there is one
-        # Worker -> when (monotonic), its documents in flight.
+        # Worker -> (monotonic time of its last report, its documents in flight: answered, failed).
         self._heard: dict[str, tuple[float, int, int]] = {}
         self._ready: set[str] = set()  # workers
-        self._left_out: dict[str, str] = {}  # worker -> why its card is
+        self._left_out: dict[str, str] = {}  # worker -> why its GPU is
         self._ended_units: list[tuple[Unit, UnitResult]] = []
-        self._starts = self._deaths = 0
+        self._starts = 0
+        self._deaths = 0
         self._metrics: Metrics | None = None
-        self._writing, self._ended, self._kept = threading.Lock(), threading.Event(), False
+        self._writing = threading.Lock()
+        self._ended = threading.Event()
+        self._stored = False
         self._look()
-        # Before the first unit is assigned: a session that commits has a bill.
+        # Write the bill before the first unit is assigned, so that no session that commits units
+        # lacks one.
         self._try(self._flush)
         threading.Thread(target=self._run, name="ledger", daemon=True).start()
 
     def report(self, report: WorkerTime, in_flight: tuple[int, int]) -> None:
-        """Takes a worker's report. in_flight: documents of its units in flight that are answered,
-        and failed.
+        """Take a worker's report.
+
+        Args:
+            report: The report.
+            in_flight: Documents of the worker's units in flight: (answered, failed).
         """
-        self._starts += report.worker not in self._heard
-        self._heard[report.worker] = time.monotonic(), *in_flight
+        if report.worker not in self._heard:
+            self._starts += 1
+        self._heard[report.worker] = (time.monotonic(), *in_flight)
         self.book.take(report)
-        if report.gpus and report.cards is None:
-            self.book.note(_UNWATCHED)
+        if report.gpus and report.gpu_use is None:
+            self.book.note(_NO_NVML)
 
     def standing(self) -> Standing:
+        """Return the state of the bill as of now."""
         now = time.time()
         workers = list(self.book.workers.values())
         nodes = list(self.book.nodes.values())
-        loaded = [
-            worker.seconds for worker in workers if worker.seconds.total() > worker.seconds.startup
-        ]
-        live = [node for node in nodes if node.ended is None or node.ended > now]
+        live_nodes = [node for node in nodes if node.ended is None or node.ended > now]
         working = [worker for worker in workers if billing.ended(worker, now, final=False) is None]
+        startups = [
+            worker.seconds.startup
+            for worker in workers
+            if worker.seconds.total() > worker.seconds.startup
+        ]
         documents = self.book.totals()["documents"]
-        tokens_usd = self.book.tokens_usd(workers, "categories")
+        usd_per_document = 0.0
+        if documents:
+            tokens_usd = self.book.tokens_usd(workers, "categories")
+            usd_per_document = tokens_usd / documents / billing.MICRO
+        unpriced = [
+            node.price_source for node in nodes if node.price_source.startswith(machines.UNKNOWN)
+        ]
         return Standing(
-            at=now,
+            as_of=now,
             usd=billing.usd(self.book.charges(now).total),
-            usd_per_second=sum(node.usd_per_hour for node in live) / 3600 / self.book.runs,
+            usd_per_second=sum(node.usd_per_hour for node in live_nodes) / 3600 / self.book.runs,
             documents=documents,
             busy_seconds=sum(billing.settled(worker, now, final=False).busy for worker in workers),
-            startup_seconds=sum(seconds.startup for seconds in loaded) / len(loaded)
-            if loaded
-            else 0.0,
-            unpriced=next(
-                (n.price_source for n in nodes if n.price_source.startswith(machines.UNKNOWN)), None
-            ),
-            kept=self._kept,
-            usd_per_document=tokens_usd / documents / billing.MICRO if documents else 0.0,
+            startup_seconds=sum(startups) / len(startups) if startups else 0.0,
+            unpriced=next(iter(unpriced), None),
+            stored=self._stored,
+            usd_per_document=usd_per_document,
             open_usd=self.book.tokens_usd(working, "open_categories") / billing.MICRO,
         )
 
@@ -156,16 +205,17 @@ class Ledger:
         self._ended_units.append((unit, result))
 
     def died(self) -> None:
+        """Count a worker process that died with a unit."""
         self._deaths += 1
 
     def leave_out(self, worker: str, why: str) -> None:
-        """A worker does nothing but hold its card."""
+        """Record that a worker pins a faulty GPU so that nothing else is scheduled on it."""
         self._left_out[worker] = why
 
     def look(self, answers: dict[Ask, bool]) -> PoolState:
         """Takes the driver's answers to asks, and says how the workers are."""
         self._asks.update((ask, answer) for ask, answer in answers.items() if ask in self._asks)
-        since = time.monotonic() - _GONE_SECONDS
+        since = time.monotonic() - _SILENT_SECONDS
         working = {
             name
             for name, (heard, *_) in self._heard.items()
@@ -174,25 +224,24 @@ class Ledger:
         asks = [
             ask for ask, answer in self._asks.items() if answer is None and ask.worker in working
         ]
-        answered, failed = (sum(self._heard[name][place] for name in working) for place in (1, 2))
-        ready = working & self._ready
-        left_out = set(self._left_out.values())
         ended = self._ended_units
         self._ended_units = []
         return PoolState(
-            asks,
-            working,
-            ready,
-            int(answered),
-            int(failed),
-            self._starts,
-            self._deaths,
-            left_out,
-            ended,
+            asks=asks,
+            working=working,
+            ready=working & self._ready,
+            answered=sum(self._heard[name][1] for name in working),
+            failed=sum(self._heard[name][2] for name in working),
+            starts=self._starts,
+            deaths=self._deaths,
+            left_out=set(self._left_out.values()),
+            ended=ended,
         )
 
     def close(self) -> None:
-        with contextlib.suppress(Exception):  # the nodes as they were last seen do
+        """Close the bill and write it."""
+        # If the nodes cannot be seen now, their last state is used.
+        with contextlib.suppress(Exception):
             self._look()
         self._ended.set()
         self.book.close(time.time())
@@ -204,11 +253,12 @@ class Ledger:
             self._try(self._flush)
 
     def _try(self, step: Callable[[], None]) -> None:
+        """Run a step; if storage or Ray does not answer, the next round repeats it."""
         try:
             step()
-        except Exception:  # storage or Ray is away for a moment: the next round tries again
+        except Exception:
             traceback.print_exc()
-            print("raypd: the ledger goes on", file=sys.stderr, flush=True)
+            print("raypd: the ledger continues with the next round", file=sys.stderr, flush=True)
 
     def _look(self) -> None:
         nodes = self._nodes({worker.node for worker in list(self.book.workers.values())})
@@ -219,64 +269,95 @@ class Ledger:
             )
         for node in nodes:
             if node.price_source.startswith(machines.UNKNOWN):
-                self.book.note(f"price {node.price_source}: it stands on the bill with $0")
+                self.book.note(f"price {node.price_source}: it appears on the bill with $0")
         self.book.see(nodes, runs, time.time())
 
     def _flush(self) -> None:
         with self._writing:
             bill = self.book.bill(time.time())
             book.write(self._output, bill)
-            self._kept = True
+            self._stored = True
+        # The bill does not depend on the metrics.
         try:
             if self._metrics is None:
                 self._metrics = Metrics(self._output.rstrip("/").rpartition("/")[2])
             self._metrics.show(bill)
-        except Exception:  # the bill does not need them
+        except Exception:
             traceback.print_exc()
 
 
 def start(
     config: RunConfig, output: str, session: str, began: float, cpus: float, gpus: float
 ) -> Any:
-    """Starts it on the cluster's head. cpus, gpus: of a worker.
+    """Start the ledger of a session on the head of the cluster.
 
-    Raises ConfigError: a budget, but unknown prices.
+    Args:
+        config: The configuration of the run.
+        output: The folder of the run.
+        session: The id of the session.
+        began: When the session began, in unix seconds.
+        cpus: CPUs of a worker.
+        gpus: GPUs of a worker.
+
+    Returns:
+        The handle of the actor.
+
+    Raises:
+        ConfigError: If there is a budget and the price of a node is unknown.
     """
     nodes = partial(machines.look, config.cost, prices.table(), cpus, gpus)
-    for node in nodes(set()) if config.cost.budget_usd is not None else ():
-        kind = node.instance_type or prices.LOCAL
-        if node.ended is None and node.usd_per_hour == 0 and kind not in config.cost.prices:
-            raise ConfigError(  # machines at $0 would run without end
-                "cost.budget_usd is set, and the price of this cluster's machines is not "
-                f"known ({node.price_source}): "
-                f"set cost.prices.{kind} in USD per hour"
-            )
+    if config.cost.budget_usd is not None:
+        _check_prices(config, nodes)
     actor = ray.remote(Ledger).options(
         name=f"{machines.LEDGER}{session}",
         namespace=machines.NAMESPACE,
-        num_cpus=0,
         max_restarts=-1,
-        max_task_retries=-1,  # all that it is asked can be asked again
-        resources={"node:__internal_head__": 0.001},
+        # Every call can be repeated.
+        max_task_retries=-1,
+        **_ON_HEAD,
     )
     return actor.remote(config, output, session, began, nodes)
 
 
-def _kept(output: str, session: str) -> Bill | None:
-    """A session's bill as a ledger that died has left it, once storage says whether there is
-    one.
+def _check_prices(config: RunConfig, nodes: machines.Nodes) -> None:
+    """Raise ConfigError if a node has no price, because it could then run without end."""
+    for node in nodes(set()):
+        instance_type = node.instance_type or prices.LOCAL
+        if node.ended is not None or node.usd_per_hour or instance_type in config.cost.prices:
+            continue
+        raise ConfigError(
+            "cost.budget_usd is set, but the price of this cluster's machines is unknown "
+            f"({node.price_source}). Set cost.prices.{instance_type} in USD per hour"
+        )
+
+
+def start_for_pipeline(config: RunConfig, nodes: machines.Nodes) -> Any:
+    """Start the ledger of a pipeline on the head of the cluster, and return its handle."""
+    actor = ray.remote(PipelineLedger).options(
+        name=f"data-ledger-{uuid.uuid4().hex[:12]}", namespace=machines.NAMESPACE, **_ON_HEAD
+    )
+    return actor.remote(config, nodes)
+
+
+def _stored_bill(output: str, session: str) -> Bill | None:
+    """Read the bill that an earlier ledger of the session has left, if there is one.
+
+    Wait until storage answers, because an error here would end the actor.
     """
     while True:
         try:
             return read.record(Bill, output, layout.LEDGER, f"{session}.json")
-        except OSError:  # an error here would be this actor's end
+        except OSError:
             traceback.print_exc()
             time.sleep(_ROUND_SECONDS)
 
 
 def close(handle: Any) -> None:
-    """Ends a session's bill; of a ledger that is gone the file stays as it is."""
-    with contextlib.suppress(Exception):  # whatever Ray has come to
+    """Close the bill of a session and end its ledger.
+
+    If the ledger is lost, the bill's file stays as it was last written.
+    """
+    with contextlib.suppress(Exception):
         ray.get(handle.close.remote(), timeout=_ANSWER_SECONDS)
     with contextlib.suppress(Exception):
         ray.kill(handle)

@@ -1,6 +1,7 @@
-"""What Ray knows of a cluster's machines, as the bill needs it: when each came and went, its
-resources and labels, which infra/docker/node-environment.sh sets on EC2, Kubernetes in the pod. The
-section `cost` can have the rest.
+"""The machines of a Ray cluster as the bill needs them: lifetime, resources, type and price.
+
+On EC2, infra/docker/node-environment.sh sets the labels that are read here; on Kubernetes the pod
+does. The section `cost` of the configuration supplies what is missing.
 """
 
 import math
@@ -8,15 +9,15 @@ from collections.abc import Callable
 from typing import Any
 
 from raypd.billing import prices
+from raypd.billing.bill import NodeTime
 from raypd.cluster import ray_private
 from raypd.config import CostConfig
-from raypd.run.records import NodeTime
 
-# Of the cluster, with their prices, given those where a worker was.
+# Returns the nodes of the cluster with prices, given the ids of nodes that had a worker.
 Nodes = Callable[[set[str]], list[NodeTime]]
 NAMESPACE = "raypd"
-LEDGER = "ledger-"  # the names of ledgers begin with this
-UNKNOWN = "unknown"  # how the source of a price that nobody knows begins
+LEDGER = "ledger-"  # prefix of the names of ledgers
+UNKNOWN = "unknown"  # prefix of the source of a price that is unknown
 _MARKETS = {
     "spot": "spot",
     "on-demand": "on-demand",
@@ -26,60 +27,73 @@ _MARKETS = {
 
 
 def look(
-    cost: CostConfig, table: prices.Table, cpus: float, gpus: float, worked: set[str]
+    cost: CostConfig, table: prices.Table, cpus: float, gpus: float, worker_nodes: set[str]
 ) -> list[NodeTime]:
-    """All nodes, dead ones too, with prices; no head that is not billed. cpus, gpus: of a worker;
-    worked: had some.
+    """Return all nodes, dead ones included, with their prices.
+
+    Args:
+        cost: The section `cost` of the configuration.
+        table: The prices of instance types.
+        cpus: CPUs of a worker.
+        gpus: GPUs of a worker.
+        worker_nodes: Ids of nodes that had a worker. A head without workers is left out, unless
+            cost.bill_head is set.
     """
-    nodes = (_node(info, cost, table, cpus, gpus) for info in ray_private.node_infos())
-    return [
-        node for node in nodes if node and (cost.bill_head or not node.head or node.node in worked)
-    ]
+    nodes = [_node(info, cost, table, cpus, gpus) for info in ray_private.node_infos()]
+    return [node for node in nodes if cost.bill_head or not node.head or node.node in worker_nodes]
 
 
 def _node(
     info: dict[str, Any], cost: CostConfig, table: prices.Table, cpus: float, gpus: float
 ) -> NodeTime:
     labels = info["labels"]
-    resources = info["resources"]
     instance_type = (
         info["type"] or labels.get("node.kubernetes.io/instance-type") or cost.instance_type
     )
     region = labels.get("ray.io/availability-region") or cost.region
     zone = labels.get("ray.io/availability-zone")
-    market = (
-        _MARKETS.get(labels.get("ray.io/market-type", "").lower()) or cost.market or "on-demand"
-    )
-    price = prices.price_or_bound(instance_type, region, market, cost, zone=zone, rows=table)  # type: ignore[arg-type]
-    fits = [
-        resources.get(name, 0.0) / each for name, each in (("CPU", cpus), ("GPU", gpus)) if each > 0
-    ]
-    if price:
-        source = price.source
-    else:
+    market_label = labels.get("ray.io/market-type", "").lower()
+    market: Any = _MARKETS.get(market_label) or cost.market or "on-demand"
+    price = prices.price_or_bound(instance_type, region, market, cost, zone=zone, rows=table)
+    if price is None:
+        usd_per_hour = 0.0
         source = f"{UNKNOWN}: no {market} price of {instance_type} in {region or 'its region'}"
-    return NodeTime(
+    else:
+        usd_per_hour = price.usd_per_hour
+        source = f"{price.source} ({price.date})" if price.date else price.source
+    node = NodeTime(
         node=info["node"],
         began=info["began"],
         ended=info["ended"],
         head=info["head"],
-        instance_type=instance_type,
-        market=market if instance_type else "local",
-        region=(region or prices.DEFAULT_REGION) if instance_type else None,
-        usd_per_hour=price.usd_per_hour if price else 0.0,
-        price_source=f"{source} ({price.date})" if price and price.date else source,
-        gpus=resources.get("GPU", 0.0),
-        slots=math.floor(min(fits, default=0.0) + 1e-6),
+        usd_per_hour=usd_per_hour,
+        price_source=source,
+        gpus=info["resources"].get("GPU", 0.0),
+        slots=_slots(info["resources"], cpus, gpus),
     )
+    if instance_type:
+        node.instance_type = instance_type
+        node.market = market
+        node.region = region or prices.DEFAULT_REGION
+    return node
+
+
+def _slots(resources: dict[str, float], cpus: float, gpus: float) -> int:
+    """Return how many workers fit on a node."""
+    fits = []
+    for name, per_worker in (("CPU", cpus), ("GPU", gpus)):
+        if per_worker > 0:
+            fits.append(resources.get(name, 0.0) / per_worker)
+    return math.floor(min(fits, default=0.0) + 1e-6)
 
 
 def runs() -> int:
-    """How many runs of raypd are on the cluster now, this one among them."""
+    """Return how many runs of raypd are on the cluster now, including this one."""
     from ray.util import list_named_actors
 
-    names = [
-        actor["name"]
+    ledgers = [
+        actor
         for actor in list_named_actors(all_namespaces=True)
-        if actor["namespace"] == NAMESPACE
+        if actor["namespace"] == NAMESPACE and actor["name"].startswith(LEDGER)
     ]
-    return max(1, sum(name.startswith(LEDGER) for name in names))
+    return max(1, len(ledgers))

@@ -1,6 +1,4 @@
-"""What the cluster says of its nodes: which are going away (a spot notice, a scale-down), and which
-are gone.
-"""
+"""The state of nodes: which are draining (spot notice or scale-down), and which are gone."""
 
 import contextlib
 import math
@@ -12,55 +10,65 @@ import ray
 from raypd.cluster import ray_private
 
 _LOOK_SECONDS = 1.0
-_ANSWER_SECONDS = 2.0
+_CONNECT_SECONDS = 2.0
 
 
 class NodeWatch:
-    """Looks at most once a second. Nodes are known by their hexadecimal id."""
+    """Watches for draining nodes. Nodes are identified by their hexadecimal id."""
 
     def __init__(self) -> None:
         self._looked = -math.inf
-        # Draining node -> when it goes away, by this process's monotonic clock.
+        # When each draining node ends, by the monotonic clock of this process.
         self._ends: dict[str, float] = {}
 
     def look(self) -> None:
+        """Update the draining nodes, at most once per second."""
         if time.monotonic() - self._looked < _LOOK_SECONDS:
             return
         self._looked = time.monotonic()
-        # Reckoned once, at the notice: from then on a clock that is set does not move the end.
-        self._ends = {
-            node: self._ends.get(
-                node, time.monotonic() + (deadline / 1000 - time.time() if deadline else math.inf)
-            )
-            for node, deadline in ray_private.draining_nodes().items()
-        }
+        ends = {}
+        for node, deadline_ms in ray_private.draining_nodes().items():
+            # The end is computed once, so that setting the clock later does not move it.
+            if node in self._ends:
+                ends[node] = self._ends[node]
+            elif deadline_ms:
+                ends[node] = time.monotonic() + deadline_ms / 1000 - time.time()
+            else:
+                ends[node] = math.inf
+        self._ends = ends
 
     def seconds_left(self, node: str) -> float | None:
-        """Until a node that was given notice goes away (infinite without a deadline); None for all
-        others.
+        """Return the seconds until a draining node ends, or None if the node is not draining.
+
+        They are infinite if the node is draining without a deadline.
         """
         end = self._ends.get(node)
         return None if end is None else end - time.monotonic()
 
 
-def going_away(seconds_left: float) -> str:
-    """For the user, of a node that was given notice."""
+def draining_message(node: str, seconds_left: float) -> str:
+    """Tell the user that a node is draining."""
     when = "" if math.isinf(seconds_left) else f" in {seconds_left:.0f} s"
-    return f"a node is going away{when}: no more units for it"
+    return f"Node {node[:8]} is being preempted{when}; draining it."
 
 
 def is_alive(node: str) -> bool:
-    """Whether a node is there and stays: Ray itself takes up to half a minute to believe that one
-    is gone.
+    """Return whether a node is alive and not draining.
+
+    Ray may take half a minute to notice that a node is gone, so this connects to the node.
     """
     for info in ray.nodes():
-        if info["NodeID"] == node and info["Alive"] and node not in ray_private.draining_nodes():
-            with contextlib.suppress(OSError):
-                address = info["NodeManagerAddress"], int(info["NodeManagerPort"])
-                socket.create_connection(address, timeout=_ANSWER_SECONDS).close()
-                return True
+        if info["NodeID"] != node or not info["Alive"] or node in ray_private.draining_nodes():
+            continue
+        address = (info["NodeManagerAddress"], int(info["NodeManagerPort"]))
+        with contextlib.suppress(OSError):
+            socket.create_connection(address, timeout=_CONNECT_SECONDS).close()
+            return True
     return False
 
 
 def node_id() -> str:
-    return str(ray.get_runtime_context().get_node_id()) if ray.is_initialized() else ""
+    """Return the id of this process's node, or "" outside of a cluster."""
+    if not ray.is_initialized():
+        return ""
+    return str(ray.get_runtime_context().get_node_id())

@@ -1,5 +1,6 @@
-"""A process in the place of a decode worker, with its cores and GPU: a head node never has the
-speed of a worker.
+"""A single process with the resources of a decode worker, to measure on.
+
+A head node never has the speed of a worker, so measurements run in the place of one.
 """
 
 import contextlib
@@ -15,13 +16,25 @@ from raypd.config import RunConfig
 from raypd.errors import RunError, UserError
 from raypd.tasks.prompting import check_template
 
-_WAIT_SECONDS = 1800.0  # for a worker on a cluster that may have to start a node first
+_START_SECONDS = 1800.0  # for the worker to start, on a cluster that may have to add a node first
 
 
 class OneWorker:
-    """An object in a process of its own, for a `with`. make: its class, which has `ready()`, and
-    its arguments.
+    """An object in a process of its own, as a context manager.
+
+    Attributes:
+        share: What the worker takes of the cluster.
+        startup_seconds: From when the nodes are paid until the object is ready.
+        unpaid_seconds: The time before that.
+        closing_seconds: The time that closing took.
+
+    Args:
+        config: The configuration of the run.
+        verbose: Show what Ray prints.
+        make: Returns the object's class, which has a method `ready()`, and its arguments.
     """
+
+    share: WorkerResources
 
     def __init__(
         self, config: RunConfig, verbose: bool, make: Callable[[WorkerResources], tuple[type, Any]]
@@ -29,24 +42,25 @@ class OneWorker:
         self.config = config
         self.verbose = verbose
         self._make = make
-        # As a bill counts: from when the nodes are paid until the object is ready; before and after
-        # that.
-        self.startup_seconds = self.unpaid_seconds = self.closing_seconds = 0.0
+        self.startup_seconds = 0.0
+        self.unpaid_seconds = 0.0
+        self.closing_seconds = 0.0
+        self._owns_ray = False
         self._actor: Any = None
 
     def __enter__(self) -> Self:
         check_template(self.config)
         began = time.time()
-        self._own = ray_session.connect(self.config.cluster, self.verbose)
+        self._owns_ray = ray_session.connect(self.config.cluster, self.verbose)
         try:
-            self.share = ray_session.worker_resources(self.config)  # what it takes of the cluster
+            self.share = ray_session.worker_resources(self.config)
             self._start()
             nodes = [node["began"] for node in ray_private.node_infos() if node["ended"] is None]
         except BaseException:
             self.__exit__()
             raise
-        # Ray on a machine of its own makes its node first; one that came up for the worker is paid
-        # from then on.
+        # A Ray that is started on this machine creates its node first. A node that was added for
+        # the worker is paid from when it came up.
         self.unpaid_seconds = max(0.0, min(nodes, default=began) - began)
         self.startup_seconds = max(0.0, time.time() - max(began, *nodes))
         return self
@@ -56,21 +70,24 @@ class OneWorker:
         with contextlib.suppress(Exception):
             if self._actor is not None:
                 ray.kill(self._actor)
-            if self._own:
+            if self._owns_ray:
                 ray.shutdown()
         self.closing_seconds = time.monotonic() - began
 
     def _start(self) -> None:
         kind, arguments = self._make(self.share)
-        sizes = {"num_cpus": self.share.cpus, "num_gpus": self.share.gpus}
-        self._actor = ray.remote(max_concurrency=2, max_restarts=0, **sizes)(kind).remote(
-            *arguments
-        )
+        actor_class = ray.remote(
+            max_concurrency=2,
+            max_restarts=0,
+            num_cpus=self.share.cpus,
+            num_gpus=self.share.gpus,
+        )(kind)
+        self._actor = actor_class.remote(*arguments)
         try:
-            ray.get(self._actor.ready.remote(), timeout=_WAIT_SECONDS)
+            ray.get(self._actor.ready.remote(), timeout=_START_SECONDS)
         except ray.exceptions.GetTimeoutError:
             raise RunError(
-                f"no worker of the cluster has started within {_WAIT_SECONDS / 60:.0f} minutes"
+                f"no worker of the cluster has started within {_START_SECONDS / 60:.0f} minutes"
             ) from None
         except ray.exceptions.RayError as error:
             raise RunError(f"the worker to measure on does not start: {error}") from None
@@ -78,9 +95,22 @@ class OneWorker:
     def call(
         self, label: str, method: str, *arguments: Any, progress: Callable[[tuple[int, int]], None]
     ) -> Any:
-        """What a method returns. label: for messages. progress: gets the object's `progress()`
-        every half second. Raises the method's UserError; RunError: it fails otherwise, or the
-        process dies (the next call starts one).
+        """Call a method of the object.
+
+        If the process has died, start a new one first.
+
+        Args:
+            label: What is being done, for messages.
+            method: The name of the method.
+            arguments: Its arguments.
+            progress: Gets what the object's `progress()` returns, every half second.
+
+        Returns:
+            What the method returns.
+
+        Raises:
+            UserError: If the method raises it.
+            RunError: If the method fails otherwise, or if the process dies.
         """
         if self._actor is None:
             self._start()
@@ -91,7 +121,8 @@ class OneWorker:
                     return ray.get(answer)
                 progress(ray.get(self._actor.progress.remote(), timeout=30))
             except ray.exceptions.GetTimeoutError:
-                continue  # it is busy
+                # The object is busy.
+                continue
             except ray.exceptions.RayTaskError as error:
                 if isinstance(error.cause, UserError):
                     raise error.cause from None

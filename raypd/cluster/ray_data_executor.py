@@ -18,18 +18,17 @@ import ray
 
 from raypd.cluster import ray_private
 from raypd.cluster.actor_pool import map_in_pool
-from raypd.cluster.card import workers_left
+from raypd.cluster.faulty_gpus import workers_left
 from raypd.cluster.in_flight import Deaths, Ended, Tick
 from raypd.cluster.ledger_actor import Ask, PoolState
-from raypd.cluster.nodes import NodeWatch, going_away
+from raypd.cluster.nodes import NodeWatch, draining_message
 from raypd.cluster.ray_session import WorkerResources
 from raypd.cluster.unit_source import unit_blocks
 from raypd.cluster.worker import DecodeWorker, WorkerSpec
 from raypd.config import ClusterConfig
 from raypd.errors import RunError
-from raypd.run.records import UnitResult
-from raypd.run.text import Say
-from raypd.run.unit import Unit
+from raypd.run.unit import Unit, UnitResult
+from raypd.text import Say
 
 _WAIT_SECONDS = 0.1
 _GONE_SECONDS = 30.0
@@ -187,7 +186,7 @@ class RayDataExecutor:
         # None of a ledger that died itself: it begins anew.
         for _ in range(state.deaths - self._deaths_noted):
             self._deaths.with_units += 1
-            self.say("a worker process died; its units are tried again")
+            self.say("A worker process died; its units will be retried.")
         self._deaths_noted = state.deaths
         for why in state.left_out - self._left_out:
             self._left_out.add(why)
@@ -213,7 +212,7 @@ class RayDataExecutor:
         seconds = self.nodes.seconds_left(node)
         if seconds is not None and node not in self._leaving:
             self._leaving.add(node)
-            self.say(going_away(seconds))
+            self.say(draining_message(node, seconds))
         return seconds is not None
 
     def _ended(self, unit: Unit, result: UnitResult) -> Iterator[Ended]:

@@ -1,6 +1,4 @@
-"""What raypd takes of Ray beside its public API, in one place: a new version of Ray is tried here
-first.
-"""
+"""All uses of Ray's private API, in one place, to be checked against each new version of Ray."""
 
 import contextlib
 import os
@@ -10,7 +8,7 @@ from typing import Any
 
 
 def local_address() -> str | None:
-    """The address of the cluster that `ray start` has written down on this machine."""
+    """Return the address of the cluster that `ray start` has started on this machine, if any."""
     from ray._private.utils import read_ray_address
 
     return read_ray_address()
@@ -18,14 +16,16 @@ def local_address() -> str | None:
 
 @contextlib.contextmanager
 def closed_to_others(dashboard: bool) -> Iterator[None]:
-    """A Ray that is started within listens on 127.0.0.1 alone, and to a token that no file holds.
+    """Make a Ray that is started in the block listen on 127.0.0.1 only, with a token of its own.
 
-    Without a dashboard of its own, Ray asks whichever other Ray has one at the usual port: Ray
-    Train then finds its controller unknown there, so dead, and ends the training.
+    The token is in no file: Ray would write its own token to ~/.ray/auth_token, and a later
+    `ray start` would ask for it. Ray replaces a `_node_ip_address` of the loopback interface, but
+    it binds to loopback by itself if clusters are turned off, as they are on macOS.
 
-    Ray takes a loopback _node_ip_address for a mistake and replaces it; it binds to loopback by
-    itself where clusters are turned off, as on macOS. A token of its own it writes to
-    ~/.ray/auth_token, and later `ray start` ask for it.
+    Args:
+        dashboard: Whether Ray starts with a dashboard. Without one it would ask any other Ray's
+            dashboard at the usual port. Ray Train would not find its controller there, take it for
+            dead and end the training.
     """
     from ray._private import ray_constants
     from ray._raylet import AuthenticationTokenLoader  # type: ignore[attr-defined]
@@ -36,43 +36,42 @@ def closed_to_others(dashboard: bool) -> Iterator[None]:
         loader.reset_cache()
     variables = {ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR: "0"}
     if not dashboard:
-        # Nothing answers.
+        # An address at which nothing answers.
         variables[ray_constants.RAY_API_SERVER_ADDRESS_ENVIRONMENT_VARIABLE] = "http://127.0.0.1:1"
-    clusters = ray_constants.ENABLE_RAY_CLUSTER
-    before = {name: os.environ.get(name) for name in variables}
+    clusters_enabled = ray_constants.ENABLE_RAY_CLUSTER
+    earlier_values = {name: os.environ.get(name) for name in variables}
     os.environ.update(variables)
     ray_constants.ENABLE_RAY_CLUSTER = False
     try:
         yield
     finally:
-        ray_constants.ENABLE_RAY_CLUSTER = clusters
-        for name, value in before.items():
+        ray_constants.ENABLE_RAY_CLUSTER = clusters_enabled
+        for name, value in earlier_values.items():
             os.environ.pop(name)
             if value is not None:
                 os.environ[name] = value
 
 
 def use_token_of_this_machine() -> None:
-    """As Ray does with a cluster that it finds itself: a token in ~/.ray or the environment is
-    shown to it.
-    """
+    """Show the cluster the token in ~/.ray or the environment, as Ray does with a local cluster."""
     from ray._private.authentication import authentication_token_setup
 
     authentication_token_setup.maybe_enable_token_auth_if_token_available(warn_if_disabled=False)
 
 
 def draining_nodes() -> dict[str, int]:
-    """Nodes that were given notice: id -> when they go away in unix milliseconds, 0 where that is
-    not known.
-    """
+    """Return the deadline of each draining node in unix milliseconds, or 0 if it has none."""
     from ray._private.state import state
 
     return state.get_draining_nodes()
 
 
 def node_infos() -> list[dict[str, Any]]:
-    """Every node, the dead ones too: node, labels, type, head, resources, and in unix seconds began
-    and ended.
+    """Return all nodes of the cluster, dead ones included.
+
+    Returns:
+        Dictionaries with the keys node (the id), labels, type, head, resources, and in unix seconds
+        began and ended (None while the node is alive).
     """
     from ray._private.worker import global_worker
 
@@ -90,20 +89,23 @@ def node_infos() -> list[dict[str, Any]]:
     ]
 
 
-def redirect_messages(to: Callable[[dict[str, Any]], None]) -> None:
-    """Messages of Ray's node manager and autoscaler, printed past every log level, go to a function
-    instead.
+def redirect_messages(handle: Callable[[dict[str, Any]], None]) -> None:
+    """Pass messages of Ray's node manager and autoscaler to a function.
+
+    Ray prints them whatever the log level.
     """
     from ray._private import worker
 
     if hasattr(worker, "print_to_stdstream"):
-        worker.print_to_stdstream = lambda data, ignore_prefix=False: to(data)
+
+        def pass_on(data: dict[str, Any], ignore_prefix: bool = False) -> None:
+            handle(data)
+
+        worker.print_to_stdstream = pass_on
 
 
 def autoscales() -> bool:
-    """Whether an autoscaler runs, of either version: then a worker that fits no node of today may
-    fit one to come.
-    """
+    """Return whether an autoscaler of version 1 or 2 runs, which may add nodes for a worker."""
     import ray
     from ray._private import ray_constants
     from ray.autoscaler.v2.sdk import get_cluster_status
@@ -111,7 +113,8 @@ def autoscales() -> bool:
 
     if _internal_kv_get(ray_constants.DEBUG_AUTOSCALING_STATUS):  # version 1
         return True
-    with contextlib.suppress(Exception):  # a cluster without one may not answer
+    # A cluster without an autoscaler may not answer.
+    with contextlib.suppress(Exception):
         version = get_cluster_status(ray.get_runtime_context().gcs_address).stats.autoscaler_version
         return version not in (None, "", "0")
     return False
@@ -139,8 +142,8 @@ class DataExecution:
 
 
 def children() -> set[Any]:
-    """All processes below this one; psutil comes with Ray."""
+    """Return all descendant processes."""
     import psutil
-    import ray  # noqa: F401 puts its psutil on the path
+    import ray  # noqa: F401 puts its own psutil on the path
 
     return set(psutil.Process().children(recursive=True))

@@ -1,4 +1,4 @@
-"""Connecting to Ray, quietly, and what one worker takes of the cluster."""
+"""Connect to Ray without its output, and find out what a worker takes of the cluster."""
 
 import contextlib
 import logging
@@ -17,32 +17,49 @@ from raypd.cluster import ray_private
 from raypd.config import ClusterConfig, RunConfig
 from raypd.errors import ConfigError, RunError
 
-_START_SECONDS = 300.0  # that Ray may take to start, or to connect
-_SLOW = "timed out during startup"  # in Ray's words for a raylet that did not come up in its 30 s
+_START_SECONDS = 300.0  # for Ray to start, or to connect
+_CONNECT_SECONDS = 10
+# Part of Ray's message about a raylet that did not start within its 30 s.
+_SLOW_RAYLET = "timed out during startup"
 
 
 @dataclass(frozen=True)
 class WorkerResources:
-    """What one worker takes; `threads` is for its CPU work."""
+    """What a worker takes of the cluster."""
 
     cpus: float
     gpus: float
-    threads: int
+    threads: int  # for its work on the CPU
+
+
+def _configured_address(config: ClusterConfig) -> str | None:
+    return config.address or os.environ.get("RAY_ADDRESS") or None
 
 
 def runs_here(config: ClusterConfig) -> bool:
-    """Whether a run starts Ray on this machine; else its workers may have a GPU that this process
-    lacks.
+    """Return whether a run starts Ray on this machine.
+
+    Otherwise its workers may have a GPU that this process lacks.
     """
-    address = config.address or os.environ.get("RAY_ADDRESS") or None
+    address = _configured_address(config)
+    if address is not None:
+        return address == "local"
     local = ray_private.local_address()
-    return address == "local" or (address is None and not (local and _answers(local)))
+    return not local or not _answers(local)
 
 
 def connect(config: ClusterConfig, verbose: bool = False) -> bool:
-    """Attaches to the configured cluster or starts Ray; False: was connected.
+    """Connect to the configured cluster, or start Ray on this machine.
 
-    Raises RunError: it does not answer.
+    Args:
+        config: The section `cluster` of the configuration.
+        verbose: Show what Ray prints.
+
+    Returns:
+        False if this process was connected already.
+
+    Raises:
+        RunError: If the cluster does not answer, or if Ray does not start.
     """
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
@@ -52,72 +69,99 @@ def connect(config: ClusterConfig, verbose: bool = False) -> bool:
 
     if ray.is_initialized():
         return False
-    address = config.address or os.environ.get("RAY_ADDRESS") or None
-    local = None
-    if address is None or address == "auto":
-        local = ray_private.local_address()
-        local = local if local and _answers(local) else None
-        if address == "auto" and local is None:
-            raise RunError("cluster.address auto: no Ray cluster runs on this machine")
-        address = local or "local"
-    elif address != "local" and not _answers(address):
-        key = "cluster.address" if config.address else "RAY_ADDRESS"
-        raise RunError(f"{key} {address}: no Ray cluster answers there")
-    keys: dict[str, Any] = {"include_dashboard": verbose}
-    if address != "local":
-        # This package for workers on other machines; the working folder of `ray job submit` brings
-        # it already.
-        submitted = (
-            "RAY_JOB_CONFIG_JSON_ENV_VAR" in os.environ or "RAY_JOB_SUBMISSION_ID" in os.environ
-        )
-        keys = {
-            "runtime_env": None
-            if submitted
-            else {"py_modules": [str(Path(__file__).resolve().parents[1])]}
-        }
-    print(
-        "starting Ray" if address == "local" else "connecting to Ray", file=sys.stderr, flush=True
-    )
-    level = logging.INFO if verbose else logging.CRITICAL
-    nothing = contextlib.nullcontext()
-    closed = ray_private.closed_to_others(dashboard=verbose) if address == "local" else nothing
+    address, is_found = _find(config)
+    starts_ray = address == "local"
+    print("starting Ray" if starts_ray else "connecting to Ray", file=sys.stderr, flush=True)
     try:
-        with nothing if verbose else _stderr_muted(), closed:
-            if local is not None:
+        with contextlib.ExitStack() as stack:
+            if not verbose:
+                stack.enter_context(_stderr_muted())
+            if starts_ray:
+                stack.enter_context(ray_private.closed_to_others(dashboard=verbose))
+            if is_found:
                 ray_private.use_token_of_this_machine()
-            _init(address=address, log_to_driver=verbose, logging_level=level, **keys)
-    except SystemExit:  # Ray's own handler of SIGTERM while it starts
+            _init(
+                address=address,
+                log_to_driver=verbose,
+                logging_level=logging.INFO if verbose else logging.CRITICAL,
+                **_init_options(starts_ray, verbose),
+            )
+    except SystemExit:  # raised by Ray's own handler of SIGTERM while it starts
         raise KeyboardInterrupt from None
     except TimeoutError:
-        raise RunError(_why_not(address, f"it is not there after {_START_SECONDS:g} s")) from None
-    except Exception as error:  # of any kind: on a busy machine Ray raises bare ones, too
-        raise RunError(_why_not(address, str(error))) from None
+        raise RunError(
+            _connection_error(address, f"it did not answer within {_START_SECONDS:g} s")
+        ) from None
+    except Exception as error:  # on a busy machine Ray also raises bare exceptions
+        raise RunError(_connection_error(address, str(error))) from None
     if threading.current_thread() is threading.main_thread():
-        # Ray's handler in C++ prints a trace before it calls ours, and where that takes long it
-        # aborts the process.
+        # Ray's C++ handler prints a trace before it calls the Python handler, and aborts the
+        # process if that takes long. Setting the Python handler again replaces it.
         signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGTERM) or signal.SIG_DFL)
     return True
 
 
+def _find(config: ClusterConfig) -> tuple[str, bool]:
+    """Return the address to connect to, and whether it is a cluster found on this machine.
+
+    Raises:
+        RunError: If no cluster answers at the configured address.
+    """
+    address = _configured_address(config)
+    if address == "local":
+        return address, False
+    if address is not None and address != "auto":
+        if not _answers(address):
+            key = "cluster.address" if config.address else "RAY_ADDRESS"
+            raise RunError(f"{key} {address}: no Ray cluster answers there")
+        return address, False
+    local = ray_private.local_address()
+    if local and _answers(local):
+        return local, True
+    if address == "auto":
+        raise RunError("cluster.address auto: no Ray cluster runs on this machine")
+    return "local", False
+
+
+def _init_options(starts_ray: bool, verbose: bool) -> dict[str, Any]:
+    if starts_ray:
+        return {"include_dashboard": verbose}
+    # Workers on other machines need this package, unless the working folder of `ray job submit`
+    # contains it already.
+    submitted = {"RAY_JOB_CONFIG_JSON_ENV_VAR", "RAY_JOB_SUBMISSION_ID"} & os.environ.keys()
+    if submitted:
+        return {"runtime_env": None}
+    return {"runtime_env": {"py_modules": [str(Path(__file__).resolve().parents[1])]}}
+
+
 @contextlib.contextmanager
 def connected(config: ClusterConfig, verbose: bool = False) -> Iterator[bool]:
-    """Connects as `connect`, and disconnects at the end unless somebody else had connected."""
-    mine = connect(config, verbose)
+    """Connect as `connect` does, and disconnect after the block if this call connected."""
+    owns_ray = connect(config, verbose)
     try:
-        yield mine
+        yield owns_ray
     finally:
-        if mine:
+        if owns_ray:
             import ray
 
             with contextlib.suppress(Exception):
                 ray.shutdown()
 
 
-def _init(again: bool = True, **keys: Any) -> None:
-    """ray.init, which has no limit and does not hear of Ctrl-C where it waits for a process that
-    has died; in a thread it leaves our handler of SIGTERM alone, too. Raises what it raises, or
-    TimeoutError after _START_SECONDS; then, as at Ctrl-C, nothing that it started is left. A Ray
-    that a busy machine did not start in 30 s is started once more.
+def _init(retry: bool = True, **options: Any) -> None:
+    """Call ray.init in a thread, with a time limit.
+
+    ray.init has no limit of its own and ignores Ctrl-C while it waits for a process that has died.
+    In a thread it also leaves our handler of SIGTERM alone. After a time-out and after Ctrl-C, no
+    process that it started is left.
+
+    Args:
+        retry: Start Ray once more if a busy machine did not start it within Ray's own 30 s.
+        options: The arguments of ray.init.
+
+    Raises:
+        TimeoutError: After _START_SECONDS.
+        Exception: Whatever ray.init raises.
     """
     import psutil
     import ray
@@ -126,124 +170,143 @@ def _init(again: bool = True, **keys: Any) -> None:
 
     def start() -> None:
         try:
-            ray.init(**keys)
+            ray.init(**options)
         except BaseException as error:
             outcome.put(error)
         else:
             outcome.put(None)
-            threading.Event().wait()  # Linux ends what Ray has started with the thread that did
+            # Linux ends Ray's processes together with the thread that started them.
+            threading.Event().wait()
 
-    before = ray_private.children()
-    try:  # Ctrl-C may come while the thread starts
+    earlier_children = ray_private.children()
+    # Ctrl-C may arrive while the thread starts, so the start is part of the block.
+    try:
         threading.Thread(target=start, name="ray.init", daemon=True).start()
         error = outcome.get(timeout=_START_SECONDS)
     except (queue.Empty, KeyboardInterrupt) as reason:
-        for process in ray_private.children() - before:
-            with contextlib.suppress(psutil.Error):  # its parent took it along
+        for process in ray_private.children() - earlier_children:
+            # The process may have ended with its parent.
+            with contextlib.suppress(psutil.Error):
                 process.kill()
-        raise (TimeoutError if isinstance(reason, queue.Empty) else KeyboardInterrupt) from None
-    if error is not None and _SLOW in str(error) and again:
-        _init(again=False, **keys)
-    elif error is not None:
+        if isinstance(reason, queue.Empty):
+            raise TimeoutError from None
+        raise KeyboardInterrupt from None
+    if error is None:
+        return
+    if retry and _SLOW_RAYLET in str(error):
+        _init(retry=False, **options)
+    else:
         raise error
 
 
-def _why_not(address: str, error: str) -> str:
+def _connection_error(address: str, error: str) -> str:
     if address == "local":
         return f"Ray does not start on this machine: {error}"
     return (
-        f"no connection to Ray at {address}: {error.partition('. ')[0]}. If that cluster "
-        "asks for a token (`ray start` "
-        "does where there is a file ~/.ray/auth_token), set RAY_AUTH_MODE=token here, with "
-        "the same file or with "
-        "RAY_AUTH_TOKEN (`ray get-auth-token` prints it there)"
+        f"no connection to Ray at {address}: {error.partition('. ')[0]}. If that cluster requires "
+        "a token (`ray start` does if ~/.ray/auth_token exists), set RAY_AUTH_MODE=token here, and "
+        "provide the same file or RAY_AUTH_TOKEN (`ray get-auth-token` prints it there)"
     )
 
 
 def _answers(address: str) -> bool:
-    """Whether something listens: Ray itself would try for a minute and more."""
+    """Return whether something listens at an address. Ray would try for a minute or more."""
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if not host or not port.isdigit():
         return True  # a name that Ray resolves itself
-    with (
-        contextlib.suppress(OSError),
-        socket.create_connection((host.strip("[]"), int(port)), timeout=10),
-    ):
+    with contextlib.suppress(OSError):
+        endpoint = (host.strip("[]"), int(port))
+        socket.create_connection(endpoint, timeout=_CONNECT_SECONDS).close()
         return True
     return False
 
 
 @contextlib.contextmanager
 def _stderr_muted() -> Iterator[None]:
-    """Ray's C++ side writes past Python while it starts; what goes wrong then is an exception."""
+    """Mute stderr below Python, because Ray's C++ code writes to it while it starts.
+
+    What goes wrong then is raised as an exception.
+    """
     sys.stderr.flush()
-    kept = os.dup(2)
+    original = os.dup(2)
     try:
-        with open(os.devnull, "wb") as nowhere:
-            os.dup2(nowhere.fileno(), 2)
+        with open(os.devnull, "wb") as devnull:
+            os.dup2(devnull.fileno(), 2)
         yield
     finally:
         sys.stderr.flush()
-        os.dup2(kept, 2)
-        os.close(kept)
+        os.dup2(original, 2)
+        os.close(original)
 
 
 def silence_ray_logs(say: Callable[[str], None], verbose: bool) -> None:
-    """Turns off what Ray prints past every log level; what a user can make something of goes to
-    `say`.
+    """Suppress what Ray prints whatever the log level.
+
+    Args:
+        say: Shows the user a line; it gets the messages that a user can act on.
+        verbose: Show everything instead.
     """
 
-    def pass_on(data: dict[str, Any]) -> None:
+    def handle(data: dict[str, Any]) -> None:
         text = " ".join(map(str, data.get("lines", [])))
-        if (
-            "running low on memory" in text
-            or "Workers (tasks / actors) killed due to memory pressure" in text
-        ):
+        low_memory = "running low on memory" in text
+        killed = "Workers (tasks / actors) killed due to memory pressure" in text
+        if low_memory or killed:
             say(
-                "Ray killed a worker because the machine ran out of memory; its units are "
-                "tried again"
+                "Ray killed a worker because the machine ran out of memory; its units will be "
+                "retried."
             )
 
+    # The scheduler notices by itself that a worker died.
     if not verbose:
-        ray_private.redirect_messages(pass_on)  # the scheduler sees that a worker died
+        ray_private.redirect_messages(handle)
 
 
 def worker_resources(config: RunConfig) -> WorkerResources:
-    """What a worker takes of the cluster.
+    """Return what a worker takes of the cluster.
 
-    Raises ConfigError when no node has as much and no autoscaler adds any.
+    Raises:
+        ConfigError: If no node has as much, and if no autoscaler can add one.
     """
     import ray
 
-    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
     cluster = config.cluster
-    most_gpus = max((n.get("GPU", 0.0) for n in nodes), default=0.0)
+    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    max_cpus = max((node.get("CPU", 0.0) for node in nodes), default=1.0)
+    max_gpus = max((node.get("GPU", 0.0) for node in nodes), default=0.0)
     gpus = cluster.gpus_per_worker
     if gpus is None:
-        gpus = 1.0 if most_gpus >= 1 and config.model.device != "cpu" else 0.0
-    most_cores = max((n.get("CPU", 0.0) for n in nodes), default=1.0)
+        gpus = 1.0 if max_gpus >= 1 and config.model.device != "cpu" else 0.0
     cpus = cluster.cpus_per_worker
     if cpus is None and gpus:
-        # A GPU worker also takes CPU: never so much that a GPU stays without a worker.
-        cpus = min(
-            1.0,
-            min((n.get("CPU", 0.0) / n["GPU"] * gpus for n in nodes if n.get("GPU")), default=1.0),
-        )
+        cpus = _cpus_beside_gpus(nodes, gpus)
     elif cpus is None:
-        cpus = min(sum(n.get("CPU", 0.0) for n in nodes) / cluster.max_workers, most_cores)
-        # No CPU yet: those to come have one at least.
-        cpus = float(int(cpus)) if cpus >= 1 else cpus or 1.0
+        cpus = min(sum(node.get("CPU", 0.0) for node in nodes) / cluster.max_workers, max_cpus)
+        if cpus >= 1:
+            cpus = float(int(cpus))
+        elif not cpus:
+            # The cluster has no CPU yet. Nodes that are added later have at least one.
+            cpus = 1.0
     cpus = round(cpus, 3)
-    if (
-        not any(n.get("CPU", 0.0) >= cpus and n.get("GPU", 0.0) >= gpus for n in nodes)
-        and not ray_private.autoscales()
-    ):
+    fits = any(node.get("CPU", 0.0) >= cpus and node.get("GPU", 0.0) >= gpus for node in nodes)
+    if not fits and not ray_private.autoscales():
         raise ConfigError(
             f"a worker needs {cpus:g} CPUs and {gpus:g} GPUs, and no node of the cluster has both "
-            f"(most: {most_cores:g} CPUs, {most_gpus:g} GPUs): lower "
-            "cluster.cpus_per_worker or cluster.gpus_per_worker"
+            f"(at most {max_cpus:g} CPUs, {max_gpus:g} GPUs): lower cluster.cpus_per_worker or "
+            "cluster.gpus_per_worker"
         )
-    threads = config.engine.threads or max(
-        1, int(cpus if not gpus else max(cpus, most_cores / max(most_gpus, 1)))
-    )
+    threads = config.engine.threads
+    if threads is None:
+        # A GPU worker may use the CPUs that its node has for each GPU.
+        worker_cpus = max(cpus, max_cpus / max(max_gpus, 1)) if gpus else cpus
+        threads = max(1, int(worker_cpus))
     return WorkerResources(cpus, gpus, threads)
+
+
+def _cpus_beside_gpus(nodes: list[dict[str, float]], gpus: float) -> float:
+    """Return the CPUs of a GPU worker: few enough that every GPU gets a worker."""
+    shares = []
+    for node in nodes:
+        if node.get("GPU"):
+            shares.append(node.get("CPU", 0.0) / node["GPU"] * gpus)
+    return min(1.0, min(shares, default=1.0))

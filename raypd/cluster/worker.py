@@ -1,5 +1,6 @@
-"""The decode worker: one model and engine in an actor, several units in flight, a thread each, so
-it never drains.
+"""The decode worker: an actor that holds one model and one engine.
+
+Several units are in flight at a time, each in a thread of its own, so that the engine never drains.
 """
 
 from __future__ import annotations
@@ -30,214 +31,249 @@ from raypd.answering.request_queue import (
 from raypd.billing import energy
 from raypd.billing.meter import Meter
 from raypd.cluster import nodes
-from raypd.cluster.card import CardLog
+from raypd.cluster.faulty_gpus import FaultLog
 from raypd.config import RunConfig
 from raypd.dataset import writer
 from raypd.dataset.reader import read_unit
 from raypd.errors import InputError, UserError
 from raypd.run import layout, retry_policy
-from raypd.run.records import UnitResult, UnitSummary
 from raypd.run.retry_policy import Attempt, UnitLog
-from raypd.run.unit import Unit
+from raypd.run.unit import Unit, UnitResult, UnitSummary
 from raypd.tasks.base import Document, Record
 from raypd.tasks.columns import columns_of, rows_of
 from raypd.tasks.documents import billed_as
 
-_MOST_ERRORS = 3  # attempts at a unit that fails with an error of storage
+_MAX_TRIES = 3  # tries of a unit that fails with an error of storage
 _RETRY_SECONDS = 2.0
 _REPORT_SECONDS = 2.0  # between two reports to the ledger
-# For it to have one: a ledger that is away is no harm, as the next report says all.
+# How long a worker waits for the ledger to take a report. If the ledger is away, nothing is lost,
+# because the next report covers everything.
 _LEDGER_SECONDS = 5.0
 
 
 @dataclass
 class WorkerSpec:
+    """What a decode worker is made of."""
+
     config: RunConfig
     output: str
     session: str
-    threads: int | None = None  # CPU threads of one worker
+    threads: int | None = None  # CPU threads of a worker
     build: Build = build
-    ledger: Any = None  # handle of the actor that keeps the bill
-    gpus: float = 0.0  # of one worker
+    ledger: Any = None  # handle of the ledger; None for none
+    gpus: float = 0.0  # GPUs of a worker
 
 
 class EngineActor:
-    """An engine in an actor, the queue before it, and the reports of what both do: of a run or of a
-    pipeline.
+    """An engine in an actor, the queue in front of it, and the reports to the ledger.
+
+    It serves a run (`DecodeWorker`) or a pipeline (`raypd.data.AnswerStage`).
+
+    Args:
+        config: The configuration of the run.
+        gpus: GPUs of this actor.
+        ledger: Handle of the ledger; None for none.
     """
 
-    request_queue: RequestQueue  # once the model is loaded
+    request_queue: RequestQueue  # set once the model is loaded
     loaded = False
 
     def __init__(self, config: RunConfig, gpus: float, ledger: Any) -> None:
-        """gpus: of this actor; ledger: handle of the actor that keeps the bill, None: there is
-        none.
-        """
-        self.config, self.node, self.gpus = config, nodes.node_id(), gpus
-        self.watch = energy.CardWatch(gpus)
+        self.config = config
+        self.node = nodes.node_id()
+        self.gpus = gpus
+        self.watch = energy.GpuWatch(gpus)
         self.meter = Meter(
-            self.node, config.decoding.method, gpus, power=self.watch.joules, cards=self.watch
+            self.node, config.decoding.method, gpus, power=self.watch.joules, gpu_use=self.watch
         )
         self._ledger = ledger
         if ledger is not None:
-            threading.Thread(target=self._report_on, name="ledger", daemon=True).start()
+            threading.Thread(target=self._report_regularly, name="ledger", daemon=True).start()
 
     def load(self, build: Build, threads: int | None) -> None:
-        """Raises ModelError, ConfigError."""
+        """Load the model and start the engine.
+
+        Raises:
+            ModelError: If the model cannot be loaded.
+            ConfigError: If the configuration does not fit the machine.
+        """
         if self.gpus and self.config.model.has_weights and self.config.model.device == "auto":
             from raypd.models.load import check_gpu
 
             check_gpu()
-        if self.gpus and not {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"} & os.environ.keys():
-            # Or gaps between passes fill the memory.
+        allocator_variables = {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"}
+        if self.gpus and not allocator_variables & os.environ.keys():
+            # Without expandable segments, gaps between passes fill the memory.
             os.environ["PYTORCH_ALLOC_CONF"] = "expandable_segments:True"
         self.parts = build(self.config, threads)
         self.schema = columns_of(self.config)
         self.meter.ready()
         gc.collect()
-        # Else every collection goes through the model's modules again: 3 ms of a pass of 1,024
+        # Unless the model is frozen, every collection visits its modules: 3 ms of a pass of 1,024
         # tokens.
         gc.freeze()
         self.request_queue = RequestQueue(self.parts, self.meter)
         self.loaded = True
 
     def progress(self) -> dict[str, Progress]:
+        """Return the progress of each unit in flight."""
         return self.request_queue.progress() if self.loaded else {}
 
-    def _report_on(self) -> None:
+    def _report_regularly(self) -> None:
         while True:
             self.report()
             time.sleep(_REPORT_SECONDS)
 
     def report(self) -> None:
-        """Tells the ledger all so far, and waits until it has it, so that no bill is closed before;
-        5 s at most.
+        """Report everything so far to the ledger, and wait up to 5 s until it has arrived.
+
+        Waiting keeps the bill from being closed before the last report.
         """
         if self._ledger is None:
             return
         import ray
 
+        # Answers are worth more than their bill, so no error of the ledger ends the worker.
         try:
             units = self.progress().values()
-            in_flight = sum(unit.answered for unit in units), sum(unit.failed for unit in units)
-            ray.wait(
-                [self._ledger.report.remote(self.meter.report(), in_flight)],
-                timeout=_LEDGER_SECONDS,
-            )
-        except Exception as error:  # answers are worth more than their bill
+            answered = sum(unit.answered for unit in units)
+            failed = sum(unit.failed for unit in units)
+            reference = self._ledger.report.remote(self.meter.report(), (answered, failed))
+            ray.wait([reference], timeout=_LEDGER_SECONDS)
+        except Exception as error:
             print(
-                f"raypd: no report to the ledger: {type(error).__name__}: {error}",
+                f"raypd: the ledger did not get a report: {type(error).__name__}: {error}",
                 file=sys.stderr,
                 flush=True,
             )
 
 
 class DecodeWorker(EngineActor):
-    """Answers units: `run` for the executors, `run_unit` for everyone else."""
+    """Processes units. The executors call `run`, everybody else `run_unit`."""
 
     def __init__(self, spec: WorkerSpec) -> None:
         super().__init__(spec.config, spec.gpus, spec.ledger)
         self.spec = spec
         self._fingerprint = spec.config.fingerprint()
-        self._unfit: str | None = None  # why this worker cannot work at all
-        self._left_out: str | None = None  # why its card is
+        self._unfit: str | None = None  # why this worker cannot process any unit
+        self._faulty_gpu: str | None = None  # why its GPU must not be used
         self._attempts: dict[str, Attempt] = {}  # at the units in flight
-        self._card = CardLog(spec.output, self.node, self.meter.id, self.watch.is_lost)
+        self._faults = FaultLog(spec.output, self.node, self.meter.id, self.watch.is_lost)
         self.log = UnitLog(spec.output, spec.session, self.node, self.meter.id, nodes.is_alive)
-        self._entry, self._places = (
-            threading.Lock(),
-            threading.Semaphore(self.config.cluster.units_in_flight),
-        )
+        # One slot for each unit in flight. The entry lock lets a unit that needs all slots collect
+        # them without being overtaken.
+        self._entry = threading.Lock()
+        self._slots = threading.Semaphore(self.config.cluster.units_in_flight)
         try:
-            storage.configure(spec.config.storage)
-            if not storage.exists(storage.join(spec.output, layout.RUN)):
-                advice = "give output.path on storage that all nodes of the cluster share"
-                raise UserError(f"{spec.output}: a worker does not see the output folder; {advice}")
-            self._left_out = self._unfit = self._card.left_out() if self.gpus else None
-            if self._left_out is None:
-                self.load(spec.build, spec.threads)
+            self._prepare()
         except Exception as error:
-            why = traceback.format_exc()
-            if self.gpus and self._card.blames(why, loading=True):
-                self._die(EngineBroken(why), [retry_policy.START])
-            # Raised here, every replacement would raise it again; reported with the first unit, it
-            # ends the run once.
-            known = isinstance(error, UserError | storage.StorageError)
-            self._unfit = str(error) if known else f"the worker could not start:\n{why}"
+            trace = traceback.format_exc()
+            if self.gpus and self._faults.blames(trace, loading=True):
+                self._die(EngineBroken(trace), [retry_policy.START])
+            # If the error were raised here, every replacement would raise it again. It is reported
+            # as the result of the first unit instead, and ends the run once.
+            if isinstance(error, UserError | storage.StorageError):
+                self._unfit = str(error)
+            else:
+                self._unfit = f"the worker could not start:\n{trace}"
+
+    def _prepare(self) -> None:
+        """Check the output folder and the GPU, and load the model."""
+        storage.configure(self.spec.config.storage)
+        if not storage.exists(storage.join(self.spec.output, layout.RUN)):
+            raise UserError(
+                f"{self.spec.output}: a worker does not see the output folder. Give an output.path "
+                "on storage that all nodes of the cluster share"
+            )
+        if self.gpus:
+            self._faulty_gpu = self._faults.why_faulty()
+            self._unfit = self._faulty_gpu
+        if self._faulty_gpu is None:
+            self.load(self.spec.build, self.spec.threads)
 
     def hello(self) -> tuple[str, str | None]:
-        """(this worker's node, why its card is left out); the first answer means that the model is
-        loaded.
+        """Return the id of the node, and why the GPU is faulty, if it is.
+
+        The first answer means that the model is loaded.
         """
-        return self.node, self._left_out
+        return self.node, self._faulty_gpu
 
     def cancel(self, unit: str, only_waiting: bool) -> None:
-        """Stops a unit as `RequestQueue.cancel`; its `run` then returns."""
+        """Stop a unit as `RequestQueue.cancel` does; its `run` then hands it back."""
         if self.loaded:
             self.request_queue.cancel(unit, only_waiting)
 
     def run(self, unit: Unit, admit: Callable[[bool], bool] = lambda died: True) -> UnitResult:
-        """Works on a unit until it is committed, handed back or given up. admit(died): whether an
-        attempt may begin.
+        """Process a unit until it is committed, handed back or given up.
+
+        Args:
+            unit: The unit.
+            admit: Returns whether an attempt may begin, given whether the last one's process died.
         """
         if self._unfit is not None:
             return UnitResult(error=self._unfit, fatal=True)
-        for errors in range(_MOST_ERRORS):
-            result = self._try(unit, errors > 0, admit)
-            if not result.retry or errors == _MOST_ERRORS - 1:
+        for earlier_tries in range(_MAX_TRIES):
+            result = self._try(unit, earlier_tries > 0, admit)
+            if not result.retry or earlier_tries == _MAX_TRIES - 1:
                 break
-            time.sleep(_RETRY_SECONDS * (errors + 1))
+            time.sleep(_RETRY_SECONDS * (earlier_tries + 1))
         return result
 
-    def _try(self, unit: Unit, again: bool, admit: Callable[[bool], bool]) -> UnitResult:
-        """An attempt at a unit. again: storage failed at the one before."""
+    def _try(self, unit: Unit, is_retry: bool, admit: Callable[[bool], bool]) -> UnitResult:
+        """Try to process a unit, and turn every error into a result."""
         try:
-            if writer.is_committed(self.spec.output, unit.id, self.config.output.partition):
-                summary = writer.read_summary(self.spec.output, unit.id)
-                return UnitResult(ok=summary.ok, failed=summary.failed)
-            attempt, died = self.log.next(unit.id)
-            if not admit(died):
-                return UnitResult(handed_back=True)
-            if attempt is None:
-                self.log.end(unit.id)
-                why = (
-                    retry_policy.failure_reason(self.spec.output, unit.id)
-                    or "none of them left a reason"
-                )
-                return UnitResult(error=f"its worker processes died each time: {why}")
-            attempt = replace(attempt, number=attempt.number + again)
-            with self._place(alone=attempt.bisecting):
-                return self._run_logged(unit, attempt)
+            return self._try_once(unit, is_retry, admit)
         except Cancelled:
             return UnitResult(handed_back=True)
         except UserError as error:
-            # Errors of S3 are errors of both kinds.
-            passes = _may_pass(error) or _may_pass(error.__cause__)
+            # An error of S3 may be wrapped in an error for the user.
+            transient = _is_transient(error) or _is_transient(error.__cause__)
             return UnitResult(
                 error=str(error),
-                retry=passes,
-                unreadable=isinstance(error, InputError) and not passes,
+                retry=transient,
+                unreadable=isinstance(error, InputError) and not transient,
             )
         except OSError as error:
-            return UnitResult(error=request_queue.reason(error), retry=_may_pass(error))
+            return UnitResult(error=request_queue.reason(error), retry=_is_transient(error))
         except Exception:
             return UnitResult(error=traceback.format_exc())
 
+    def _try_once(self, unit: Unit, is_retry: bool, admit: Callable[[bool], bool]) -> UnitResult:
+        if writer.is_committed(self.spec.output, unit.id, self.config.output.partition):
+            summary = writer.read_summary(self.spec.output, unit.id)
+            return UnitResult(ok=summary.ok, failed=summary.failed)
+        attempt, died = self.log.next(unit.id)
+        if not admit(died):
+            return UnitResult(handed_back=True)
+        if attempt is None:
+            self.log.end(unit.id)
+            reason = retry_policy.failure_reason(self.spec.output, unit.id)
+            return UnitResult(
+                error="its worker processes died each time: "
+                f"{reason or 'none of them left a reason'}"
+            )
+        if is_retry:
+            attempt = replace(attempt, number=attempt.number + 1)
+        with self._slot(alone=attempt.bisecting):
+            return self._run_logged(unit, attempt)
+
     @contextlib.contextmanager
-    def _place(self, alone: bool) -> Iterator[None]:
-        """One of the places for units in flight; all of them for a unit that is to be alone, and
-        later ones wait.
+    def _slot(self, alone: bool) -> Iterator[None]:
+        """Hold a slot for a unit in flight, or all slots for a unit that must be alone.
+
+        A unit that must be alone holds up the units that arrive after it.
         """
-        places = self.config.cluster.units_in_flight if alone else 1
+        slots = self.config.cluster.units_in_flight if alone else 1
         with self._entry:
-            for _ in range(places):
-                self._places.acquire()
+            for _ in range(slots):
+                self._slots.acquire()
         try:
             yield
         finally:
-            self._places.release(places)
+            self._slots.release(slots)
 
     def _run_logged(self, unit: Unit, attempt: Attempt) -> UnitResult:
+        """Run an attempt and record its begin and its end on storage."""
         self.log.begin(unit.id, attempt)
         following: Attempt | None = attempt
         self._attempts[unit.id] = attempt
@@ -253,26 +289,39 @@ class DecodeWorker(EngineActor):
         return UnitResult(ok=summary.ok, failed=summary.failed)
 
     def _die(self, error: EngineBroken, names: list[str]) -> NoReturn:
-        """Ends this process.
+        """End this process.
 
-        A death that is the card's is written down as such, and counts for no unit in flight.
+        If the GPU is to blame, the death is recorded as the GPU's and not as that of the units in
+        flight.
+
+        Args:
+            error: Why the engine is broken.
+            names: The units for which the reason is stored.
         """
 
-        def keep(why: str) -> None:
+        def store_reason(reason: str) -> None:
             for name in names:
-                storage.put(retry_policy.failure_path(self.spec.output, name), why.encode())
-            if self.gpus and self._card.blames(why, loading=not self.loaded):
-                self._card.died(why)
+                path = retry_policy.failure_path(self.spec.output, name)
+                storage.put(path, reason.encode())
+            if self.gpus and self._faults.blames(reason, loading=not self.loaded):
+                self._faults.died(reason)
                 for unit, attempt in list(self._attempts.items()):
                     self.log.end(unit, attempt)
 
-        end_process(error, keep)
+        end_process(error, store_reason)
 
     def run_unit(self, unit: Unit, attempt: Attempt | None = None) -> UnitSummary:
-        """Reads, decodes and commits one unit, if it is not committed already; what it holds.
+        """Read, decode and commit a unit, unless it is committed already.
 
-        Raises InputError when it cannot be read, OSError when it cannot be written, EngineBroken,
-        Cancelled.
+        Args:
+            unit: The unit.
+            attempt: The attempt; None for the first.
+
+        Raises:
+            InputError: If the unit cannot be read.
+            OSError: If it cannot be written.
+            EngineBroken: If the engine failed.
+            Cancelled: If the unit was cancelled.
         """
         attempt = attempt or Attempt()
         output = self.spec.output
@@ -284,10 +333,10 @@ class DecodeWorker(EngineActor):
         with self.request_queue.unit(unit.id) as state:
             documents = read_unit(unit, self.config)
             self.request_queue.count(
-                state, {row.index: billed_as(row, self.config) for row in documents}
+                state, {document.index: billed_as(document, self.config) for document in documents}
             )
             self._answer(state, documents, unit.id, attempt)
-            spent = self.meter.end(unit.id)
+            usage = self.meter.end(unit.id)
             table = writer.make_table(
                 documents, rows_of(state.records, self.config), self.schema, attempt.number
             )
@@ -305,41 +354,44 @@ class DecodeWorker(EngineActor):
                 counts=state.counts,
                 seconds=round(time.monotonic() - started, 3),
                 worker=self.meter.id,
-                categories=spent.categories,
-                busy_seconds=round(spent.prefill + spent.decode, 6),
+                categories=usage.categories,
+                busy_seconds=round(usage.prefill + usage.decode, 6),
                 truncated=writer.count_truncated(table),
             )
             if not writer.commit(output, table, summary, partition):
-                return writer.read_summary(output, unit.id)  # another attempt was first
-            self.meter.commit(unit.id, spent, ok, failed)
+                # Another attempt committed the unit first.
+                return writer.read_summary(output, unit.id)
+            self.meter.commit(unit.id, usage, ok, failed)
             return summary
 
     def _answer(
         self, state: UnitState, documents: list[Document], unit: str, attempt: Attempt
     ) -> None:
-        """Answers documents at once, or where a worker died of them in groups that are written down
-        before each.
-        """
+        """Answer documents: all at once, or in groups with checkpoints after a worker death."""
         by_row = {document.index: document for document in documents}
-        why = retry_policy.failure_reason(self.spec.output, unit) if attempt.quarantined else None
-        state.records += [
-            Record(row, error=attempt.reason(row, why)) for row in attempt.quarantined
-        ]
+        if attempt.quarantined:
+            reason = retry_policy.failure_reason(self.spec.output, unit)
+            for row in attempt.quarantined:
+                state.records.append(Record(row, error=attempt.reason(row, reason)))
         for group in attempt.groups(list(by_row)):
             if attempt.bisecting:
                 self.log.begin(unit, attempt, group)
             self.request_queue.answer(state, [by_row[row] for row in group])
 
     def close(self) -> None:
+        """End the engine."""
         if self.loaded:
             self.request_queue.close()
 
 
-def _may_pass(error: BaseException | None) -> bool:
-    """Whether it may work at another time: storage that was out of reach, slow or full, not a file
-    that is gone.
+def _is_transient(error: BaseException | None) -> bool:
+    """Return whether a later try may succeed.
+
+    That is so if storage was out of reach, slow or full, but not if a file is gone or damaged.
     """
-    lasting = (FileNotFoundError, PermissionError, storage.Changed, gzip.BadGzipFile)
-    # What Arrow says of damaged data is an OSError too, of no errno.
-    damage = type(error) is OSError and error.errno is None
-    return isinstance(error, OSError) and not isinstance(error, lasting) and not damage
+    if not isinstance(error, OSError):
+        return False
+    if isinstance(error, FileNotFoundError | PermissionError | storage.Changed | gzip.BadGzipFile):
+        return False
+    # Arrow reports damaged data as an OSError without errno.
+    return type(error) is not OSError or error.errno is not None

@@ -18,9 +18,9 @@ from raypd.dataset.listing import objects
 from raypd.dataset.split import line_limit
 from raypd.errors import ConfigError, InputError, RunError, raised_as
 from raypd.run import layout
-from raypd.run.text import one_line
 from raypd.tasks.base import Document
 from raypd.tasks.openai_batch import RESPONSE_FORMAT, SCHEMA, TOO_LONG, BadRequest, read_request
+from raypd.text import one_line
 
 _SERVER_ERROR = "server_error"
 _COLUMNS = ["row", "status", "error", "sample", "text", "finish_reason", "tokens", "counters"]

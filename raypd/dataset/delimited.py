@@ -18,8 +18,8 @@ from raypd.config import InputConfig
 from raypd.dataset import encodings
 from raypd.dataset.jsonl import BLANK_LIMIT, BOM, line_limit, open_lines, too_many_blanks
 from raypd.errors import InputError, raised_as
-from raypd.run.text import counted
 from raypd.run.unit import Part
+from raypd.text import counted
 
 DELIMITERS = {"csv": ",", "tsv": "\t"}
 _MARKS = ",;\t|"  # delimiters that spreadsheets write

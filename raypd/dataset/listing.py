@@ -14,8 +14,8 @@ from raypd.config.data import ENDINGS
 from raypd.dataset import tables
 from raypd.errors import InputError
 from raypd.run.left_out import CACHE, HIDDEN, LINK, LeftOut
-from raypd.run.text import counted
 from raypd.storage import literal
+from raypd.text import counted
 
 _COMPRESSIONS = {".gz": "gz", ".zst": "zst"}
 _FORMATS = {".ndjson": "jsonl"} | {

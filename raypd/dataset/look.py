@@ -23,10 +23,10 @@ from raypd.dataset.listing import InputObject, objects, partition_keys
 from raypd.dataset.reader import arrow_batches
 from raypd.dataset.whole_files import whole_rows
 from raypd.errors import InputError
-from raypd.run.text import Say
 from raypd.run.unit import Part
 from raypd.tasks.columns import Row
 from raypd.tasks.labels import label_columns
+from raypd.text import Say
 
 MOST_ROWS = 500  # that are looked at
 _SHOWN = 8  # columns in a message

@@ -9,7 +9,7 @@ import contextlib
 import json
 import uuid
 from collections.abc import Iterator, Sequence
-from dataclasses import fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import pyarrow as pa
@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 from raypd import storage
 from raypd.errors import RunError
 from raypd.run import layout, records
-from raypd.run.records import LeftOutFiles, PlanTotals
+from raypd.run.left_out import LeftOutFiles
 from raypd.run.temporary import TemporaryFolder, temporary_space
 from raypd.run.unit import Part, Unit, make_unit
 
@@ -30,7 +30,7 @@ _TYPES: dict[Any, pa.DataType] = {
     int: pa.int64(),
     bool: pa.bool_(),
 }
-_PART = pa.struct([(field.name, _TYPES[field.type]) for field in fields(Part)])
+_PART = pa.struct([(column.name, _TYPES[column.type]) for column in fields(Part)])
 _SCHEMA = pa.schema(
     {
         "id": pa.string(),
@@ -39,6 +39,28 @@ _SCHEMA = pa.schema(
         "parts": pa.list_(_PART),
     }
 )
+
+
+@dataclass
+class PlanTotals:
+    """plan/plan.json."""
+
+    id: str
+    units: int = 0
+    # Of the units that can be read; counted where `exact`, else partly estimated.
+    documents: int = 0
+    bytes: int = 0  # as stored
+    exact: bool = True
+    objects: int = 0
+    damaged: int = 0  # units that cannot be read, one object each
+    chunks: int = 0
+    listing: str = ""  # digest of the objects' names, sizes and versions
+    alone: int = 0  # objects that share no unit, because one of their unit could not be read
+    # Keys of the configuration that decide how objects are cut.
+    cut: dict[str, Any] = field(default_factory=dict)
+    version: int | None = None  # of a Delta or Iceberg table
+    fingerprint: str = ""  # of the run; "": of a night or a retry
+    empty: LeftOutFiles | None = None  # objects without a document, which are in no unit
 
 
 class Plan:

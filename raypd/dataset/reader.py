@@ -36,12 +36,12 @@ from raypd.dataset.text_files import (
 )
 from raypd.dataset.whole_files import whole_rows
 from raypd.errors import InputError, in_words, raised_as
-from raypd.run.text import counted
 from raypd.run.unit import Part, Unit
 from raypd.storage import SINCE_PLANNED
 from raypd.tasks.base import Document
 from raypd.tasks.documents import kind_of
 from raypd.tasks.missing import parse_json, plain_value
+from raypd.text import counted
 
 Fields = dict[str, Any]
 Needed = Container[str | None]  # columns

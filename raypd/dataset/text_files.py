@@ -11,8 +11,8 @@ from raypd.config import InputConfig
 from raypd.dataset import file_parsers
 from raypd.dataset.jsonl import BOM
 from raypd.dataset.parser_process import parse
-from raypd.run.text import counted
 from raypd.run.unit import Part
+from raypd.text import counted
 
 COLUMNS = ("id", "text")  # of the row that such a file is
 # Bytes of HTML that cannot take long to read, whatever they are: read without another process.

@@ -19,7 +19,8 @@ from raypd import storage
 from raypd.config import RunConfig
 from raypd.errors import ConfigError, Damaged, RunError
 from raypd.run import layout
-from raypd.run.records import UnitSummary, encoded, from_json
+from raypd.run.records import encoded, from_json
+from raypd.run.unit import UnitSummary
 from raypd.tasks.base import Document, Record
 from raypd.tasks.columns import OWN, columns_of, parts_of, record_row, typed_row
 

@@ -14,8 +14,8 @@ from typing import Any, Literal
 import numpy as np
 
 from raypd.estimation.profile import DocumentCost
-from raypd.run.text import counted
 from raypd.tasks.columns import row_values
+from raypd.text import counted
 
 _Z = 1.96  # 95%, both sides
 _WHOLE = ("ok", "null")  # statuses

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from raypd.run.records import Figure
+from raypd.estimation.records import Figure
 
 DRAWS = 2000
 _BLOCKS = 1000  # more clusters than this are resampled in blocks

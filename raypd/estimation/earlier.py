@@ -6,20 +6,22 @@ import numpy as np
 
 from raypd import storage
 from raypd.billing import book
-from raypd.billing.bill import MICRO
+from raypd.billing.bill import MICRO, Bill
 from raypd.billing.prices import INSTANCES
 from raypd.config import RunConfig
 from raypd.dataset import writer
 from raypd.errors import ConfigError
 from raypd.estimation import bootstrap, sampling
 from raypd.estimation.machines import TOKENS, EstimateOptions, MethodSpeed, Overhead, assemble
+from raypd.estimation.records import Estimate
 from raypd.run import layout, records
 from raypd.run.left_out import describe
-from raypd.run.text import counted
-from raypd.tasks.base import SECOND
+from raypd.run.manifest import RunRecord
+from raypd.run.usage import UsageKey
+from raypd.text import counted
 
 
-def estimate_from(config: RunConfig, options: EstimateOptions) -> records.Estimate:
+def estimate_from(config: RunConfig, options: EstimateOptions) -> Estimate:
     """The corpus at the speed of `options.run`.
 
     Raises ConfigError: no run, no committed units, several GPU types.
@@ -27,7 +29,7 @@ def estimate_from(config: RunConfig, options: EstimateOptions) -> records.Estima
     assert options.run is not None
     run = storage.absolute(options.run)
     try:
-        earlier_config = records.read(records.RunRecord, storage.join(run, layout.RUN)).config
+        earlier_config = records.read(RunRecord, storage.join(run, layout.RUN)).config
     except FileNotFoundError:
         raise ConfigError(f"--from {run}: no run of raypd (it has no run.json)") from None
     except (OSError, records.RecordError) as error:
@@ -70,20 +72,18 @@ def estimate_from(config: RunConfig, options: EstimateOptions) -> records.Estima
         if corpus.left_out:
             notes.append(describe(corpus.left_out))
     result = assemble(config, options, total, [speed], [], _overhead(bills), notes)
-    models = config.model, config.cascade.model
-    counts: list[tuple[str, records.Counts]] = [
-        each for unit in units for each in unit.categories.items()
-    ]
-    if config.cascade.model is None:  # then with those of retries
-        counts = [("", {**dict.fromkeys(TOKENS, 0), **unit.counts}) for unit in units]
-    if micro := sum(
-        book.token_usd(tokens, models[name.endswith(SECOND)]) for name, tokens in counts
-    ):
+    usages = [unit.categories for unit in units]
+    if config.cascade.model is None:
+        # The counts of a unit include those of retries.
+        usages = [{UsageKey(""): {**dict.fromkeys(TOKENS, 0), **unit.counts}} for unit in units]
+    models = book.models_of(config)
+    micro = sum(book.usage_usd(usage, models) for usage in usages)
+    if micro:
         add_server(result, micro / MICRO / sum(documents))
     return result
 
 
-def add_server(result: records.Estimate, usd: float) -> None:
+def add_server(result: Estimate, usd: float) -> None:
     """Notes what a document's tokens cost, at a server behind an endpoint: it is not in the bills
     of machines.
     """
@@ -94,7 +94,7 @@ def add_server(result: records.Estimate, usd: float) -> None:
     )
 
 
-def _machine(run: str, bills: list[records.Bill]) -> tuple[str | None, str]:
+def _machine(run: str, bills: list[Bill]) -> tuple[str | None, str]:
     """(the GPU of its workers' nodes as instance types have it, the machine in words)."""
     types = {node.instance_type for bill in bills for node in bill.nodes if node.instance_type}
     gpus = {INSTANCES[name].gpu for name in types if name in INSTANCES and INSTANCES[name].gpus}
@@ -106,7 +106,7 @@ def _machine(run: str, bills: list[records.Bill]) -> tuple[str | None, str]:
     return (gpus.pop(), ", ".join(sorted(types))) if gpus else (None, "that run's machine")
 
 
-def _overhead(bills: list[records.Bill]) -> Overhead | None:
+def _overhead(bills: list[Bill]) -> Overhead | None:
     """Means over workers, from when a node was billed, or came up for it, until it decoded; unpaid:
     before any node.
     """

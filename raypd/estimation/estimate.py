@@ -27,14 +27,16 @@ from raypd.estimation.machines import (
     assemble,
 )
 from raypd.estimation.profile import DocumentCost, Profile, check_sample
+from raypd.estimation.records import Estimate
 from raypd.estimation.sampling import CorpusSample
 from raypd.estimation.views import show_estimate
 from raypd.run import layout, records
 from raypd.run.console import Interrupted
 from raypd.run.layout import output_folder
 from raypd.run.left_out import describe
-from raypd.run.records import Estimate, RecordError, RunRecord
-from raypd.run.text import counted
+from raypd.run.manifest import RunRecord
+from raypd.run.records import RecordError
+from raypd.text import counted
 
 _BASELINE_SECONDS = 60.0  # where --minutes says no other
 _FEW = 30  # documents: the note says that more would be better

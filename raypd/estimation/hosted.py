@@ -13,7 +13,7 @@ from raypd.config import CostConfig, ExtractionConfig, GenerationConfig, RunConf
 from raypd.decoding.methods.registry import REGISTRY
 from raypd.estimation.bootstrap import Array, figure
 from raypd.estimation.profile import DocumentCost
-from raypd.run.records import HostedEstimate
+from raypd.estimation.records import HostedEstimate
 
 
 def counter(config: RunConfig) -> Callable[[str], int]:

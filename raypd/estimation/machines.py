@@ -15,7 +15,7 @@ from raypd.config import CostConfig, RunConfig
 from raypd.dataset.planner import documents_of_last_unit
 from raypd.errors import ConfigError, did_you_mean
 from raypd.estimation.bootstrap import Array, figure
-from raypd.run.records import BillEstimate, Estimate, MachineEstimate, SpeedEstimate
+from raypd.estimation.records import BillEstimate, Estimate, MachineEstimate, SpeedEstimate
 
 # of a document, as the meter counts them -> as tables call them
 TOKENS = {"prefill_tokens": "prefilled", "shared_tokens": "shared", "decode_tokens": "decoded"}

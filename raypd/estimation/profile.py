@@ -31,12 +31,13 @@ from raypd.errors import RunError
 from raypd.estimation import sampling
 from raypd.estimation.bootstrap import Array
 from raypd.estimation.machines import TOKENS, instance_gpu
-from raypd.run.text import counted
-from raypd.tasks.base import SECOND, Document
+from raypd.run.usage import Usage, UsageKey
+from raypd.tasks.base import Document
+from raypd.text import counted
 
 _SAMPLES = 8  # parts of the window whose speeds are compared
 _UNIT = "sample"
-Tokens = Mapping[str, Mapping[str, float]]  # by row and kind
+Tokens = Usage  # the category of a row is its number
 _POLL_SECONDS = 0.05
 
 
@@ -317,14 +318,14 @@ def _costs(
 ) -> list[DocumentCost | None]:
     """What each document took, on average over its rounds. tokens: by row."""
     answered = sorted(unit.answered)
-    models = {"": config.model, SECOND: config.cascade.model}
+    models = book.models_of(config)
 
     def cost(number: int) -> DocumentCost | None:
         rounds = [row for row in answered if row % count == number]
         if not rounds:
             return None
         billed = [
-            (tokens.get(f"{row}{name}", {}), model)
+            (tokens.get(UsageKey(str(row), name), {}), model)
             for row in rounds
             for name, model in models.items()
         ]

@@ -16,10 +16,10 @@ from raypd.dataset import planner
 from raypd.dataset.reader import read_unit
 from raypd.errors import InputError
 from raypd.estimation import bootstrap
-from raypd.run.records import LeftOutFiles
-from raypd.run.text import counted
+from raypd.run.left_out import LeftOutFiles
 from raypd.run.unit import Unit
 from raypd.tasks.base import Document
+from raypd.text import counted
 
 SCANNED = 20_000  # documents that the first phase reads, about
 _LEAST_UNITS = 8

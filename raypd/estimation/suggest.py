@@ -20,10 +20,10 @@ from raypd.config.yaml_file import dump
 from raypd.errors import RunError
 from raypd.estimation import sampling
 from raypd.run.console import say
-from raypd.run.text import count, counted, one_line, share
 from raypd.schema.numbers import read_number
 from raypd.tasks.base import Document
 from raypd.tasks.documents import text_of
+from raypd.text import count, counted, one_line, share
 
 MOST = 16  # attributes of a category, as the paper has (appendix E)
 _UNNAMED = "documents"  # the category of documents that name none

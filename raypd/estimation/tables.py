@@ -4,10 +4,10 @@ them.
 
 import math
 
+from raypd import text
 from raypd.billing.prices import is_old
 from raypd.estimation.machines import GIVEN, TOKENS
-from raypd.run import text
-from raypd.run.records import Estimate, Figure
+from raypd.estimation.records import Estimate, Figure
 
 Cells = list[list[str]]  # the heads, then the rows
 

@@ -27,8 +27,8 @@ from raypd.estimation.machines import NodeKind, here, known_type
 from raypd.estimation.profile import RemoteProfiler, WorkerFacts, check_sample, most_in_flight
 from raypd.estimation.search import Changes, OutOfTime, Reference, Search, Trial
 from raypd.run import records
-from raypd.run.text import Say, counted
 from raypd.tasks.base import Document
+from raypd.text import Say, counted
 
 _IN_FLIGHT = 128  # documents, at a guess: how many there are is only seen when they are measured
 

@@ -6,11 +6,11 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from raypd import text
 from raypd.estimation import tables
+from raypd.estimation.records import Estimate
 from raypd.estimation.search import Search, Trial
 from raypd.estimation.tune import TuneResult, describe
-from raypd.run import text
-from raypd.run.records import Estimate
 
 
 def show_estimate(result: Estimate) -> None:

@@ -30,7 +30,7 @@ from raypd.report.charts import FULL, Chart, Table
 from raypd.report.svg import ROLES
 from raypd.report.texts import marked, text_in
 from raypd.run.load import load_run
-from raypd.run.text import count
+from raypd.text import count
 
 PAGE = "evaluation.html"
 _MAX_DOCUMENTS = 200  # shown on the page; those with the most wrong values

@@ -48,7 +48,7 @@ from raypd.evaluation.outcome import (
     parts_of_record,
     parts_of_texts,
 )
-from raypd.run.text import counted
+from raypd.text import counted
 
 _SEED = 0
 

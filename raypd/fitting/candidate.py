@@ -10,6 +10,7 @@ from raypd.config.load import with_changes
 from raypd.errors import UserError
 from raypd.estimation.estimate import estimate
 from raypd.estimation.machines import EstimateOptions
+from raypd.estimation.records import Estimate, Figure
 from raypd.evaluation import (
     calibration_error,
     f1_of,
@@ -179,11 +180,11 @@ def test(context: FitContext, name: str, changes: dict[str, Any], output: str) -
         method=config.decoding.method,
         changes=changes,
         measure=measure.name,
-        f1=records.Figure(measure.value, measure.low, measure.high),
+        f1=Figure(measure.value, measure.low, measure.high),
     )
 
 
-def add_costs(context: FitContext, score: CandidateScore, run: str | None = None) -> records.Figure:
+def add_costs(context: FitContext, score: CandidateScore, run: str | None = None) -> Figure:
     """Add to a score what its model costs over the corpus.
 
     Args:
@@ -211,15 +212,13 @@ def add_costs(context: FitContext, score: CandidateScore, run: str | None = None
     return result.documents
 
 
-def _estimate(
-    context: FitContext, config: RunConfig, name: str, run: str | None
-) -> records.Estimate:
+def _estimate(context: FitContext, config: RunConfig, name: str, run: str | None) -> Estimate:
     """Return the estimate of a configuration, from the fit's folder if it was made before."""
     measured = config.model_dump_json(include=_MEASURED, exclude=_LIMITS)
     digest = hashlib.sha256(f"{config.fingerprint()} {measured}".encode()).hexdigest()[:12]
     file = f"{name}-{digest}.json".replace(" ", "-")
     path = storage.join(context.folder, "estimates", file)
-    result = read.record(records.Estimate, path)
+    result = read.record(Estimate, path)
     if result is None:
         context.say(f"{name}: measuring what the corpus would cost")
         fit = context.config.fit

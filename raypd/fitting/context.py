@@ -12,8 +12,8 @@ from raypd.config import RunConfig
 from raypd.config.load import with_changes
 from raypd.errors import RunError
 from raypd.run import layout
-from raypd.run.records import Manifest
-from raypd.run.text import Say
+from raypd.run.manifest import Manifest
+from raypd.text import Say
 from raypd.verify.retry import retry_errors
 
 # The runs that label or are scored need every value, however unsure.

@@ -28,7 +28,7 @@ from raypd.fitting.result import AS_CONFIGURED, TEACHER, CandidateScore, FitResu
 from raypd.models.load import check_model_config
 from raypd.run import console, layout, records
 from raypd.run.lease import held
-from raypd.run.text import Say, usd
+from raypd.text import Say, usd
 from raypd.training import check_training
 
 # The keys that decide which labelled documents there are.

@@ -14,10 +14,10 @@ from raypd.errors import InputError
 from raypd.estimation import sampling
 from raypd.evaluation import flat_values
 from raypd.fitting.context import PLAIN_FILE, FitContext, extract, is_run, teacher_config
-from raypd.run.text import counted, share
 from raypd.tasks.base import Document
 from raypd.tasks.documents import category_of, input_fields
 from raypd.tasks.labels import label_columns, labels_of
+from raypd.text import counted, share
 from raypd.training import label_documents
 from raypd.verify import dead_letters
 

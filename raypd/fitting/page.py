@@ -4,14 +4,14 @@ from dataclasses import dataclass, replace
 
 from matplotlib.axes import Axes
 
-from raypd import storage
+from raypd import storage, text
+from raypd.estimation.records import Figure
 from raypd.evaluation import reliability_chart
 from raypd.fitting.result import CandidateScore, FitResult
 from raypd.report import charts, page
 from raypd.report.charts import FULL, Chart, Table
 from raypd.report.svg import ROLES
-from raypd.run import layout, text
-from raypd.run.records import Figure
+from raypd.run import layout
 
 _HEADS = [
     "model",

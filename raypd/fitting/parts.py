@@ -14,10 +14,10 @@ from raypd.fitting.labels import (
     usable_rows,
     write_rows,
 )
-from raypd.run.text import counted
 from raypd.tasks.base import Document
 from raypd.tasks.documents import text_of, words_of
 from raypd.tasks.few_shot import LabelledExamples
+from raypd.text import counted
 
 PARTS = ("train", "validation", "test")
 # The number of documents with which the figures mean something.

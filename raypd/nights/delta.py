@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 from raypd import storage
 from raypd.errors import ConfigError, RunError
 from raypd.run import layout
-from raypd.run.text import counted
+from raypd.text import counted
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable

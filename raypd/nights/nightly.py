@@ -16,11 +16,12 @@ from raypd.dataset.plan import Plan, PlanWriter
 from raypd.errors import ConfigError, RunError, raised_as
 from raypd.nights import changes, delta, schema_change, table
 from raypd.nights.changes import Input
+from raypd.nights.state import NightState
 from raypd.run import console, layout, manifest, read, records
 from raypd.run.lease import RunLease, held
 from raypd.run.left_out import describe
-from raypd.run.text import counted, iso
 from raypd.run.unreadable import Unreadable
+from raypd.text import counted, iso
 from raypd.verify.scratch import Scratch, quoted
 
 
@@ -176,15 +177,15 @@ class NightRun:
         self._publish(night, tonight)
         return night
 
-    def _read_state(self) -> tuple[records.NightState | None, str | None]:
+    def _read_state(self) -> tuple[NightState | None, str | None]:
         """The last good night, and the version of its record, which tonight's replaces."""
         path = storage.join(self.root, layout.STATE)
         with raised_as(RunError, f"{path}: cannot be read"), contextlib.suppress(FileNotFoundError):
             version = storage.version(path)
-            return read.record(records.NightState, path), version
+            return read.record(NightState, path), version
         return None, None
 
-    def _replace_state(self, state: records.NightState) -> None:
+    def _replace_state(self, state: NightState) -> None:
         """Raises RunError when somebody else was first."""
         path = storage.join(self.root, layout.STATE)
         data = records.encoded(state)
@@ -330,7 +331,7 @@ class NightRun:
             self._at(night.name, layout.FILES), "".join(f"{file}\n" for file in files).encode()
         )
         self._check_lease()
-        state = records.NightState(
+        state = NightState(
             night=night.name,
             fingerprint=self.config.fingerprint(),
             base=schema_change.answers_base(self.config),

@@ -18,7 +18,7 @@ from raypd.errors import RunError
 from raypd.nights import schema_change
 from raypd.nights.changes import statement
 from raypd.run.read import by_document
-from raypd.run.text import counted
+from raypd.text import counted
 from raypd.verify.scratch import Scratch
 from raypd.verify.table_object import read_object, write_object
 

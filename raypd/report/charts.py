@@ -17,10 +17,10 @@ from matplotlib.patches import PathPatch
 from matplotlib.path import Path
 from matplotlib.ticker import MaxNLocator
 
+from raypd import text
 from raypd.report.data import ReportSession, RunReport
 from raypd.report.ledger import RunBill
 from raypd.report.svg import ROLES, inline
-from raypd.run import text
 from raypd.run.read import spread
 from raypd.run.training import TrainingRecord
 

@@ -3,10 +3,10 @@
 import math
 from dataclasses import dataclass, field
 
+from raypd import text
+from raypd.estimation.records import BillEstimate, Estimate, Figure, MachineEstimate
 from raypd.report.data import RunReport
 from raypd.report.ledger import RunBill
-from raypd.run import text
-from raypd.run.records import BillEstimate, Estimate, Figure, MachineEstimate
 
 _SAME = 0.01  # an estimate and a run whose documents differ by more are of different corpora
 

@@ -12,14 +12,17 @@ from typing import Any
 
 from raypd import storage
 from raypd.config.secrets import redact
+from raypd.dataset.plan import PlanTotals
 from raypd.errors import RunError, raised_as
+from raypd.estimation.records import Estimate
+from raypd.nights.state import NightState
 from raypd.report.ledger import read_bill
 from raypd.report.sample import read_sample
 from raypd.report.units import CommittedUnit, Units, read_units, unit_objects
 from raypd.run import layout, lease, read
 from raypd.run.left_out import describe
 from raypd.run.load import NoRun, load_record
-from raypd.run.records import Estimate, Manifest, NightState, PlanTotals
+from raypd.run.manifest import Manifest
 from raypd.run.training import TrainingRecord
 
 _ALIVE_SECONDS = 120.0  # a session without a heartbeat for longer is taken for dead

@@ -6,9 +6,10 @@ from itertools import accumulate
 
 from raypd import storage
 from raypd.billing import book
-from raypd.billing.meter import added
-from raypd.run import layout, read
-from raypd.run.records import Bill, NodeTime, RunCost, WorkerTime
+from raypd.billing.bill import Bill, NodeTime
+from raypd.billing.meter import WorkerTime, added
+from raypd.run import layout
+from raypd.run.usage import RunCost
 
 _PART_NAMES = {
     "decode": "decoding answers",
@@ -40,7 +41,8 @@ class RunBill:
         if self.retries:  # all that they took, since their documents were there already
             self.parts["retry"] = sum(bill.usd for bill in self.retries)
         self.spent = {_PART_NAMES[name]: usd for name, usd in self.parts.items() if usd}
-        self.categories = added(each for bill in self.sessions for each in bill.categories.items())
+        categories = added(each for bill in self.sessions for each in bill.categories.items())
+        self.categories = {str(key): counts for key, counts in categories.items()}
         nodes = ((node, bill.until) for bill in self.all for node in bill.nodes)
         # Each with an end: where it is there, how far the bill of its session goes.
         self.nodes = [
@@ -93,10 +95,10 @@ def read_bill(runs: Sequence[str]) -> RunBill | None:
     Raises OSError when storage does not answer.
     """
     folders = [storage.join(run, layout.RETRIES) for run in runs]
-    retries, torn = read.bills(
+    retries, torn = book.read_bills(
         [storage.join(folder, name) for folder in folders for name in storage.folders(folder)]
     )
-    sessions, torn_sessions = read.bills(runs)
+    sessions, torn_sessions = book.read_bills(runs)
     # The bills of a retry that has ended are copied into the run's own.
     retried = {bill.session for bill in retries}
     sessions = [bill for bill in sessions if bill.session not in retried]

@@ -14,13 +14,13 @@ from typing import Any
 from jinja2 import ChoiceLoader, Environment, FileSystemLoader, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from raypd import storage
+from raypd import storage, text
 from raypd.config.yaml_file import dump
 from raypd.errors import RunError, raised_as
 from raypd.estimation import tables
 from raypd.report import charts, comparison
 from raypd.report.data import RunReport
-from raypd.run import layout, text
+from raypd.run import layout
 
 _TEMPLATES = resources.files("raypd.report") / "templates"
 _FILTERS = (

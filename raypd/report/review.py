@@ -20,12 +20,12 @@ from raypd.report import page
 from raypd.report.texts import marked, text_in
 from raypd.run.load import load_run
 from raypd.run.read import by_document, spread
-from raypd.run.text import is_formula
 from raypd.tasks.base import Document
 from raypd.tasks.columns import RowValue, record_of, record_row, row_values, value_row
 from raypd.tasks.documents import input_fields
 from raypd.tasks.labels import typed
 from raypd.tasks.values import check
+from raypd.text import is_formula
 
 PAGE = "review.html"
 TABLE = "review.csv"

@@ -16,8 +16,8 @@ from raypd.dataset import writer
 from raypd.errors import RunError
 from raypd.report.units import CommittedUnit
 from raypd.run.read import by_document, spread
-from raypd.run.text import NONE, clean, share
 from raypd.tasks.columns import Row, RowValue, row_values
+from raypd.text import NONE, clean, share
 from raypd.verify import dead_letters
 
 _UNITS = 60  # read whole or in part for answers

@@ -13,9 +13,9 @@ from rich.progress_bar import ProgressBar
 from rich.table import Column, Table
 from rich.text import Text
 
+from raypd import text
 from raypd.errors import RunError, raised_as
 from raypd.report.status import Status, Watch, WorkerState
-from raypd.run import text
 
 _WORKERS = 12  # shown one by one
 _COLORS = {

@@ -11,9 +11,9 @@ from raypd.dataset.reader import read_unit
 from raypd.errors import ConfigError, InputError, raised_as
 from raypd.report.data import RunReport
 from raypd.run.load import load_run
-from raypd.run.text import clean
 from raypd.tasks.base import Document
 from raypd.tasks.documents import text_of
+from raypd.text import clean
 
 _UNITS = 8  # whose documents are read
 _CHARACTERS = 4000  # of a text

@@ -8,7 +8,7 @@ from raypd.dataset import writer
 from raypd.errors import RunError
 from raypd.run import layout
 from raypd.run.read import spread
-from raypd.run.records import UnitSummary
+from raypd.run.unit import UnitSummary
 
 # More units than this are read in part, evenly spread, and their figures scaled up.
 READ_UNITS = 20_000

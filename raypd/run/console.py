@@ -1,4 +1,4 @@
-"""What a command says on its terminal, and how it is stopped."""
+"""Print lines for the user, and stop a command cleanly when it receives a signal."""
 
 import contextlib
 import signal
@@ -7,7 +7,7 @@ import threading
 from collections.abc import Iterator
 
 from raypd.errors import RunError
-from raypd.run.text import said
+from raypd.text import said
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
@@ -20,32 +20,29 @@ class Interrupted(RunError):
 
 
 def say(line: str) -> None:
-    """A line for the user, beside the progress on stderr."""
+    """Print a line for the user on stderr."""
     print(said(line), file=sys.stderr, flush=True)
 
 
 @contextlib.contextmanager
 def signals() -> Iterator[None]:
-    """SIGTERM ends what runs within as Ctrl-C does, and only the first of them counts until it has
-    ended.
-    """
-    if (
-        threading.current_thread() is not threading.main_thread()
-        or signal.getsignal(signal.SIGINT) is _interrupt
-    ):
+    """Make SIGTERM interrupt the block as Ctrl-C does, and ignore every signal after the first."""
+    in_main_thread = threading.current_thread() is threading.main_thread()
+    if not in_main_thread or signal.getsignal(signal.SIGINT) is _interrupt:
         yield
         return
-    before = {number: signal.getsignal(number) for number in _SIGNALS}
+    earlier_handlers = {number: signal.getsignal(number) for number in _SIGNALS}
     try:
         for number in _SIGNALS:
             signal.signal(number, _interrupt)
         yield
     finally:
-        for number, handler in before.items():
+        for number, handler in earlier_handlers.items():
             signal.signal(number, handler)
 
 
 def _interrupt(number: int, frame: object) -> None:
-    for each in _SIGNALS:  # a second one must not tear the way out
+    # A second signal must not interrupt the clean-up.
+    for each in _SIGNALS:
         signal.signal(each, signal.SIG_IGN)
     raise KeyboardInterrupt

@@ -1,4 +1,4 @@
-"""Where everything stands in the folder of a run, and in the folder of nightly runs."""
+"""The names of all files and folders of a run and of nightly runs."""
 
 import os
 from pathlib import Path
@@ -7,46 +7,55 @@ from raypd import storage
 from raypd.config import RunConfig
 
 RUN = "run.json"  # the configuration, its fingerprint and versions
-LEASE = "lease.json"  # who works on the run
+LEASE = "lease.json"  # the session that works on the run
 SESSIONS = "sessions"  # <id>.json: when each session began and ended
-PLAN = "plan"  # <id>/<number>.parquet: its units
+PLAN = "plan"  # <id>/<number>.parquet: the units of a plan
 PLAN_TOTALS = "plan/plan.json"
 PLAN_ALONE = "plan/alone.json"  # objects that share no unit
 UNITS = "units"  # [key=value/]<unit>.parquet: the rows
-# <unit>.txt: why a unit failed; <unit>.attempts.json: who is at it, its deaths; cards/: of GPUs.
+# <unit>.txt: why a unit failed. <unit>.attempts.json: the attempts at a unit and the worker deaths
+# that it caused. cards/: the faults of each GPU.
 FAILURES = "failures"
-RETRIES = "retries"  # <number>/: a second chance for failed documents, laid out like a run
-RETRY = "retry.json"  # in that folder: what it is going to try
-RETRIED = "done.json"  # in that folder: what it brought
-LEDGER = "ledger"  # <session>.json: the bill
+RETRIES = "retries"  # <number>/: a retry of failed documents, with the layout of a run
+RETRY = "retry.json"  # in the folder of a retry: the documents to retry
+RETRIED = "done.json"  # in the folder of a retry: its outcome
+LEDGER = "ledger"  # <session>.json: the bill of a session
 MANIFEST = "manifest.json"  # totals, written at the end
-BATCH_OUTPUT = "output.jsonl"  # of a batch file (task.openai): the answers, written at the end
-BATCH_ERRORS = "errors.jsonl"  # and the requests that have none
-ESTIMATE = "estimate.json"  # what `raypd estimate` found, before the run
-TRAINING = "training.json"  # what `raypd train` did
-CHECKPOINTS = "checkpoints"  # of a training, by learning rate
-FIT = "fit.json"  # what `raypd fit` found
-REPORT = "report.html"  # the page that `raypd report` makes
+BATCH_OUTPUT = "output.jsonl"  # answers to a batch file (task.openai), written at the end
+BATCH_ERRORS = "errors.jsonl"  # requests of a batch file that failed
+ESTIMATE = "estimate.json"  # the result of `raypd estimate`
+TRAINING = "training.json"  # the result of `raypd train`
+CHECKPOINTS = "checkpoints"  # training checkpoints, by learning rate
+FIT = "fit.json"  # the result of `raypd fit`
+REPORT = "report.html"  # the page that `raypd report` writes
 
-STATE = "state.json"  # of nightly runs: the last good night
+STATE = "state.json"  # nightly runs: the last successful night
 CURRENT = "current/files.txt"  # the objects of the table, for readers
-NIGHTS = "nights"  # <night>/: a run over what is new or changed, and:
-NIGHT = "night.json"  # what the night began with; a start that finds the same goes on with it
+NIGHTS = "nights"  # <night>/: a run over new and changed documents, with the files below
+NIGHT = "night.json"  # the input of the night; a night that was cut off resumes if it is unchanged
 ADDED = "added"  # a run over added attributes
-TABLE = "table"  # <unit>.parquet: objects of the table that were written anew
-INDEX = "index"  # <number>.parquet: what is known of every document
-FILES = "files.txt"  # all objects of its table
+TABLE = "table"  # <unit>.parquet: objects of the table that were rewritten
+INDEX = "index"  # <number>.parquet: the index of all documents
+FILES = "files.txt"  # all objects of the table after the night
 
 
 def output_folder(config: RunConfig) -> str:
-    """The run's folder, absolute.
+    """Return the absolute path of the run's folder.
 
-    A relative path in a job's copy of its working folder would vanish with the copy.
+    `ray job submit --working-dir` runs a job in a temporary copy of the working folder. A relative
+    output path is then resolved below the home folder, because the copy is deleted after the job.
     """
     path = config.output.path
-    here = os.getcwd()
-    # `ray job submit --working-dir`.
-    in_copy = "runtime_resources/working_dir_files" in here or "_ray_pkg_" in here
+    working_folder = os.getcwd()
+    in_copy = "runtime_resources/working_dir_files" in working_folder
+    in_copy = in_copy or "_ray_pkg_" in working_folder
     if in_copy and "://" not in path and not Path(path).expanduser().is_absolute():
         path = str(Path.home() / "raypd" / path)
     return storage.absolute(path)
+
+
+def is_nightly(output: str) -> bool:
+    """Return whether a folder holds nightly runs, at least one of which was successful."""
+    if storage.exists(storage.join(output, RUN)):
+        return False
+    return storage.exists(storage.join(output, STATE))

@@ -2,8 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from raypd.run.records import LeftOutFiles
-from raypd.run.text import counted
+from raypd.text import counted
 
 _EXAMPLES = 5  # names for each reason
 
@@ -11,6 +10,15 @@ HIDDEN = "with a hidden name (a file or folder that begins with . or _)"
 LINK = "behind links to folders, which are not followed (name such a folder in input.path)"
 CACHE = "of the cache of Hugging Face's datasets"
 EMPTY = "without a document"
+
+
+@dataclass
+class LeftOutFiles:
+    """Files of the input that are not read, all for one reason."""
+
+    reason: str  # completes the sentence "3 files ..."
+    files: int
+    examples: list[str] = field(default_factory=list)  # the first names
 
 
 @dataclass

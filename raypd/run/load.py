@@ -1,4 +1,4 @@
-"""The configuration of an earlier run, from the run.json in its folder."""
+"""Load the configuration of an earlier run from its folder."""
 
 from collections.abc import Sequence
 
@@ -7,70 +7,75 @@ from raypd.config import RunConfig, StorageConfig
 from raypd.config.load import make_config, value_of
 from raypd.errors import ConfigError, raised_as
 from raypd.run import layout, records
+from raypd.run.manifest import RunRecord
 
 
 class NoRun(ConfigError):
-    """There is no run in the folder."""
+    """The folder contains no run."""
 
 
-def is_nightly(output: str) -> bool:
-    """Whether a folder holds nights (`raypd nightly`), and at least one good one."""
-    return not storage.exists(storage.join(output, layout.RUN)) and storage.exists(
-        storage.join(output, layout.STATE)
-    )
+def load_record(output: str, overrides: Sequence[str] = ()) -> RunRecord:
+    """Read run.json, or state.json in a folder of nightly runs.
 
+    Storage is configured as the record says, with the `storage` keys of the overrides on top.
 
-def load_record(output: str, overrides: Sequence[str] = ()) -> records.RunRecord:
-    """run.json, or the state.json of nights; S3 is then reached as it or overrides say.
+    Args:
+        output: The folder of the run.
+        overrides: Configuration overrides of the form key=value.
 
-    Raises ConfigError, NoRun.
+    Raises:
+        NoRun: If the folder contains no run.
+        ConfigError: If the record cannot be read.
     """
-    pairs = [
-        o.removeprefix("storage.").split("=", 1)
-        for o in overrides
-        if o.startswith("storage.") and "=" in o
-    ]
-    keys = {key: value_of(value) for key, value in pairs}
+    storage_keys = {}
+    for override in overrides:
+        if override.startswith("storage.") and "=" in override:
+            key, value = override.removeprefix("storage.").split("=", 1)
+            storage_keys[key] = value_of(value)
     path = storage.join(output, layout.RUN)
     try:
-        storage.configure(StorageConfig.model_validate(keys))
-        if is_nightly(output):
+        storage.configure(StorageConfig.model_validate(storage_keys))
+        if layout.is_nightly(output):
             path = storage.join(output, layout.STATE)
-        record = records.read(records.RunRecord, path)
-        storage.configure(
-            StorageConfig.model_validate({**(record.config.get("storage") or {}), **keys})
-        )
+        record = records.read(RunRecord, path)
+        recorded_keys = record.config.get("storage") or {}
+        storage.configure(StorageConfig.model_validate({**recorded_keys, **storage_keys}))
         return record
     except FileNotFoundError:
-        reason = "no run here (it has no run.json); give the output.path of a run"
-        if storage.folders(storage.join(output, layout.NIGHTS)):
-            reason = (
-                "no night has ended well here yet; the folders in nights/ are runs, of which "
-                "each can be looked at"
-            )
-        elif storage.exists(storage.join(output, layout.ESTIMATE)):
-            reason = (
-                f"no run here yet, only an estimate: start the run, or `raypd report {output}` "
-                "shows it"
-            )
-        raise NoRun(f"{output}: {reason}") from None
+        raise NoRun(f"{output}: {_why_no_run(output)}") from None
     except storage.Unavailable:
         raise
-    except (storage.StorageError, records.RecordError) as error:  # which name the path
+    except (storage.StorageError, records.RecordError) as error:  # the message names the path
         raise ConfigError(str(error)) from None
     except (OSError, ValueError) as error:
         raise ConfigError(f"{path}: cannot be read: {error}") from None
 
 
-def load_run(output: str, overrides: list[str]) -> RunConfig:
-    """A run's configuration.
+def _why_no_run(output: str) -> str:
+    if storage.folders(storage.join(output, layout.NIGHTS)):
+        return (
+            "no night was successful yet; each folder in nights/ is a run of its own that you can "
+            "inspect"
+        )
+    if storage.exists(storage.join(output, layout.ESTIMATE)):
+        return (
+            "no run here yet, only an estimate. Start the run, or show the estimate with "
+            f"`raypd report {output}`"
+        )
+    return "no run here (run.json is missing); give the output.path of a run"
 
-    Raises ConfigError: there is no run, or what its answers depend on is not what it was.
+
+def load_run(output: str, overrides: list[str]) -> RunConfig:
+    """Load the configuration of a run.
+
+    Raises:
+        ConfigError: If there is no run, or if something that its answers depend on has changed.
     """
     record = load_record(output, overrides)
     tree = record.config
     if isinstance(tree.get("task"), dict):
-        for key in ("categories_file", "schema"):  # the categories themselves stand there
+        # The record holds the categories themselves, so their sources are not read again.
+        for key in ("categories_file", "schema"):
             tree["task"].pop(key, None)
     with raised_as(
         ConfigError, f"{output}: a file that the run's prompts come from cannot be read"
@@ -78,11 +83,11 @@ def load_run(output: str, overrides: list[str]) -> RunConfig:
         config = make_config(tree, overrides)
         fingerprint = config.fingerprint()
     if fingerprint != record.fingerprint:
+        version = record.versions.get("raypd", "unknown")
         raise ConfigError(
-            f"{output}: its configuration makes the fingerprint {fingerprint}, and the run "
-            f"has {record.fingerprint}: "
-            "an override or a file that prompts come from (template, few_shot, examples) "
-            "has changed it, or the run is "
-            f"of another version of raypd ({record.versions.get('raypd', 'unknown')})"
+            f"{output}: the configuration now has the fingerprint {fingerprint}, but the run has "
+            f"{record.fingerprint}. Either an override or a file that prompts come from (template, "
+            "few_shot, examples) has changed, or the run was made by another version of raypd "
+            f"({version})"
         )
     return config

@@ -1,8 +1,9 @@
-"""The records of a run beside its rows: run.json at the start, manifest.json at the end."""
+"""Write the records of a run: run.json at the start and manifest.json at the end."""
 
 import contextlib
 import platform
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from importlib import metadata
 from typing import Any
 
@@ -11,24 +12,73 @@ from raypd import storage
 from raypd.config import RunConfig
 from raypd.errors import ConfigError
 from raypd.run import layout, read, records
-from raypd.run.records import (
-    LeftOutFiles,
-    Manifest,
-    RecordError,
-    RunCost,
-    RunRecord,
-    SessionTotals,
-    UnitSummary,
-)
-from raypd.run.text import iso
-from raypd.run.unreadable import Unreadable
+from raypd.run.lease import Session
+from raypd.run.left_out import LeftOutFiles
+from raypd.run.records import RecordError
+from raypd.run.unit import UnitSummary
+from raypd.run.unreadable import Unreadable, UnreadableUnit
+from raypd.run.usage import RunCost
+from raypd.text import iso
 
-# What makes another fingerprint beside the keys.
+# What changes the fingerprint apart from the keys of the configuration.
 NO_KEY = "a file that prompts come from, or raypd itself"
+_SHOWN_KEYS = 6
+
+
+@dataclass
+class RunRecord:
+    """run.json: the configuration of a run. An output folder belongs to one fingerprint."""
+
+    fingerprint: str
+    config: dict[str, Any]
+    created: str | None = None  # ISO 8601
+    versions: dict[str, str] = field(default_factory=dict)  # of libraries that affect answers
+
+
+@dataclass
+class SessionTotals:
+    """A session in the manifest, with what it committed."""
+
+    id: str
+    started: str  # ISO 8601
+    ended: str  # ISO 8601
+    how: str
+    seconds: float
+    units: int
+    documents: int
+
+
+@dataclass
+class Manifest:
+    """manifest.json: the totals of a run."""
+
+    fingerprint: str = ""
+    fake: bool = False  # whether the answers are made up (`model: fake`)
+    documents: int = 0
+    ok: int = 0
+    failed: int = 0
+    truncated: int = 0  # documents that were cut to fit the model's context
+    units: int = 0
+    units_planned: int = 0
+    units_unreadable: int = 0  # units that could not be read from the input
+    prefill_tokens: int = 0
+    shared_tokens: int = 0
+    decode_tokens: int = 0
+    seconds: float = 0.0
+    documents_per_second: float = 0.0  # over the time of all sessions
+    started: str | None = None
+    ended: str | None = None
+    sessions: list[SessionTotals] = field(default_factory=list)
+    unreadable: list[UnreadableUnit] = field(default_factory=list)  # the first hundred
+    left_out: list[LeftOutFiles] = field(default_factory=list)  # files that were not read at all
+    versions: dict[str, str] = field(default_factory=dict)
+    config: dict[str, Any] = field(default_factory=dict)
+    output: str = ""
+    cost: RunCost | None = None  # None if no ledger ran
 
 
 def versions() -> dict[str, str]:
-    """Of what an answer may depend on."""
+    """Return the versions of raypd, Python and the libraries that affect answers."""
     libraries = {
         name: metadata.version(name) for name in ("torch", "transformers", "ray", "pyarrow")
     }
@@ -36,10 +86,19 @@ def versions() -> dict[str, str]:
 
 
 def claim(config: RunConfig, output: str, held: bool = False) -> bool:
-    """Makes the folder this run's, or checks that it is.
+    """Write run.json, or check that the folder already belongs to this run.
 
-    Raises ConfigError: it is another's, or cannot be written. held: under its lease, so that a run
-    which has committed nothing gives way; True: one did.
+    Args:
+        config: The configuration of the run.
+        output: The folder of the run.
+        held: Whether the caller holds the lease of the folder. A run of another configuration that
+            has committed nothing is then replaced.
+
+    Returns:
+        Whether a run of another configuration was replaced.
+
+    Raises:
+        ConfigError: If the folder belongs to another run or cannot be written.
     """
     record = RunRecord(config.fingerprint(), recorded(config), iso(), versions())
     path = storage.join(output, layout.RUN)
@@ -47,45 +106,46 @@ def claim(config: RunConfig, output: str, held: bool = False) -> bool:
     try:
         storage.make_folder(output)
         storage.put_new(path, records.encoded(record), private=True)
-        gives_way = held and records.read(RunRecord, path).fingerprint != record.fingerprint
-        if gives_way:
-            storage.put(path, records.encoded(record), private=True)
-        return gives_way
+        if not held:
+            return False
+        if records.read(RunRecord, path).fingerprint == record.fingerprint:
+            return False
+        storage.put(path, records.encoded(record), private=True)
+        return True
     except OSError as error:
         raise _refusal(error, f"output.path {output}: cannot be written: {error}") from None
 
 
 def _refusal(error: OSError, message: str) -> Exception:
-    """A ConfigError, except where the store does not answer."""
+    """Return a ConfigError for a storage error, unless the storage did not answer."""
     if isinstance(error, storage.Unavailable):
         return error
-    return ConfigError(
-        f"output.path: {error}" if isinstance(error, storage.StorageError) else message
-    )
+    if isinstance(error, storage.StorageError):
+        return ConfigError(f"output.path: {error}")
+    return ConfigError(message)
 
 
 def recorded(config: RunConfig) -> dict[str, Any]:
-    """The configuration with absolute paths, so that it means the same files from any folder."""
+    """Return the configuration as JSON with absolute paths, valid in any working folder."""
     tree = config.model_dump(mode="json")
-    paths = tree["input"]["path"]
-    tree["input"]["path"] = (
-        [storage.absolute(p) for p in paths] if isinstance(paths, list) else storage.absolute(paths)
-    )
-    examples = tree["task"].get("examples") or {}
-    for section, key in (
-        (tree["task"], "template"),
-        (tree["task"], "few_shot"),
-        (examples, "path"),
-    ):
+    input_path = tree["input"]["path"]
+    if isinstance(input_path, list):
+        tree["input"]["path"] = [storage.absolute(path) for path in input_path]
+    else:
+        tree["input"]["path"] = storage.absolute(input_path)
+    task = tree["task"]
+    examples = task.get("examples") or {}
+    for section, key in ((task, "template"), (task, "few_shot"), (examples, "path")):
         if section.get(key):
             section[key] = storage.absolute(section[key])
     return tree
 
 
 def check(config: RunConfig, output: str) -> None:
-    """Whether a run may have its folder; writes nothing.
+    """Check that a run may use its output folder, without writing anything.
 
-    Raises ConfigError: another's are there, or unreadable.
+    Raises:
+        ConfigError: If the folder holds another run, or cannot be read.
     """
     path = storage.join(output, layout.RUN)
     units = storage.join(output, layout.UNITS)
@@ -96,48 +156,55 @@ def check(config: RunConfig, output: str) -> None:
     except FileNotFoundError:
         if next(storage.walk(units), None) is not None:
             raise ConfigError(
-                f"output.path {output}: has units but no run.json; give a new output.path"
+                f"output.path {output}: has units but no run.json; choose another output.path"
             ) from None
         return
     except RecordError as error:
-        raise ConfigError(f"{error}; give a new output.path") from None
+        raise ConfigError(f"{error}; choose another output.path") from None
     except OSError as error:
-        raise _refusal(error, f"{path}: cannot be read ({error}); give a new output.path") from None
-    if record.fingerprint != config.fingerprint() and next(storage.walk(units), None) is not None:
-        changed = differences(record.config, config) or [NO_KEY]
-        raise ConfigError(
-            f"output.path {output}: holds the run of another configuration, "
-            f"{record.fingerprint}; this one is "
-            f"{config.fingerprint()} (changed: {', '.join(changed[:6])}). Give a new "
-            "output.path, or go back to that "
-            "configuration"
-        )
+        raise _refusal(
+            error, f"{path}: cannot be read ({error}); choose another output.path"
+        ) from None
+    if record.fingerprint == config.fingerprint() or next(storage.walk(units), None) is None:
+        return
+    changed = differences(record.config, config) or [NO_KEY]
+    raise ConfigError(
+        f"output.path {output}: already holds a run with another configuration "
+        f"({', '.join(changed[:_SHOWN_KEYS])} changed; its fingerprint is {record.fingerprint}, "
+        f"this one has {config.fingerprint()}). Choose another output.path, or restore that "
+        "configuration"
+    )
 
 
 def differences(old: dict[str, Any], config: RunConfig) -> list[str]:
-    """Dotted keys of the fingerprint that `old` has otherwise; none where only a prompt file or
-    raypd itself differ.
+    """List the keys of the fingerprint that have another value in an earlier configuration.
+
+    Args:
+        old: The earlier configuration, as `recorded` returned it.
+        config: The configuration to compare it with.
+
+    Returns:
+        Dotted keys. None if only a file that prompts come from or raypd itself has changed.
     """
-    idle = config.idle_keys()
-    # Of a version with other keys: it is compared as it stands.
+    ignored_keys = config.idle_keys()
+    # A configuration of a version with other keys is compared as it is.
     with contextlib.suppress(ValueError):
-        was = RunConfig.model_validate(old)
-        old = was.model_dump(mode="json")
-        idle = idle & was.idle_keys()
-    return _differing(old, recorded(config), idle)
+        old_config = RunConfig.model_validate(old)
+        old = old_config.model_dump(mode="json")
+        ignored_keys = ignored_keys & old_config.idle_keys()
+    return _differing(old, recorded(config), ignored_keys)
 
 
-def _differing(old: Any, new: Any, idle: set[str], key: str = "") -> list[str]:
-    if key in idle:
+def _differing(old: Any, new: Any, ignored_keys: set[str], key: str = "") -> list[str]:
+    if key in ignored_keys:
         return []
-    if isinstance(old, dict) and isinstance(new, dict):
-        keys = [*old, *(k for k in new if k not in old)]
-        return [
-            d
-            for k in keys
-            for d in _differing(old.get(k), new.get(k), idle, f"{key}.{k}" if key else str(k))
-        ]
-    return [] if old == new else [key]
+    if not isinstance(old, dict) or not isinstance(new, dict):
+        return [] if old == new else [key]
+    changed = []
+    for name in dict.fromkeys([*old, *new]):
+        dotted = f"{key}.{name}" if key else str(name)
+        changed += _differing(old.get(name), new.get(name), ignored_keys, dotted)
+    return changed
 
 
 def make(
@@ -152,43 +219,36 @@ def make(
     """Add up the committed units and the sessions of a run.
 
     Args:
-        config: The run's configuration.
-        output: The run's folder.
-        units_planned: How many units the plan has.
-        units: The summaries of the committed units.
-        unreadable: Units of the input that cannot be read.
-        cost: The bill of all sessions; None where no ledger ran.
+        config: The configuration of the run.
+        output: The folder of the run.
+        units_planned: Number of units in the plan.
+        units: The summaries of all committed units.
+        unreadable: The units that cannot be read from the input.
+        cost: The bills of all sessions together; None if no ledger ran.
         left_out: Files of the input that are not read.
     """
-    sessions = []
-    for session in read.sessions([output]):
-        committed = [u for u in units if u.session == session.id]
-        # A session that was killed left no end: its last commit is what is known.
-        ended = session.ended or max((u.committed_at for u in committed), default=session.began)
-        seconds = round(max(0.0, session.seconds or ended - session.began), 3)
-        totals = (seconds, len(committed), sum(u.documents for u in committed))
-        sessions.append(
-            SessionTotals(
-                session.id, iso(session.began), iso(ended), session.how or "killed", *totals
-            )
-        )
-    sums: dict[str, Any] = {
-        n: sum(getattr(u, n) for u in units) for n in ("documents", "ok", "failed", "truncated")
-    }
-    for kind in ("prefill_tokens", "shared_tokens", "decode_tokens"):
-        sums[kind] = sum(u.counts.get(kind, 0) for u in units)
-    seconds = sum(s.seconds for s in sessions)
+    sessions = [_session_totals(session, units) for session in read.sessions([output])]
+    documents = sum(unit.documents for unit in units)
+    seconds = sum(session.seconds for session in sessions)
+
+    def tokens(kind: str) -> int:
+        return sum(unit.counts.get(kind, 0) for unit in units)
+
     return Manifest(
         fingerprint=config.fingerprint(),
         fake=config.model.is_fake,
-        **sums,
-        output=output,
-        cost=cost,
+        documents=documents,
+        ok=sum(unit.ok for unit in units),
+        failed=sum(unit.failed for unit in units),
+        truncated=sum(unit.truncated for unit in units),
         units=len(units),
         units_planned=units_planned,
         units_unreadable=unreadable.units,
+        prefill_tokens=tokens("prefill_tokens"),
+        shared_tokens=tokens("shared_tokens"),
+        decode_tokens=tokens("decode_tokens"),
         seconds=round(seconds, 3),
-        documents_per_second=round(sums["documents"] / seconds, 3) if seconds else 0.0,
+        documents_per_second=round(documents / seconds, 3) if seconds else 0.0,
         started=sessions[0].started if sessions else None,
         ended=sessions[-1].ended if sessions else None,
         sessions=sessions,
@@ -196,4 +256,23 @@ def make(
         left_out=[*left_out],
         versions=versions(),
         config=config.model_dump(mode="json"),
+        output=output,
+        cost=cost,
+    )
+
+
+def _session_totals(session: Session, units: Sequence[UnitSummary]) -> SessionTotals:
+    committed = [unit for unit in units if unit.session == session.id]
+    # A session that was killed recorded no end. Its last commit is the best estimate.
+    last_commit = max((unit.committed_at for unit in committed), default=session.began)
+    ended = session.ended or last_commit
+    seconds = session.seconds or ended - session.began
+    return SessionTotals(
+        id=session.id,
+        started=iso(session.began),
+        ended=iso(ended),
+        how=session.how or "killed",
+        seconds=round(max(0.0, seconds), 3),
+        units=len(committed),
+        documents=sum(unit.documents for unit in committed),
     )

@@ -1,6 +1,6 @@
-"""What a run has left in its folder.
+"""Read what a run has left in its folder.
 
-A file that is not there is None; of many, those that are torn are left out.
+A missing file is returned as None. Lists leave out files that are damaged.
 """
 
 import contextlib
@@ -10,15 +10,23 @@ from typing import Any, TypeVar
 from raypd import storage
 from raypd.errors import RunError
 from raypd.run import layout, records
-from raypd.run.load import is_nightly
+from raypd.run.lease import Session
 
-_R = TypeVar("_R")
-_T = TypeVar("_T")
+_Record = TypeVar("_Record")
+_Item = TypeVar("_Item")
 _Row = TypeVar("_Row", bound=Mapping[str, Any])
 
 
-def record(kind: type[_R], *path: str) -> _R | None:
-    """The record in a file, None where there is no such file. Raises RunError when it is torn."""
+def record(kind: type[_Record], *path: str) -> _Record | None:
+    """Read a record, or return None if its file does not exist.
+
+    Args:
+        kind: The dataclass of the record.
+        path: The components of the path, which are joined.
+
+    Raises:
+        RunError: If the file is damaged.
+    """
     try:
         return records.read(kind, storage.join(*path))
     except (FileNotFoundError, NotADirectoryError):
@@ -28,62 +36,56 @@ def record(kind: type[_R], *path: str) -> _R | None:
 
 
 def runs(root: str) -> list[str]:
-    """The folders of a run: its own, or of a nightly folder those of all nights, the oldest
-    first.
+    """List the run folders of an output folder.
+
+    A run is its own only run folder. A folder of nightly runs has two for each night, oldest first.
     """
-    if not is_nightly(root):
+    if not layout.is_nightly(root):
         return [root]
-    folder = storage.join(root, layout.NIGHTS)
-    nights = [storage.join(folder, name) for name in sorted(storage.folders(folder))]
-    return [run for night in nights for run in (night, storage.join(night, layout.ADDED))]
+    nights = storage.join(root, layout.NIGHTS)
+    folders = []
+    for name in sorted(storage.folders(nights)):
+        night = storage.join(nights, name)
+        folders += [night, storage.join(night, layout.ADDED)]
+    return folders
 
 
-def sessions(outputs: Sequence[str]) -> list[records.Session]:
-    """The sessions of some runs, the oldest first."""
+def sessions(outputs: Sequence[str]) -> list[Session]:
+    """Read the sessions of some runs, oldest first."""
     intact = []
-    for folder in (storage.join(output, layout.SESSIONS) for output in outputs):
+    for output in outputs:
+        folder = storage.join(output, layout.SESSIONS)
         for name in storage.names(folder):
             with contextlib.suppress(records.RecordError, OSError):
-                intact.append(records.read(records.Session, storage.join(folder, name)))
-    return sorted(intact, key=lambda session: session.began)  # names of one second sort by chance
-
-
-def bills(outputs: Sequence[str]) -> tuple[list[records.Bill], list[str]]:
-    """The bills of all sessions of some runs, the oldest first, and the paths of torn files.
-
-    Raises OSError.
-    """
-    intact = []
-    torn = []
-    for folder in (storage.join(output, layout.LEDGER) for output in outputs):
-        for path in (
-            storage.join(folder, name) for name in storage.names(folder) if name.endswith(".json")
-        ):
-            try:
-                intact.append(records.read(records.Bill, path))
-            except records.RecordError:
-                torn.append(path)
-    return sorted(intact, key=lambda bill: bill.began), torn
+                intact.append(records.read(Session, storage.join(folder, name)))
+    # File names do not order sessions that began in the same second.
+    return sorted(intact, key=lambda session: session.began)
 
 
 def failures(output: str) -> Iterator[tuple[str, str]]:
-    """(unit, the last line of its worker) of every unit whose worker has failed, also of those that
-    are done since.
+    """Yield each unit that a worker failed on, with the last line that the worker left.
+
+    Units that were committed by a later attempt are included.
     """
     folder = storage.join(output, layout.FAILURES)
     for name in storage.names(folder):
-        if name.endswith(".txt"):
-            with contextlib.suppress(FileNotFoundError):  # done meanwhile
-                text = storage.read(storage.join(folder, name)).decode(errors="replace").strip()
-                yield (
-                    name.removesuffix(".txt"),
-                    text.splitlines()[-1] if text else "its worker left no reason",
-                )
+        if not name.endswith(".txt"):
+            continue
+        try:
+            content = storage.read(storage.join(folder, name))
+        except FileNotFoundError:  # the unit was committed meanwhile
+            continue
+        lines = content.decode(errors="replace").strip().splitlines()
+        yield name.removesuffix(".txt"), lines[-1] if lines else "its worker left no reason"
 
 
 def by_document(rows: Iterable[_Row]) -> dict[tuple[str, int], list[_Row]]:
-    """(source, row) -> the rows of that document, in order: one with questions or turns has
-    several.
+    """Group rows by document, in order.
+
+    A document has several rows if it asks several questions or has several turns.
+
+    Returns:
+        The rows by (source, row).
     """
     documents: dict[tuple[str, int], list[_Row]] = {}
     for row in rows:
@@ -91,7 +93,7 @@ def by_document(rows: Iterable[_Row]) -> dict[tuple[str, int], list[_Row]]:
     return documents
 
 
-def spread(items: Sequence[_T], limit: int) -> list[_T]:
-    """At most that many of them, evenly spaced."""
+def spread(items: Sequence[_Item], limit: int) -> list[_Item]:
+    """Return at most `limit` of the items, evenly spaced."""
     count = min(limit, len(items))
     return [items[i * len(items) // count] for i in range(count)]

@@ -1,8 +1,10 @@
-"""What becomes of a unit whose worker process dies: it is bisected until the document that kills is
-found. After a death it is alone in its worker and goes in groups, with a checkpoint on storage (the
-group's rows) before each: those are the suspects of the next death, and are divided again. A
-document that was alone when its process died becomes an error row, so 256 documents cost three
-deaths a culprit. Deaths are counted on storage: they outlive the driver.
+"""What happens to a unit whose worker process dies: bisect it until the fatal document is known.
+
+After a death, the unit runs alone in its worker. Its rows are decoded in groups, and each group is
+written to storage as a checkpoint before it starts. The group of the last checkpoint holds the
+suspects of the next death and is divided again. A document that was alone when its process died
+becomes an error row, so a unit of 256 documents costs three deaths per fatal document. Deaths are
+counted on storage, where they outlive the driver.
 """
 
 import contextlib
@@ -12,88 +14,102 @@ from dataclasses import dataclass, field, replace
 from raypd import storage
 from raypd.run import layout, records
 
-_PARTS = 16  # groups that the suspect rows are divided into
-_LEAST_DEATHS = 3  # before a document is blamed: a process may be killed from outside once or twice
-_MOST_DEATHS = 30  # of one unit: then it is given up as a whole
-START = "start"  # in the place of a unit: of a worker that died while it loaded its model
-_MOST_BLIND = 5  # deaths before the first checkpoint: there is nothing to divide
+_GROUPS = 16  # number of groups that the suspects are divided into
+# Deaths before a document is quarantined: a process may also be killed from outside, now and then.
+_MIN_DEATHS = 3
+_MAX_DEATHS = 30  # deaths after which a unit is given up as a whole
+START = "start"  # in place of a unit id, for a worker that died while it loaded its model
+_MAX_BLIND_DEATHS = 5  # deaths without a checkpoint, which leave nothing to divide
 
 
 @dataclass(frozen=True)
 class Attempt:
-    number: int = 1  # of the attempts that counted
-    deaths: int = 0  # worker processes that died of it
-    blind: int = 0  # of these, those that left no checkpoint though they should
-    # Rows of the checkpoint at the last death; None: not known.
+    """An attempt at a unit, and what earlier deaths have shown."""
+
+    number: int = 1
+    deaths: int = 0  # worker processes that died with this unit
+    blind: int = 0  # deaths that left no checkpoint although one was due
+    # Rows of the last checkpoint before the latest death; None if there was none.
     suspects: tuple[int, ...] | None = None
-    # Row -> how many of the deaths it explains.
+    # Rows that are not decoded any more, with the number of deaths that each explains.
     quarantined: dict[int, int] = field(default_factory=dict)
 
     @property
     def bisecting(self) -> bool:
-        """Whether to decode in groups with checkpoints, and nothing else beside it."""
+        """Whether to decode the unit in groups with checkpoints, alone in its worker."""
         return self.deaths > 0
 
     def groups(self, rows: Sequence[int]) -> list[list[int]]:
-        """The rows in the order and in the groups in which they are decoded: suspects first, then
-        all others.
-        """
+        """Divide the rows into the groups to decode, in order: suspects first, then the others."""
         remaining = [row for row in rows if row not in self.quarantined]
         if not self.bisecting:
             return [remaining]
         suspected = set(self.suspects or ())
         suspects = [row for row in remaining if row in suspected] or remaining
-        size = -(-len(suspects) // _PARTS) or 1
+        size = max(1, -(-len(suspects) // _GROUPS))
         groups = [suspects[start : start + size] for start in range(0, len(suspects), size)]
         if len(suspects) < len(remaining):
-            unsuspected = [row for row in remaining if row not in suspected]
-        else:
-            unsuspected = []
-        return [*groups, unsuspected] if unsuspected else groups
+            groups.append([row for row in remaining if row not in suspected])
+        return groups
 
     def after_death(self, checkpoint: Sequence[int]) -> "Attempt | None":
-        """The next attempt; None: the unit is given up. checkpoint: the rows of the last one, none
-        without one.
+        """Return the attempt to make after the worker died.
+
+        Args:
+            checkpoint: The rows of the last checkpoint; empty if there was none.
+
+        Returns:
+            None if the unit is given up.
         """
         rows = tuple(checkpoint) if self.bisecting else ()
         deaths = self.deaths + 1
-        blind = self.blind + (self.bisecting and not rows)
-        if deaths >= _MOST_DEATHS or blind >= _MOST_BLIND:
+        blind = self.blind
+        if self.bisecting and not rows:
+            blind += 1
+        if deaths >= _MAX_DEATHS or blind >= _MAX_BLIND_DEATHS:
             return None
-        after = replace(
+        following = replace(
             self, number=self.number + 1, deaths=deaths, blind=blind, suspects=rows or None
         )
         unexplained = deaths - sum(self.quarantined.values())
-        if len(rows) == 1 and unexplained >= _LEAST_DEATHS:
-            return replace(
-                after, quarantined={**self.quarantined, rows[0]: unexplained}, suspects=None
-            )
-        return after
+        if len(rows) == 1 and unexplained >= _MIN_DEATHS:
+            quarantined = {**self.quarantined, rows[0]: unexplained}
+            return replace(following, quarantined=quarantined, suspects=None)
+        return following
 
     def reason(self, row: int, failure_reason: str | None) -> str:
-        """Why a quarantined row has no answer; `failure_reason`: what the unit's last worker wrote,
-        if anything.
+        """Say why a quarantined row has no answer.
+
+        Args:
+            row: The quarantined row.
+            failure_reason: What the last worker of the unit wrote before it died, if anything.
         """
+        message = f"killed its worker process {self.quarantined[row]} times"
         lines = (failure_reason or "").strip().splitlines()
-        return (
-            f"killed its worker process {self.quarantined[row]} "
-            f"times{f': {lines[-1]}' if lines else ''}"
-        )
+        return f"{message}: {lines[-1]}" if lines else message
 
 
 @dataclass
 class AttemptRecord:
-    """failures/<unit>.attempts.json: the latest attempt, and the process that is at it."""
+    """failures/<unit>.attempts.json: the latest attempt, and the process that makes it."""
 
     attempt: Attempt
     session: str
     node: str
-    process: str  # "": none is
-    group: tuple[int, ...] = ()  # rows that it decodes, where it bisects
+    process: str  # "" if no process is working on the unit
+    group: tuple[int, ...] = ()  # the rows that are being decoded, if the unit is bisected
 
 
 class UnitLog:
-    """The attempts at the units of a run, on storage, as a worker process reads and writes them."""
+    """The attempts at the units of a run on storage, as one worker process reads and writes them.
+
+    Args:
+        output: The folder of the run.
+        session: The id of the session.
+        node: The id of the node that the process runs on.
+        process: The id of the process.
+        is_alive: Returns whether a node is alive.
+    """
 
     def __init__(
         self, output: str, session: str, node: str, process: str, is_alive: Callable[[str], bool]
@@ -105,12 +121,17 @@ class UnitLog:
         self._is_alive = is_alive
 
     def next(self, unit: str) -> tuple[Attempt | None, bool]:
-        """The next attempt (None: the unit is given up), and whether the last one's process died.
+        """Return the next attempt at a unit, and whether the process of the last one died.
 
-        Raises OSError. A process that ended with its node or with its session blames no document.
+        A process that ended together with its node or its session is not counted as a death. The
+        attempt is None if the unit is given up.
+
+        Raises:
+            OSError: If the record cannot be read.
         """
         path = attempts_path(self.output, unit)
-        # As for nearly every unit: an answer without a body, which nothing can cut.
+        # Most units have no record. This request has no body, so a broken connection cannot
+        # truncate it.
         if not storage.exists(path):
             return Attempt(), False
         try:
@@ -123,44 +144,47 @@ class UnitLog:
             return last.attempt, False
         following = last.attempt.after_death(last.group)
         if following is not None:
-            self.end(unit, following)  # a death counts once
+            # Record the death, so that it is counted once.
+            self.end(unit, following)
         return following, True
 
     def begin(self, unit: str, attempt: Attempt, group: Sequence[int] = ()) -> None:
-        """Writes down that this process makes an attempt, or goes on with a group of its rows.
+        """Record that this process begins an attempt, or a group of its rows.
 
-        Raises OSError.
+        Raises:
+            OSError: If the record cannot be written.
         """
         record = AttemptRecord(attempt, self.session, self.node, self.process, tuple(group))
         records.write(attempts_path(self.output, unit), record, indent=None)
 
     def end(self, unit: str, attempt: Attempt | None = None) -> None:
-        """No process is at the unit any more. attempt: the one to go on with; None: the unit is
-        done.
+        """Record that no process is working on a unit any more.
+
+        Args:
+            unit: The id of the unit.
+            attempt: The attempt to resume with; None if the unit is committed or given up.
         """
-        # The worst that comes of it is an attempt that counts as a death.
+        path = attempts_path(self.output, unit)
+        # If this fails, the attempt counts as a death at worst.
         with contextlib.suppress(OSError):
             if attempt is None:
-                storage.delete(attempts_path(self.output, unit))
+                storage.delete(path)
             else:
-                records.write(
-                    attempts_path(self.output, unit),
-                    AttemptRecord(attempt, "", "", ""),
-                    indent=None,
-                )
+                records.write(path, AttemptRecord(attempt, "", "", ""), indent=None)
 
 
 def attempts_path(output: str, unit: str) -> str:
+    """Return the path of the record of a unit's attempts."""
     return storage.join(output, layout.FAILURES, f"{unit}.attempts.json")
 
 
 def failure_path(output: str, unit: str) -> str:
-    """Where a worker that ends itself with a unit writes the reason."""
+    """Return the path of the file in which a worker that ends itself with a unit says why."""
     return storage.join(output, layout.FAILURES, f"{unit}.txt")
 
 
 def failure_reason(output: str, unit: str) -> str | None:
-    """Why the last worker that ended itself with a unit did so; None where it wrote nothing."""
+    """Return why the last worker ended itself with a unit, or None if it wrote nothing."""
     try:
         return storage.read(failure_path(output, unit)).decode(errors="replace")
     except OSError:

@@ -1,36 +1,40 @@
-"""training.json: what a training did."""
+"""training.json: the outcome of a training."""
 
 import time
 from dataclasses import dataclass, field
 from typing import Any
 
-# (step, loss of the latest steps, validation loss)
+# (step, loss of the latest steps, validation loss); a loss that was not measured is None.
 Curve = list[tuple[int, float | None, float | None]]
 
 
 @dataclass
 class TrainingData:
+    """The documents of a training and what was left out of them."""
+
     documents: int
     validation_documents: int
-    tokens: int  # of one epoch, an instruction counted once a pass
-    targets: int  # of one epoch
-    skipped: dict[str, int]  # reason -> how often something was left out
+    tokens: int  # per epoch; a shared instruction counts once per pass
+    targets: int  # per epoch
+    skipped: dict[str, int]  # how often something was left out, by reason
     digest: str  # of the documents and their labels
 
 
 @dataclass
 class TrainingAttempt:
-    """One learning rate."""
+    """A training with one learning rate."""
 
     learning_rate: float
-    validation_loss: float  # the lowest, of the weights that were kept
+    validation_loss: float  # the lowest, which is that of the saved weights
     steps: int
-    tokens: int  # that went through the model
-    curve: Curve  # None where a loss was not measured
+    tokens: int  # tokens that went through the model
+    curve: Curve
 
 
 @dataclass
 class TrainingRecord:
+    """A training: its data, attempts, weights and cost."""
+
     method: str
     data: TrainingData
     attempts: list[TrainingAttempt]
@@ -43,72 +47,77 @@ class TrainingRecord:
 
     @property
     def best(self) -> TrainingAttempt:
-        """The learning rate whose weights were kept."""
+        """The attempt with the lowest validation loss, whose weights were saved."""
         return min(self.attempts, key=lambda attempt: attempt.validation_loss)
 
     @property
     def tokens(self) -> int:
+        """The tokens that went through the model in all attempts."""
         return sum(attempt.tokens for attempt in self.attempts)
 
+    @property
+    def weights_key(self) -> str:
+        """The configuration key that makes raypd decode with the weights."""
+        name = self.weights.rpartition("/")[2]
+        return {"adapter": "model.adapter", "heads": "decoding.heads"}.get(name, "model.name")
+
     def describe(self) -> str:
+        """Describe the training and what to do next, in several lines."""
         data = self.data
         best = self.best
         lines = [
-            f"{data.documents:,} documents, {data.targets:,} targets an epoch; "
-            f"{best.steps:,} steps at "
-            f"{best.learning_rate:g}: validation loss {best.validation_loss:.4f} on "
-            f"{data.validation_documents:,} "
-            "documents"
+            f"{data.documents:,} documents, {data.targets:,} targets per epoch; {best.steps:,} "
+            f"steps at {best.learning_rate:g}: validation loss {best.validation_loss:.4f} on "
+            f"{data.validation_documents:,} documents"
         ]
-        lines += [f"left out: {count:,} x {reason}" for reason, count in data.skipped.items()]
+        for reason, count in data.skipped.items():
+            lines.append(f"left out: {count:,} x {reason}")
         lines.append(f"{self.tokens:,} tokens in {self.seconds:,.0f} s, ${self.usd:.4f}")
-        key = {"adapter": "model.adapter", "heads": "decoding.heads"}.get(
-            self.weights.rpartition("/")[2], "model.name"
-        )
-        lines.append(f"to decode with it: {key}={self.weights}")
+        lines.append(f"to decode with it: {self.weights_key}={self.weights}")
         losses = [(step, loss) for step, _, loss in best.curve if loss is not None]
         if len(losses) > 1 and best.validation_loss >= losses[0][1]:
             lines.append(
-                f"validation loss never fell below that of step {losses[0][0]:,}: more labels, "
-                "a lower rate?"
+                f"validation loss never fell below that of step {losses[0][0]:,}. Try more labels "
+                "or a lower learning rate"
             )
-        if key != "decoding.heads":  # which change no answer
+        # Heads change the speed of decoding and no answer, so there is nothing to score.
+        if self.weights_key != "decoding.heads":
             lines.append(
-                "answers were not scored: decode labelled documents kept apart, `raypd "
-                "evaluate RUN LABELS`;"
+                "answers were not scored. Extract labelled documents that were not trained on and "
+                "run `raypd evaluate RUN LABELS`;"
             )
             lines.append(
-                "of an extraction `raypd fit` measures F1, too, and what more labels would do"
+                "for an extraction, `raypd fit` measures F1 too and estimates what more labels "
+                "would bring"
             )
         return "\n".join(lines)
 
 
 @dataclass
 class TrainingProgress:
+    """How far a training has come."""
+
     step: int
     steps: int
     loss: float | None  # of the latest steps
     validation_loss: float | None
     done: int  # steps of this session
-    tokens: int  # that went through the model in `seconds`
+    tokens: int  # tokens that went through the model in `seconds`
     seconds: float
-    # Losses, where this step measured them.
+    # (loss, validation loss), if this step measured them.
     measured: tuple[float | None, float | None] = (None, None)
 
     def describe(self) -> str:
+        """Describe the progress in one line."""
         parts = [f"step {self.step:,} of {self.steps:,}"]
-        parts += [f"loss {self.loss:.4f}"] if self.loss is not None else []
-        parts += (
-            [f"validation loss {self.validation_loss:.4f}"]
-            if self.validation_loss is not None
-            else []
-        )
-        remaining = self.seconds / self.done * (self.steps - self.step) if self.done else 0.0
+        if self.loss is not None:
+            parts.append(f"loss {self.loss:.4f}")
+        if self.validation_loss is not None:
+            parts.append(f"validation loss {self.validation_loss:.4f}")
         rate = self.tokens / self.seconds if self.seconds else 0.0
-        return ", ".join(
-            [
-                *parts,
-                f"{rate:,.0f} tokens/s",
-                f"{int(remaining) // 60}:{int(remaining) % 60:02d} left",
-            ]
-        )
+        parts.append(f"{rate:,.0f} tokens/s")
+        remaining = 0
+        if self.done:
+            remaining = int(self.seconds / self.done * (self.steps - self.step))
+        parts.append(f"{remaining // 60}:{remaining % 60:02d} left")
+        return ", ".join(parts)

@@ -19,11 +19,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
+from raypd.run.usage import FIRST
+
 if TYPE_CHECKING:  # it brings torch, which a worker without weights does without
     from raypd.decoding.program import Program
     from raypd.decoding.sampling import Sampling
-
-SECOND = " (second model)"  # behind a category in the bill: what a cascade's second model took
 
 
 @dataclass
@@ -66,7 +66,7 @@ class Request:
     # Takes the reason; None: an error record a document.
     failed: Callable[[str], list[Record]] | None = None
     sampling: Sampling | None = None  # None: as the run's
-    billed: str = ""  # stands behind the category's name in the bill
+    model: str = FIRST  # which model of a cascade decodes it, for the bill
 
     def fail(self, reason: str) -> list[Record]:
         """The records of a program that could not be decoded."""

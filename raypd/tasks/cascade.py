@@ -10,10 +10,11 @@ from functools import partial
 from typing import Any
 
 from raypd.config import Category, RunConfig
-from raypd.tasks.base import SECOND, Document, Record, Request, Task
+from raypd.run.usage import FIRST, SECOND
+from raypd.tasks.base import Document, Record, Request, Task
 from raypd.tasks.columns import Row, record_of, value_in
 
-MODELS = ("first", "second")  # as the rows name them
+MODELS = (FIRST, SECOND)  # as the rows name them
 _TOGETHER = 100  # documents, of which the least sure share is chosen
 
 
@@ -108,9 +109,7 @@ class _Answers:
             else:
                 program = SecondProgram(item.program)
                 out.append(
-                    item.then(
-                        take, program=program, sampling=cascade.second_sampling, billed=SECOND
-                    )
+                    item.then(take, program=program, sampling=cascade.second_sampling, model=SECOND)
                 )
         return out
 

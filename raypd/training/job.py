@@ -20,14 +20,14 @@ import ray
 from pyarrow import fs
 from ray.util.queue import Empty, Queue
 
-from raypd import storage
+from raypd import storage, text
 from raypd.billing import book
 from raypd.billing.budget import BudgetReached
 from raypd.cluster import ledger_actor, ray_session
 from raypd.config import RunConfig
 from raypd.errors import ConfigError, InputError, ModelError, RunError, UserError
 from raypd.models.load import check_gpu, check_model_config
-from raypd.run import console, layout, manifest, records, text
+from raypd.run import console, layout, manifest, records
 from raypd.run.temporary import TemporaryFolder
 from raypd.run.training import (
     Curve,

@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 from raypd import storage
 from raypd.dataset import writer
 from raypd.run import read, retry_policy
-from raypd.run.load import is_nightly
+from raypd.run.layout import is_nightly
 from raypd.verify.table_object import objects, read_object
 
 _EXAMPLES = 3

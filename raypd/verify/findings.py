@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from raypd.run import left_out
-from raypd.run.text import counted, one_line
+from raypd.text import counted, one_line
 from raypd.verify import dead_letters
 from raypd.verify.verification import Finding, Verification
 

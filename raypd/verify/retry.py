@@ -23,8 +23,8 @@ from raypd.errors import ConfigError, RunError
 from raypd.run import console, layout, manifest, records
 from raypd.run.lease import held
 from raypd.run.read import by_document
-from raypd.run.text import counted, usd
-from raypd.run.unit import Unit
+from raypd.run.unit import Unit, UnitSummary
+from raypd.text import counted, usd
 from raypd.verify import dead_letters
 
 _THREADS = 8
@@ -201,9 +201,7 @@ def _plan(config: RunConfig, output: str, number: int, everything: bool) -> Retr
     return result
 
 
-def _merge(
-    output: str, path: str | None, folder: str, unit: Unit, number: int
-) -> records.UnitSummary:
+def _merge(output: str, path: str | None, folder: str, unit: Unit, number: int) -> UnitSummary:
     """Replaces one object of the run, at `path`; what the retry's own says."""
     if path is None:
         raise RunError(

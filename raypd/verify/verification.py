@@ -13,7 +13,7 @@ from raypd.config import RunConfig
 from raypd.dataset import planner, writer
 from raypd.dataset.reader import read_unit
 from raypd.errors import Damaged, InputError
-from raypd.run.records import LeftOutFiles
+from raypd.run.left_out import LeftOutFiles
 from raypd.run.unit import Unit
 from raypd.storage import SINCE_PLANNED
 from raypd.tasks.base import Document

@@ -11,6 +11,7 @@ from raypd.answering.components import WorkerComponents
 from raypd.answering.request_queue import Cancelled, EngineBroken, RequestQueue, answer
 from raypd.billing.meter import Meter
 from raypd.decoding.counts import Finished, TokenCounts
+from raypd.run.usage import FIRST
 from raypd.tasks.base import Document, Record, Request
 from tests.processes import wait_for
 
@@ -86,9 +87,9 @@ class NoMeter(Meter):
         self.token_calls = []
         self.lost_units = []
 
-    def tokens(self, unit, billed, counts):
-        self.token_calls.append((unit, list(billed), counts))
-        super().tokens(unit, billed, counts)
+    def tokens(self, unit, categories, counts, model=FIRST):
+        self.token_calls.append((unit, list(categories), counts))
+        return super().tokens(unit, categories, counts, model)
 
     def lose(self, unit):
         self.lost_units.append(unit)
@@ -245,11 +246,18 @@ def test_a_younger_unit_is_planned_only_when_the_older_ones_have_nothing_left(qu
 
 def test_tokens_are_billed_to_the_unit_and_the_category_of_each_row(queue):
     answered(queue, "a", "fails")
-    assert [(unit, billed) for unit, billed, _ in queue.meter.token_calls] == [
+    assert [(unit, categories) for unit, categories, _ in queue.meter.token_calls] == [
         ("u", ["shoes"]),
         ("u", ["shoes"]),
     ]
     assert all(counts.prefill_tokens == 10 for _, _, counts in queue.meter.token_calls)
+
+
+def test_the_usage_of_each_row_is_counted_by_model(queue):
+    with queue.unit("u") as state:
+        queue.answer(state, documents_of("a", "b"))
+    assert state.usage_by_row.keys() == {(0, FIRST), (1, FIRST)}
+    assert state.usage_by_row[0, FIRST]["prefill_tokens"] == 10
 
 
 def test_the_counts_of_a_unit_are_the_sums_over_its_programs(queue):

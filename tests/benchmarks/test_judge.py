@@ -19,7 +19,7 @@ from raypd.cluster import driver
 from raypd.config.load import load_config
 from raypd.config.yaml_file import parse
 from raypd.errors import ConfigError
-from raypd.run.text import NONE
+from raypd.text import NONE
 from raypd.training import preference
 from tests.models.test_endpoint import completion, server
 from tests.processes import ROOT

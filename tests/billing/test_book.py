@@ -1,11 +1,11 @@
-"""The book: workers' reports in any order, dead sessions; sums to the micro-dollar.
+"""The bill of a session: reports in any order, dead sessions, sums exact to the micro-dollar.
 
-The meter: time without gaps.
+Also the meter, which books a worker's time without gaps, and the energy of GPUs.
 """
 
 import json
 import sys
-from dataclasses import asdict
+from dataclasses import replace
 from types import SimpleNamespace
 from unittest import mock
 
@@ -15,33 +15,36 @@ from hypothesis import strategies as st
 
 from raypd.billing import bill as billing
 from raypd.billing import book, energy
-from raypd.billing.bill import apportion, make, shared_seconds
+from raypd.billing.bill import Bill, NodeTime, apportion, make, shared_seconds
 from raypd.billing.book import Book
-from raypd.billing.meter import Meter, coarser, joined, zero
+from raypd.billing.meter import Meter, Seconds, WorkerTime, coarser, joined, zero
 from raypd.decoding.counts import TokenCounts
-from raypd.run.records import Bill, CardUse, NodeTime, Seconds, UnitSummary, WorkerTime, from_json
-from tests.runs import run_config
+from raypd.run.records import encoded, from_json
+from raypd.run.unit import UnitSummary
+from raypd.run.usage import SECOND, GpuUse, UsageKey
+from tests.runs import extraction, run_config
 
 NODE = NodeTime("n", 100.0, usd_per_hour=36.0, slots=1, price_source="test")
 HOUR = 3600.0
-# 10 of 30 minutes are of a unit in flight.
-OPEN = {"prefill": 600.0, "decode": 1200.0, "open": {"u": (200.0, 400.0)}}
+CATEGORY = UsageKey("a")
+# Ten of the thirty busy minutes belong to a unit in flight.
+WITH_UNIT_IN_FLIGHT = {"prefill": 600.0, "decode": 1200.0, "open": {"u": (200.0, 400.0)}}
 
 
-def new(session: str = "s") -> Book:
-    own = Book(Bill(session, 100.0, 0.0))
-    own.see([NODE], 1, 100.0)
-    return own
+def new_book(session: str = "s") -> Book:
+    ledger = Book(Bill(session, 100.0, 0.0))
+    ledger.see([NODE], 1, 100.0)
+    return ledger
 
 
 def report(
-    sequence: int, worker: str = "w", heard: float = 110.0, documents: int = 0, **busy: float
+    sequence: int, worker: str = "w", heard: float = 110.0, documents: int = 0, **seconds: float
 ) -> WorkerTime:
-    own = {
+    counts = {
         **zero(),
         "documents": documents,
         "prefill_tokens": 10 * documents,
-        "seconds": sum(busy.values()),
+        "seconds": sum(seconds.values()),
     }
     return WorkerTime(
         worker,
@@ -49,119 +52,213 @@ def report(
         100.0,
         heard,
         sequence=sequence,
-        seconds=Seconds(**busy),
-        categories={"a": own},
+        seconds=Seconds(**seconds),
+        categories={CATEGORY: counts},
         method="hyper_parallel",
         ok=documents,
     )
 
 
-@given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 20), st.booleans()), max_size=40))
-def test_a_ledger_that_is_killed_loses_nothing_that_was_written_and_doubles_nothing(events) -> None:
-    """Workers report late and again; the ledger dies now and then and goes on from what it last
-    wrote.
-    """
-    own = new()
-    written = {}
-    latest = {}
-    own.see([NODE, NodeTime("h", 90.0, head=True, usd_per_hour=1.0)], 2, 101.0)
-    file = own.bill(101.0)
-    for worker, sequence, dies in events:
-        before = own.workers[worker].sequence if worker in own.workers else -1
-        assert own.take(report(sequence, worker, documents=sequence, decode=sequence / 10)) == (
-            sequence > before
-        )
-        latest[worker] = max(latest.get(worker, -1), sequence)
-        if dies:
-            own = Book(from_json(Bill, json.loads(json.dumps(asdict(file))), "s.json"))
-            assert own.bill(101.0) == file
-        else:
-            file = own.bill(101.0)
-            written = {w.worker: w.sequence for w in own.workers.values()}
-        for name, number in written.items():
-            assert own.workers[name].sequence >= number
-    for worker, sequence in latest.items():  # a worker says all it did with every report
-        own.take(report(sequence, worker, documents=sequence, decode=sequence / 10))
-    assert own.totals()["documents"] == sum(latest.values())
-
-
-def test_the_series_keeps_its_ends_and_its_size() -> None:
-    own = new()
-    for i in range(100, 9000):
-        at = [point[0] for point in own.bill(float(i)).series]
-    assert len(at) <= 2001
-    assert (at[0], at[-1], at) == (100.0, 8999.0, sorted({*at}))
-
-
-def test_a_session_that_died_is_closed_when_the_run_is_summed(tmp_path) -> None:
-    own = new()
-    lost = report(1, heard=109.0, documents=4, decode=8.0)
-    lost.open = {"u": (0.0, 8.0)}
-    own.take(lost)
-    book.write(str(tmp_path), own.bill(110.0))
-    (tmp_path / "ledger/broken.json").write_text("{")
-    (left,) = book.bills(str(tmp_path))
-    assert (left.final, left.parts["lost"], left.totals["documents"]) == (False, 0, 4)
-    whole = book.of_run(str(tmp_path), [unit(4), unit(6)])  # the report of the second was lost
-    assert (whole.usd, whole.documents, whole.usd_per_1000_documents) == (0.1, 10, 10.0)
-    (dead,) = book.bills(str(tmp_path))
-    assert (dead.final, dead.until, dead.usd, dead.totals["documents"]) == (True, 110.0, 0.1, 10)
-    assert dead.parts["lost"] == pytest.approx(0.08)
-
-
-def test_every_token_that_a_server_was_asked_for_is_paid_also_those_of_a_session_that_died(
-    tmp_path,
-) -> None:
-    model = {
-        "name": "gpt",
-        "endpoint": {"url": "http://a", "usd_per_million_answer_tokens": 1000.0},
-    }
-    settings = {"model": model, "decoding": {"method": "autoregressive"}}
-    own = Book(Bill("s", 100.0, 0.0), run_config(**settings))
-    meter = Meter("n")
-    usd = []
-    for end in (lambda: meter.lose("u"), lambda: meter.commit("u", meter.end("u"), 1, 0)):
-        meter.begin("u")
-        for step in (lambda: meter.tokens("u", ["a"], TokenCounts(0, 0, 1000, 1)), end):
-            step()
-            own.take(meter.report())
-            usd.append(own.bill(110.0).usd)
-    assert usd == [1.0, 1.0, 2.0, 2.0]
-    book.write(str(tmp_path), own.last)
-    assert (
-        book.of_run(str(tmp_path), [unit(4)]).parts["endpoint"],
-        book.bills(str(tmp_path))[0].usd,
-    ) == (2.0, 2.0)
-    model["endpoint"]["batch"] = True  # an attempt finds the batches of the one before
-    assert Book(own.last, run_config(**settings)).bill(110.0).usd == 1.0
+def numbered_report(worker: str, sequence: int) -> WorkerTime:
+    """A report whose contents follow from its number."""
+    return report(sequence, worker, documents=sequence, decode=sequence / 10)
 
 
 def unit(documents: int, seconds: float = 1.0) -> UnitSummary:
-    own = {**zero(), "documents": documents, "decode_tokens": 5 * documents, "seconds": seconds}
     tokens = {"prefill_tokens": 0, "shared_tokens": 0, "decode_tokens": 5 * documents}
     return UnitSummary(
-        "u", "f", "s", "x", 0, documents, documents, 0, 1.0, counts=tokens, categories={"a": own}
+        unit="u",
+        fingerprint="f",
+        session="s",
+        source="x",
+        start=0,
+        documents=documents,
+        ok=documents,
+        failed=0,
+        seconds=1.0,
+        counts=tokens,
+        categories={CATEGORY: {**tokens, "documents": documents, "seconds": seconds}},
     )
 
 
-def closed(session: str, documents: int, decode: float) -> Bill:
-    own = new(session)
-    own.take(report(1, documents=documents, decode=decode))
-    own.close(110.0)
-    return own.bill(110.0)
+def closed_bill(session: str, documents: int, decode: float) -> Bill:
+    book_of_session = new_book(session)
+    book_of_session.take(report(1, documents=documents, decode=decode))
+    book_of_session.close(110.0)
+    return book_of_session.bill(110.0)
 
 
-def test_what_was_committed_counts_without_its_report_and_a_run_s_bill_is_its_sessions() -> None:
-    bill = closed("s", 7, 3.0)
-    assert book.reconcile(bill, [unit(7), unit(3)])
-    assert (bill.totals["documents"], bill.categories["a"]["documents"]) == (10, 10)
-    assert bill.categories["a"]["usd"] == bill.usd == bill.methods["hyper_parallel"]["usd"]
-    assert not book.reconcile(bill, [unit(7), unit(3)])
-    # As of a retry.
-    assert (book.reconcile(bill, []), bill.categories["a"]) == (True, {**zero(), "usd": bill.usd})
-    whole = book.summed([closed("s", 4, 9.0), closed("t", 6, 9.0)])
-    assert (whole.usd, whole.documents, whole.usd_per_1000_documents) == (0.2, 10, 20.0)
-    assert (round(sum(whole.parts.values()), 6), book.summed([])) == (whole.usd, None)
+events = st.tuples(st.sampled_from("abc"), st.integers(0, 20), st.booleans())
+
+
+@given(st.lists(events, max_size=40))
+def test_a_ledger_that_is_killed_neither_loses_nor_doubles_what_was_written(events) -> None:
+    """Workers report late and repeatedly; the ledger dies at times and resumes from its file."""
+    ledger = new_book()
+    ledger.see([NODE, NodeTime("h", 90.0, head=True, usd_per_hour=1.0)], 2, 101.0)
+    file = ledger.bill(101.0)
+    written: dict[str, int] = {}
+    latest: dict[str, int] = {}
+    for worker, sequence, dies in events:
+        earlier = -1
+        if worker in ledger.workers:
+            earlier = ledger.workers[worker].sequence
+        is_taken = ledger.take(numbered_report(worker, sequence))
+        assert is_taken == (sequence > earlier)
+        latest[worker] = max(latest.get(worker, -1), sequence)
+        if dies:
+            ledger = Book(from_json(Bill, json.loads(encoded(file)), "s.json"))
+            assert ledger.bill(101.0) == file
+        else:
+            file = ledger.bill(101.0)
+            written = {name: worker.sequence for name, worker in ledger.workers.items()}
+        for name, number in written.items():
+            assert ledger.workers[name].sequence >= number
+    # Every report covers everything that its worker did.
+    for worker, sequence in latest.items():
+        ledger.take(numbered_report(worker, sequence))
+    assert ledger.totals()["documents"] == sum(latest.values())
+
+
+def test_the_series_keeps_its_first_and_last_point_and_a_bounded_size() -> None:
+    ledger = new_book()
+    for second in range(100, 9000):
+        series = ledger.bill(float(second)).series
+    times = [point[0] for point in series]
+    assert len(times) <= 2001
+    assert times[0] == 100.0
+    assert times[-1] == 8999.0
+    assert times == sorted(set(times))
+
+
+def test_a_session_that_died_is_closed_when_the_run_is_summed(tmp_path) -> None:
+    output = str(tmp_path)
+    ledger = new_book()
+    last_report = report(1, heard=109.0, documents=4, decode=8.0)
+    last_report.open = {"u": (0.0, 8.0)}
+    ledger.take(last_report)
+    book.write(output, ledger.bill(110.0))
+    (tmp_path / "ledger/broken.json").write_text("{")
+    (stored,) = book.bills(output)
+    assert not stored.final
+    assert stored.parts["lost"] == 0
+    assert stored.totals["documents"] == 4
+
+    # The report of the second unit never arrived.
+    cost = book.of_run(output, [unit(4), unit(6)])
+    assert cost is not None
+    assert cost.usd == 0.1
+    assert cost.documents == 10
+    assert cost.usd_per_1000_documents == 10.0
+    (closed,) = book.bills(output)
+    assert closed.final
+    assert closed.until == 110.0
+    assert closed.usd == 0.1
+    assert closed.totals["documents"] == 10
+    assert closed.parts["lost"] == pytest.approx(0.08)
+
+
+def test_a_server_is_paid_for_every_token_even_if_the_attempt_or_the_session_fails(
+    tmp_path,
+) -> None:
+    endpoint = {"url": "http://a", "usd_per_million_answer_tokens": 1000.0}
+    model = {"name": "gpt", "endpoint": endpoint}
+    settings = {"model": model, "decoding": {"method": "autoregressive"}}
+    ledger = Book(Bill("s", 100.0, 0.0), run_config(**settings))
+    meter = Meter("n")
+
+    def usd_after(step) -> float:
+        step()
+        ledger.take(meter.report())
+        return ledger.bill(110.0).usd
+
+    def decode() -> None:
+        meter.begin("u")
+        meter.tokens("u", ["a"], TokenCounts(0, 0, 1000, 1))
+
+    assert usd_after(decode) == 1.0
+    assert usd_after(lambda: meter.lose("u")) == 1.0
+    assert usd_after(decode) == 2.0
+    assert usd_after(lambda: meter.commit("u", meter.end("u"), 1, 0)) == 2.0
+
+    book.write(str(tmp_path), ledger.last)
+    cost = book.of_run(str(tmp_path), [unit(4)])
+    assert cost is not None
+    assert cost.parts["endpoint"] == 2.0
+    assert book.bills(str(tmp_path))[0].usd == 2.0
+    # The next attempt finds the batches of the one that failed and does not pay for them again.
+    endpoint["batch"] = True
+    assert Book(ledger.last, run_config(**settings)).bill(110.0).usd == 1.0
+
+
+def test_each_model_of_a_cascade_has_its_own_usage_and_price(tmp_path) -> None:
+    endpoint = {"url": "http://a", "usd_per_million_answer_tokens": 1000.0}
+    config = run_config(
+        extraction(a=["Brand"]),
+        model={"name": "fake"},
+        cascade={"model": {"name": "large", "endpoint": endpoint}},
+    )
+    meter = Meter("n")
+    meter.begin("u")
+    meter.documents("u", ["a"])
+    meter.tokens("u", ["a"], TokenCounts(0, 0, 1000, 1))
+    meter.tokens("u", ["a"], TokenCounts(0, 0, 3000, 1), SECOND)
+    meter.commit("u", meter.end("u"), 1, 0)
+    ledger = Book(Bill("s", 100.0, 0.0), config)
+    ledger.take(meter.report())
+    book.write(str(tmp_path), ledger.bill(110.0))
+
+    (bill,) = book.bills(str(tmp_path))
+    assert bill.parts["endpoint"] == 3.0
+    assert bill.categories[UsageKey("a")]["documents"] == 1
+    assert bill.categories[UsageKey("a")]["decode_tokens"] == 1000
+    assert bill.categories[UsageKey("a", SECOND)]["documents"] == 0
+    assert bill.categories[UsageKey("a", SECOND)]["decode_tokens"] == 3000
+    assert [str(key) for key in bill.categories] == ["a", "a (second model)"]
+
+
+def test_a_bill_of_an_earlier_version_names_the_second_model_in_a_suffix() -> None:
+    tree = json.loads(encoded(closed_bill("s", 4, 9.0)))
+    tree["categories"] = {"a": zero(), "a (second model)": zero()}
+    bill = from_json(Bill, tree, "s.json")
+    assert list(bill.categories) == [UsageKey("a"), UsageKey("a", SECOND)]
+
+
+def test_a_pipeline_pays_for_the_seconds_of_its_workers_only() -> None:
+    pipeline = Book(Bill("", 100.0, 0.0), workers_only=True)
+    pipeline.see([NodeTime("n", 0.0, usd_per_hour=36.0, slots=4)], 1, 100.0)
+    pipeline.take(report(1, documents=3, startup=10.0, decode=20.0, idle=10.0))
+    bill = pipeline.workers_bill(110.0)
+    assert bill.usd == pytest.approx(40 * 0.01 / 4)
+    assert bill.documents == 3
+    assert bill.prompt_tokens == 30
+    assert bill.seconds["decode"] == 20.0
+    pipeline.take(replace(report(1, "w2", decode=1.0), node="of unknown price"))
+    assert pipeline.workers_bill(110.0).usd is None
+
+
+def test_a_bill_counts_committed_units_whose_report_is_missing() -> None:
+    bill = closed_bill("s", 7, 3.0)
+    units = [unit(7), unit(3)]
+    assert book.reconcile(bill, units)
+    assert bill.totals["documents"] == 10
+    assert bill.categories[CATEGORY]["documents"] == 10
+    assert bill.categories[CATEGORY]["usd"] == bill.usd
+    assert bill.methods["hyper_parallel"]["usd"] == bill.usd
+    assert not book.reconcile(bill, units)
+    # The bill of a retry keeps its money, while its documents are counted where the rows are.
+    assert book.reconcile(bill, [])
+    assert bill.categories[CATEGORY] == {**zero(), "usd": bill.usd}
+
+
+def test_the_cost_of_a_run_is_the_sum_of_its_sessions() -> None:
+    cost = book.summed([closed_bill("s", 4, 9.0), closed_bill("t", 6, 9.0)])
+    assert cost is not None
+    assert cost.usd == 0.2
+    assert cost.documents == 10
+    assert cost.usd_per_1000_documents == 20.0
+    assert round(sum(cost.parts.values()), 6) == cost.usd
+    assert book.summed([]) is None
 
 
 def worker(began: float = 0.0, heard: float = HOUR, open=None, **seconds: float) -> WorkerTime:
@@ -187,34 +284,33 @@ def node(began=0.0, usd=1.0, slots=1, ended=None, head=False) -> NodeTime:
                 "lost": 3.013118,
             },
         ),
-        # A node is billed within the session only.
+        # A node is billed only within the session.
         (node(-HOUR, 10.0, ended=1800.0), [], {"idle": 5.0}),
         (node(1800.0, 10.0), [], {"idle": 5.0}),
         (node(2 * HOUR, 10.0), [], {}),
-        # A head without workers, a node that can have none, a laptop that is head and worker.
+        # A head without workers, a node that no worker fits on, a laptop that is head and worker.
         (node(slots=0, head=True), [], {"head": 1.0}),
         (node(slots=0), [], {"other": 1.0}),
         (node(head=True), [worker(decode=HOUR)], {"decode": 1.0}),
-        # 8 slots x 900 s before the first worker; then one of 8 slots has it.
+        # Before the first worker 8 slots start up for 900 s; then one of the 8 slots is used.
         (
             node(usd=8.0, slots=8),
             [worker(began=900.0, startup=900.0, decode=1800.0)],
             {"startup": 2.25, "decode": 0.5, "idle": 5.25},
         ),
         (node(usd=8.0, slots=8), [], {"idle": 8.0}),
-        # The units in flight of a worker that was not heard of are lost, of one that was they are
-        # not.
+        # A worker that stopped reporting loses its units in flight; one that reports keeps them.
         (
             node(),
-            [worker(heard=1800.0, **OPEN)],
+            [worker(heard=1800.0, **WITH_UNIT_IN_FLIGHT)],
             {"prefill": 0.111111, "decode": 0.222222, "lost": 0.166667, "idle": 0.5},
         ),
         (
             node(),
-            [worker(heard=HOUR - 5, **OPEN)],
+            [worker(heard=HOUR - 5, **WITH_UNIT_IN_FLIGHT)],
             {"prefill": 0.166667, "decode": 0.333333, "idle": 0.5},
         ),
-        # A worker that reports more than it lived is cut.
+        # A worker that reports more than its lifetime is scaled down.
         (
             node(usd=2.0, ended=1800.0),
             [worker(prefill=900, decode=2700)],
@@ -222,44 +318,50 @@ def node(began=0.0, usd=1.0, slots=1, ended=None, head=False) -> NodeTime:
         ),
     ],
 )
-def test_an_hour_by_hand(
+def test_the_bill_of_an_hour_is_as_computed_by_hand(
     node: NodeTime, workers: list[WorkerTime], expected: dict[str, float]
 ) -> None:
     bill = make([node], workers, Bill("", 0.0, 0.0), HOUR)
     assert {name: billing.usd(value) for name, value in bill.parts.items() if value} == expected
 
 
-def test_two_runs_pay_a_cluster_together_and_one_without_a_price_has_its_seconds() -> None:
-    assert (shared_seconds(0, 100, []), shared_seconds(0, 100, [(40, 2), (60, 1)])) == (
-        100,
-        40 + 10 + 40,
-    )
+def test_two_runs_share_the_price_of_a_cluster() -> None:
+    assert shared_seconds(0, 100, []) == 100
+    assert shared_seconds(0, 100, [(40, 2), (60, 1)]) == 40 + 10 + 40
     assert shared_seconds(50, 55, [(40, 2), (60, 4)]) == 2.5
-    one, two = (
-        make([node(usd=10.0)], [], Bill("", began, 0.0, shares=[(600.0, 2)]), HOUR)
-        for began in (0.0, 600.0)
-    )
-    assert one.total + two.total == 10_000_000
+    shares = [(600.0, 2)]
+    first = make([node(usd=10.0)], [], Bill("", 0.0, 0.0, shares=shares), HOUR)
+    second = make([node(usd=10.0)], [], Bill("", 600.0, 0.0, shares=shares), HOUR)
+    assert first.total + second.total == 10_000_000
+
+
+def test_a_node_without_a_price_has_its_seconds_on_the_bill() -> None:
     bill = make([node(usd=0.0)], [worker(startup=600, decode=3000)], Bill("", 0.0, 0.0), HOUR)
-    assert (bill.total, bill.seconds["decode"], bill.seconds["startup"]) == (0, 3000, 600)
+    assert bill.total == 0
+    assert bill.seconds["decode"] == 3000
+    assert bill.seconds["startup"] == 600
 
 
 def test_categories_share_the_whole_bill_by_their_busy_seconds() -> None:
-    shared = billing.shared_out(
-        10, {"a": {"seconds": 1.0}, "b": {"seconds": 2.0}, "c": {"seconds": 0.0}}
-    )
-    assert (sum(round(own["usd"] * 1e6) for own in shared.values()), shared["c"]["usd"]) == (10, 0)
+    counts = {"a": {"seconds": 1.0}, "b": {"seconds": 2.0}, "c": {"seconds": 0.0}}
+    shared = billing.shared_out(10, counts)
+    assert sum(round(share["usd"] * 1e6) for share in shared.values()) == 10
+    assert shared["c"]["usd"] == 0
     assert billing.shared_out(10, {}) == {}
 
 
 @given(st.integers(0, 10**13), st.dictionaries(st.text(max_size=3), st.floats(0, 1e9), max_size=12))
 def test_shares_add_up_and_are_in_proportion(total, weights) -> None:
     shares = apportion(total, weights)
-    whole = sum(weights.values())
-    assert sum(shares.values()) == (total if whole > 0 else 0)
+    weight_sum = sum(weights.values())
     assert min(shares.values(), default=0) >= 0
-    for name, share in shares.items() if whole > 0 else ():
-        assert abs(share - total * (weights[name] / whole)) <= 1 + total * 1e-12
+    if weight_sum <= 0:
+        assert sum(shares.values()) == 0
+        return
+    assert sum(shares.values()) == total
+    for name, share in shares.items():
+        exact = total * (weights[name] / weight_sum)
+        assert abs(share - exact) <= 1 + total * 1e-12
 
 
 times = st.floats(0, 1e6)
@@ -297,14 +399,14 @@ def test_nodes_and_parts_add_up_to_the_last_micro_dollar(
     nodes, workers, began, until, final, shares
 ) -> None:
     bill = make(nodes, workers, Bill("", began, 0.0, shares=sorted(shares), final=final), until)
-    assert (sum(bill.nodes.values()), sum(bill.parts.values())) == (bill.total, bill.total)
+    assert sum(bill.nodes.values()) == bill.total
+    assert sum(bill.parts.values()) == bill.total
     assert set(bill.parts) == set(billing.PARTS)
-    assert all(
-        value >= 0
-        for value in (*bill.parts.values(), *(took + 1e-6 for took in bill.seconds.values()))
-    )
-    # ... and to the cent as a reader of the file adds them.
-    assert abs(sum(billing.usd(v) for v in bill.parts.values()) - billing.usd(bill.total)) < 0.005
+    assert min(bill.parts.values()) >= 0
+    assert min(bill.seconds.values()) >= -1e-6
+    # A reader who adds up the rounded parts of the file gets the total to the cent.
+    rounded_parts = sum(billing.usd(value) for value in bill.parts.values())
+    assert rounded_parts == pytest.approx(billing.usd(bill.total), abs=0.005)
 
 
 @pytest.fixture
@@ -314,43 +416,39 @@ def clock() -> SimpleNamespace:
 
 @pytest.fixture
 def meter(clock: SimpleNamespace) -> Meter:
-    """Of a worker that has loaded, with a unit."""
-    made = Meter("n", "hyper_parallel", clock=lambda: clock.now)
+    """The meter of a worker that has loaded its model and begun a unit."""
+    worker_meter = Meter("n", "hyper_parallel", clock=lambda: clock.now)
     clock.now += 10
-    made.ready()
-    made.begin("u")
-    return made
+    worker_meter.ready()
+    worker_meter.begin("u")
+    return worker_meter
 
 
 class Engine:
-    """Steps that take the seconds and feed the tokens that it is reports."""
+    """An engine with given steps, each of (seconds, prefill tokens, decode tokens)."""
 
     def __init__(self, clock: SimpleNamespace, steps: list[tuple[float, int, int]]) -> None:
-        self.clock, self.steps, self.sequences = (
-            clock,
-            steps,
-            [SimpleNamespace(counts=TokenCounts())],
-        )
+        self.clock = clock
+        self.steps = steps
+        self.sequences = [SimpleNamespace(counts=TokenCounts())]
 
     def step(self):
         seconds, prefill, decode = self.steps.pop(0)
         self.clock.now += seconds
-        row = self.sequences[0].counts
-        row.prefill_tokens += prefill
-        row.decode_tokens += decode
+        counts = self.sequences[0].counts
+        counts.prefill_tokens += prefill
+        counts.decode_tokens += decode
         return []
 
 
-def test_a_worker_s_time_is_startup_busy_and_idle_without_a_gap(
-    meter: Meter, clock: SimpleNamespace
-) -> None:
+def test_a_workers_time_is_booked_without_a_gap(meter: Meter, clock: SimpleNamespace) -> None:
     clock.now += 2
     engine = Engine(clock, [(4.0, 300, 100), (1.0, 0, 50), (1.0, 0, 0)])
     meter.begin("v")
-    meter.step(engine, {"u": 3, "v": 1})  # 3 s of prefill, 1 s of decoding
-    meter.step(engine, {"u": 1})  # all of it decoding
-    clock.now += 0.01  # a pause that belongs to the steps
-    meter.step(engine, {"u": 1})  # nothing was fed: as the one before
+    meter.step(engine, {"u": 3, "v": 1})  # 3 s of prefill and 1 s of decoding
+    meter.step(engine, {"u": 1})  # decoding only
+    clock.now += 0.01  # a short pause belongs to the steps
+    meter.step(engine, {"u": 1})  # without tokens, a step counts like the one before
     report = meter.report()
     expected = {"startup": 10, "prefill": 3, "decode": 3.01, "idle": 2, "lost": 0}
     assert vars(report.seconds) == pytest.approx(expected, abs=1e-6)
@@ -363,13 +461,14 @@ def test_a_worker_s_time_is_startup_busy_and_idle_without_a_gap(
         ("idle", None),
         ("busy", "u"),
     ]
-    assert [end for _, end, *_ in report.spans] == [
-        *(began for began, *_ in report.spans[1:]),
-        clock.now,
-    ]
+    begins = [span[0] for span in report.spans]
+    ends = [span[1] for span in report.spans]
+    assert ends == [*begins[1:], clock.now]
 
 
-def test_a_step_that_runs_is_reported_as_far_as_it_is(meter: Meter, clock: SimpleNamespace) -> None:
+def test_a_running_step_is_reported_as_far_as_it_has_come(
+    meter: Meter, clock: SimpleNamespace
+) -> None:
     reports = []
 
     class Slow(Engine):
@@ -379,15 +478,23 @@ def test_a_step_that_runs_is_reported_as_far_as_it_is(meter: Meter, clock: Simpl
             return super().step()
 
     meter.step(Slow(clock, [(1.0, 10, 0)]), {"u": 1})
-    for told, seconds in ((reports[0], 3), (meter.report(), 4)):  # not the three twice
-        assert (told.seconds.busy, sum(told.open["u"])) == pytest.approx((seconds, seconds))
-    assert reports[0].spans[-1][2:] == ("busy", "u")
+    during_step = reports[0]
+    assert during_step.seconds.busy == pytest.approx(3)
+    assert sum(during_step.open["u"]) == pytest.approx(3)
+    assert during_step.spans[-1][2:] == ("busy", "u")
+    after_step = meter.report()
+    assert after_step.seconds.busy == pytest.approx(4)
+    assert sum(after_step.open["u"]) == pytest.approx(4)
 
 
-def test_the_documents_of_one_prompt_share_its_tokens(meter: Meter) -> None:
-    meter.tokens("u", ["a", "b", "b"], TokenCounts(7, 0, 1))
-    found = meter.end("u").categories
-    assert [(found[name]["prefill_tokens"], found[name]["decode_tokens"]) for name in "ab"] == [
+def test_documents_in_one_prompt_share_its_tokens(meter: Meter) -> None:
+    shares = meter.tokens("u", ["a", "b", "b"], TokenCounts(7, 0, 1))
+    assert [share["prefill_tokens"] for share in shares] == [2, 2, 3]
+    usage = meter.end("u").categories
+    assert [
+        (usage[UsageKey(name)]["prefill_tokens"], usage[UsageKey(name)]["decode_tokens"])
+        for name in "ab"
+    ] == [
         (2, 0),
         (5, 1),
     ]
@@ -398,10 +505,12 @@ def test_an_attempt_that_is_not_committed_is_lost(meter: Meter, clock: SimpleNam
     meter.lose("u")
     meter.lose("u")
     report = meter.report()
-    assert (report.seconds.busy, report.seconds.lost, report.open) == (0, pytest.approx(2.0), {})
+    assert report.seconds.busy == 0
+    assert report.seconds.lost == pytest.approx(2.0)
+    assert report.open == {}
 
 
-def test_a_unit_s_seconds_go_to_its_categories_by_tokens(
+def test_the_seconds_of_a_unit_go_to_its_categories_in_proportion_to_their_tokens(
     meter: Meter, clock: SimpleNamespace
 ) -> None:
     meter.documents("u", ["a", "a", "b"])
@@ -410,29 +519,28 @@ def test_a_unit_s_seconds_go_to_its_categories_by_tokens(
     meter.tokens("u", ["b"], TokenCounts(25, 0, 90))
     done = meter.end("u")
     expected = (2 * 0.75 + 2 * 0.1, 2 * 0.25 + 2 * 0.9)
-    assert [done.categories[name]["seconds"] for name in "ab"] == pytest.approx(expected)
+    assert [done.categories[UsageKey(name)]["seconds"] for name in "ab"] == pytest.approx(expected)
     assert meter.report().ok == 0  # not before it is committed
     meter.commit("u", done, 2, 1)
     meter.lose("u")  # as the worker always does at the end
     report = meter.report()
-    assert (
-        (report.ok, report.failed, report.seconds.lost),
-        report.categories["a"]["documents"],
-    ) == ((2, 1, 0), 2)
+    assert (report.ok, report.failed, report.seconds.lost) == (2, 1, 0)
+    assert report.categories[UsageKey("a")]["documents"] == 2
     assert meter.end("w").categories == {}
 
 
-def test_the_picture_of_a_worker_stays_small() -> None:
+def test_a_worker_has_a_bounded_number_of_spans() -> None:
     spans = []
     for i in range(5000):
         spans = joined(spans, (i, i + 1.0, "busy" if i % 2 else "idle", None))
     assert len(spans) <= 120
-    assert ((spans[0][0], spans[-1][1]), len(coarser(spans))) == ((0, 5000), -(-len(spans) // 2))
+    assert (spans[0][0], spans[-1][1]) == (0, 5000)
+    assert len(coarser(spans)) == -(-len(spans) // 2)
     assert joined([(0, 1, "busy", "u")], (1, 2, "busy", "u")) == [(0, 2, "busy", "u")]
 
 
-def driver(monkeypatch, counts: bool = True) -> list[int]:
-    """A driver with two GPUs, whose counters (millijoules) the test moves."""
+def install_nvml(monkeypatch, counts: bool = True) -> list[int]:
+    """Install a fake NVML with two GPUs, and return their counters in millijoules."""
     counters = [1000, 5000]
     error = type("NVMLError", (Exception,), {})
     fake = SimpleNamespace(
@@ -443,10 +551,10 @@ def driver(monkeypatch, counts: bool = True) -> list[int]:
         nvmlDeviceGetHandleByUUID=lambda name: {"GPU-b": 1}[name],
         nvmlDeviceGetTotalEnergyConsumption=counters.__getitem__,
         NVML_CLOCK_SM=1,
-        nvmlDeviceGetUtilizationRates=lambda card: SimpleNamespace(gpu=[50, 90][card]),
-        nvmlDeviceGetMemoryInfo=lambda card: SimpleNamespace(used=[2 << 30, 40 << 30][card]),
-        nvmlDeviceGetClockInfo=lambda card, kind: [900, 2100][card],
-        nvmlDeviceGetMaxClockInfo=lambda card, kind: 2520,
+        nvmlDeviceGetUtilizationRates=lambda gpu: SimpleNamespace(gpu=[50, 90][gpu]),
+        nvmlDeviceGetMemoryInfo=lambda gpu: SimpleNamespace(used=[2 << 30, 40 << 30][gpu]),
+        nvmlDeviceGetClockInfo=lambda gpu, kind: [900, 2100][gpu],
+        nvmlDeviceGetMaxClockInfo=lambda gpu, kind: 2520,
     )
     if not counts:
         fake.nvmlDeviceGetTotalEnergyConsumption = mock.Mock(side_effect=error)
@@ -458,64 +566,71 @@ def driver(monkeypatch, counts: bool = True) -> list[int]:
     ("shown", "gpus", "joules"),
     [("0,1", 2, 11.0), ("1", 1, 8.0), ("GPU-b", 1, 8.0), ("1", 0.5, 4.0)],
 )
-def test_the_counter_of_the_gpus_that_a_worker_sees(monkeypatch, shown, gpus, joules) -> None:
+def test_energy_is_counted_on_the_gpus_that_a_worker_sees(monkeypatch, shown, gpus, joules) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", shown)
-    counters = driver(monkeypatch)
-    meter = energy.CardWatch(gpus).joules
-    assert meter() == 0
+    counters = install_nvml(monkeypatch)
+    joules_so_far = energy.GpuWatch(gpus).joules
+    assert joules_so_far() == 0
     counters[:] = [4000, 13_000]
-    assert meter() == joules
+    assert joules_so_far() == joules
 
 
 @pytest.mark.parametrize(
     ("shown", "gpus", "counts"), [("", 0, True), ("", 1, True), ("0", 1, False), ("0", 1, None)]
 )
-def test_without_gpu_counter_or_driver_nobody_knows(monkeypatch, shown, gpus, counts) -> None:
+def test_energy_is_unknown_without_gpu_counter_or_driver(monkeypatch, shown, gpus, counts) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", shown)
-    driver(monkeypatch, counts is True)
+    install_nvml(monkeypatch, counts is True)
     if counts is None:
         monkeypatch.setitem(sys.modules, "pynvml", None)  # importing it fails
-    assert energy.CardWatch(gpus).joules() is None
+    assert energy.GpuWatch(gpus).joules() is None
 
 
-def test_how_gpus_are_used(monkeypatch) -> None:
+def test_samples_of_gpu_use_are_combined_and_a_lost_gpu_is_noticed(monkeypatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
-    driver(monkeypatch)
-    watch = energy.CardWatch(2)
+    install_nvml(monkeypatch)
+    watch = energy.GpuWatch(2)
     assert [watch(), watch()] == [
-        CardUse(2, 0.7, 40.0, 1500.0, 2520.0),
-        CardUse(4, 0.7, 40.0, 1500.0, 2520.0),
+        GpuUse(2, 0.7, 40.0, 1500.0, 2520.0),
+        GpuUse(4, 0.7, 40.0, 1500.0, 2520.0),
     ]
-    cards = [None, watch(), CardUse(6, 0.2, 41.0, 300.0, 2520.0)]
-    assert energy.together(cards) == CardUse(12, 0.45, 41.0, 900.0, 2520.0)
+    uses = [None, watch(), GpuUse(6, 0.2, 41.0, 300.0, 2520.0)]
+    assert energy.together(uses) == GpuUse(12, 0.45, 41.0, 900.0, 2520.0)
     assert str(watch()) == "GPUs 70% busy, 40 GiB at most, 1,500 of 2,520 MHz"
     error = sys.modules["pynvml"].NVMLError()
     monkeypatch.setattr(
         sys.modules["pynvml"], "nvmlDeviceGetMemoryInfo", mock.Mock(side_effect=error)
     )
-    assert (watch().samples, watch.is_lost()) == (8, False)
+    assert watch().samples == 8
+    assert not watch.is_lost()
     error.value = 15
     assert watch.is_lost()
     monkeypatch.setattr(
         sys.modules["pynvml"], "nvmlDeviceGetHandleByIndex", mock.Mock(side_effect=error)
     )
-    assert energy.CardWatch(2).is_lost()  # before this process began
+    assert energy.GpuWatch(2).is_lost()  # before this process began
 
 
 @pytest.mark.parametrize("package", [None, "without a driver"])
-def test_without_nvml_nothing_is_known_of_the_use(monkeypatch, package) -> None:
-    driver(monkeypatch) if package else monkeypatch.setitem(sys.modules, "pynvml", None)
-    if package:
+def test_gpu_use_is_unknown_without_nvml(monkeypatch, package) -> None:
+    if package is None:
+        monkeypatch.setitem(sys.modules, "pynvml", None)
+    else:
+        install_nvml(monkeypatch)
         sys.modules["pynvml"].nvmlInit = mock.Mock(side_effect=sys.modules["pynvml"].NVMLError)
-    watch = energy.CardWatch(1)
-    assert (watch(), watch.is_lost(), energy.together([None])) == (None, False, None)
+    watch = energy.GpuWatch(1)
+    assert watch() is None
+    assert not watch.is_lost()
+    assert energy.together([None]) is None
 
 
-def test_kwh_of_a_run() -> None:
+def test_the_energy_of_a_run_is_known_if_every_gpu_was_measured() -> None:
     measured = report(1, decode=3600.0)
     unknown = report(1, decode=1800.0)
     measured.joules = 3.6e6
     measured.gpus = 1.0
     unknown.gpus = 2.0
-    of_none = energy.kwh([report(1)])  # it has no GPU
-    assert (energy.kwh([measured]), energy.kwh([measured, unknown]), of_none) == (1.0, None, None)
+    assert energy.kwh([measured]) == 1.0
+    assert energy.kwh([measured, unknown]) is None
+    without_gpu = report(1)
+    assert energy.kwh([without_gpu]) is None

@@ -24,7 +24,7 @@ from tests.processes import LONG, ended
 from tests.runs import says, with_keys
 
 
-def test_the_end_is_that_of_the_slowest_pace_and_its_message_says_how_to_go_on() -> None:
+def test_the_end_follows_the_slowest_pace_and_the_message_suggests_a_budget() -> None:
     assert budget.ends(100.0, [(90.0, 10)], []) == 100.0  # nobody knows
     assert budget.ends(100.0, [(90.0, 10), (98.0, 4)], [2.0, 1.0]) == 90.0 + 1.25 * 20
     assert budget.ends(200.0, [(90.0, 10)], [2.0, 1.0]) == 200.0  # it takes longer than any before
@@ -40,7 +40,7 @@ def test_the_end_is_that_of_the_slowest_pace_and_its_message_says_how_to_go_on()
     assert "0 of 1 document done" in budget.reached(0.1, 0.09, 0, 1)
 
 
-def test_a_deadline_is_a_duration_or_a_time_and_takes_so_many_workers() -> None:
+def test_a_deadline_is_a_duration_or_a_time_and_determines_the_number_of_workers() -> None:
     durations = {"8h": 28800, "1h30m": 5400, "90m": 5400, "2d": 172800, "45s": 45, "0.5h": 1800}
     assert {text: deadline_at(text, 1000.0) - 1000.0 for text in durations} == durations
     assert deadline_at("2026-11-30T18:00:00+00:00", 0.0) == 1796061600
@@ -56,7 +56,8 @@ def test_a_deadline_is_a_duration_or_a_time_and_takes_so_many_workers() -> None:
     assert budget.need(10_000, 100.0, 10.0, 50.0, 1, 40)[0] in (19, 20)
     assert budget.need(10_000, 100.0, 10.0, 0.0, 1, 4) == (10, 250.0)
     workers, seconds = budget.need(10_000, 10.0, 10.0, 50.0, 1, 4)
-    assert (workers, seconds > 10.0) == (budget.NEVER, True)
+    assert workers == budget.NEVER
+    assert seconds > 10.0
 
 
 @given(
@@ -66,7 +67,7 @@ def test_a_deadline_is_a_duration_or_a_time_and_takes_so_many_workers() -> None:
     st.floats(0, 600),
     st.integers(0, 50),
 )
-def test_so_many_workers_are_enough_and_few_less_are_not(
+def test_the_number_of_workers_is_enough_and_clearly_fewer_are_not(
     documents, seconds, rate, startup, running
 ) -> None:
     workers, takes = budget.need(documents, seconds, rate, startup, running, budget.NEVER)
@@ -83,7 +84,11 @@ def test_so_many_workers_are_enough_and_few_less_are_not(
 
 @pytest.fixture
 def session(config, monkeypatch):
-    """Accounts whose ledger always says the same, their clock, and the lines that the user gets."""
+    """Make accounts with a fixed standing of the ledger.
+
+    Returns:
+        (the accounts, their clock, the lines that the user sees)
+    """
 
     def make(*standing: float, **cost) -> tuple[Accounts, SimpleNamespace, list[str]]:
         clock = SimpleNamespace(now=1000.0)
@@ -95,9 +100,9 @@ def session(config, monkeypatch):
         share = SimpleNamespace(cpus=1, gpus=0)
         lease = SimpleNamespace(id="s", began=1000.0)
         plan = SimpleNamespace(documents=1000, exact=True)
-        own = Accounts(run, run.output.path, lease, share, plan, 0, lines.append)
-        own._standing = Standing(1000.0, *standing, None, kept=True)
-        return own, clock, lines
+        accounts = Accounts(run, run.output.path, lease, share, plan, 0, lines.append)
+        accounts._standing = Standing(1000.0, *standing, None, stored=True)
+        return accounts, clock, lines
 
     return make
 
@@ -106,61 +111,89 @@ def unit(name: str, documents: int = 10):
     return SimpleNamespace(id=name, expected=documents)
 
 
-def test_units_are_begun_while_their_end_can_be_paid(session) -> None:
-    own, clock, _ = session(5.0, 0.1, 0, 0.0, 0.0, budget_usd=10.0, reserve_seconds=10.0)
-    # The pace is not known: one a worker.
-    assert (own.admit(unit("a"), 0), own.admit(unit("b"), 1), own.held) == (True, False, False)
-    assert own.admit(unit("c"), 0)
+def test_units_begin_only_while_the_budget_pays_for_their_end(session) -> None:
+    accounts, clock, _ = session(5.0, 0.1, 0, 0.0, 0.0, budget_usd=10.0, reserve_seconds=10.0)
+    # While the pace is unknown, each worker gets one unit.
+    assert accounts.admit(unit("a"), 0)
+    assert not accounts.admit(unit("b"), 1)
+    assert not accounts.held
+    assert accounts.admit(unit("c"), 0)
     clock.now += 16.0
-    assert own.admit(unit("empty"), 0)
-    own.ended(unit("empty"), 0)  # says nothing of the pace
-    assert not own.admit(unit("b"), 1)
-    own.ended(unit("a"), 10)  # 1.6 s a document; with caution a unit takes 20 s
-    # 6.60 spent by now, 1.00 in reserve, 2.00 for the unit: 0.40 to spare.
-    assert own.admit(unit("d"), 1)
+    assert accounts.admit(unit("empty"), 0)
+    # A unit without documents has no pace.
+    accounts.ended(unit("empty"), 0)
+    assert not accounts.admit(unit("b"), 1)
+    # At 1.6 s per document, a unit takes 20 s including the margin.
+    accounts.ended(unit("a"), 10)
+    # Of $10, 6.60 are spent, 1.00 is the reserve and 2.00 are for the unit, so 0.40 are left.
+    assert accounts.admit(unit("d"), 1)
     clock.now += 4.1
-    # What is in flight goes on ...
-    assert (own.admit(unit("e"), 0), own.held, own.look(2)) == (False, True, None)
+    # Units in flight continue ...
+    assert not accounts.admit(unit("e"), 0)
+    assert accounts.held
+    assert accounts.look(2) is None
     clock.now += 20.0
     # ... until only the reserve is left.
     with pytest.raises(budget.BudgetReached, match="10 of 1,000"):
-        own.look(2)
+        accounts.look(2)
 
 
-def test_tokens_of_what_is_in_flight_are_kept_of_the_budget(session) -> None:
-    own, _, _ = session(0.0, 0.0, 0, 0.0, 0.0, budget_usd=10.0)
-    own._asks_server = True
-    # One to learn from.
-    assert (own.admit(unit("a"), 0), own.admit(unit("b"), 0), own.held) == (True, False, False)
-    own.ended(unit("a"), 10)
-    own._standing = replace(own._standing, usd=2.0, documents=10, usd_per_document=0.2)
-    own._unbilled = []
-    # 2.50 each, with caution.
-    assert [own.admit(unit(name), 0) for name in "bcd"] == [True, True, True]
-    own.ended(unit("b"), 10)  # what it took since then is not on the bill yet
-    assert (own.admit(unit("e"), 0), own.held) == (False, True)
+def test_the_budget_reserves_the_tokens_of_units_in_flight(session) -> None:
+    accounts, _, _ = session(0.0, 0.0, 0, 0.0, 0.0, budget_usd=10.0)
+    accounts._asks_server = True
+    # The first unit shows what tokens cost.
+    assert accounts.admit(unit("a"), 0)
+    assert not accounts.admit(unit("b"), 0)
+    assert not accounts.held
+    accounts.ended(unit("a"), 10)
+    accounts._standing = replace(accounts._standing, usd=2.0, documents=10, usd_per_document=0.2)
+    accounts._unbilled = []
+    # Each unit costs 2.50 including the margin.
+    assert [accounts.admit(unit(name), 0) for name in "bcd"] == [True, True, True]
+    # The cost of this unit is not on the bill yet.
+    accounts.ended(unit("b"), 10)
+    assert not accounts.admit(unit("e"), 0)
+    assert accounts.held
 
 
-def test_no_unit_is_begun_before_the_bill_has_a_file(session, monkeypatch) -> None:
-    own, _, lines = session(0.0, 0.0, 0, 0.0, 0.0)
-    own._standing = Standing(1000.0, 0.0, 0.0, 0, 0.0, 0.0, None)
-    now = own._began
+def test_what_units_in_flight_have_cost_already_is_not_reserved_again(session) -> None:
+    accounts, _, _ = session(0.0, 0.0, 0, 0.0, 0.0, budget_usd=10.0)
+    # Two units cost 2.50 each including the margin, of which 1.00 is part of the 5.00 spent.
+    accounts._standing = replace(
+        accounts._standing, usd=5.0, documents=10, usd_per_document=0.2, open_usd=1.0
+    )
+    assert accounts.admit(unit("a"), 0)
+    assert accounts.admit(unit("b"), 0)
+    assert not accounts.admit(unit("c"), 0)
+
+
+def test_no_unit_begins_before_the_bill_has_a_file(session, monkeypatch) -> None:
+    accounts, _, lines = session(0.0, 0.0, 0, 0.0, 0.0)
+    accounts._standing = Standing(1000.0, 0.0, 0.0, 0, 0.0, 0.0, None)
+    now = accounts._began
     monkeypatch.setattr(accounts_module.time, "monotonic", lambda: now)
-    assert (own.admit(unit("a"), 0), own.held, lines) == (False, False, [])
+    assert not accounts.admit(unit("a"), 0)
+    assert not accounts.held
+    assert lines == []
     now += 61
-    assert own.admit(unit("a"), 0)  # a bill is not worth a run
+    # The run does not wait for its bill any longer.
+    assert accounts.admit(unit("a"), 0)
     assert "cannot be written" in lines[0]
 
 
-def test_a_deadline_asks_for_workers_and_says_when_it_is_lost(session) -> None:
-    # One document a second and worker.
-    own, clock, lines = session(0.0, 0.0, 50, 50.0, 5.0, deadline="300s")
-    assert own.look(1) is None  # no unit has ended
-    own.admit(unit("a"), 0)
-    own.ended(unit("a"), 50)
-    assert (own.look(1), own.look(1), lines) == (4, None, [])  # 950 in 270 s; not again at once
+def test_a_deadline_adds_workers_and_says_once_that_it_cannot_be_met(session) -> None:
+    # A worker answers one document per second.
+    accounts, clock, lines = session(0.0, 0.0, 50, 50.0, 5.0, deadline="300s")
+    # No unit has ended yet.
+    assert accounts.look(1) is None
+    accounts.admit(unit("a"), 0)
+    accounts.ended(unit("a"), 50)
+    # 950 documents in 270 s take four workers; the number does not change again at once.
+    assert accounts.look(1) == 4
+    assert accounts.look(1) is None
+    assert lines == []
     clock.now += 240
-    assert own.look(4) == 8
+    assert accounts.look(4) == 8
     (line,) = lines
     says(
         line,
@@ -170,21 +203,19 @@ def test_a_deadline_asks_for_workers_and_says_when_it_is_lost(session) -> None:
         "late;",
     )
     clock.now += 40
-    own.look(8)
+    accounts.look(8)
     assert len(lines) == 1
 
 
 @pytest.mark.slow
-def test_the_cap_is_held_to_the_cent_and_a_larger_one_goes_on(tmp_path) -> None:
-    """Ten cents a second: every session that is cut stays below its cap with all sessions before
-    it.
-    """
+def test_no_session_exceeds_its_budget_and_a_larger_budget_resumes(tmp_path) -> None:
+    """The cluster costs ten cents per second. Budgets include all earlier sessions."""
     run = trial(tmp_path, units=40, prices={"local": 360.0}, reserve_seconds=10.0)
     cap = 0.0
     step = 2.5
     sessions = 0
     while True:
-        # On a busy machine the start alone may take the first ones.
+        # On a busy machine, starting the workers alone may exceed the first budgets.
         cap = round(cap + step, 2)
         step = 1.3 * step
         sessions += 1
@@ -202,14 +233,15 @@ def test_the_cap_is_held_to_the_cent_and_a_larger_one_goes_on(tmp_path) -> None:
         assert f"cost.budget_usd ${cap:.2f} is reached" in err
     assert sessions > 1
     check_rows(run)
-    assert (len(trees), sum(tree["totals"]["documents"] for tree in trees)) == (sessions, 400)
+    assert len(trees) == sessions
+    assert sum(tree["totals"]["documents"] for tree in trees) == 400
     assert "cost:   $" in out
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("executor", EXECUTORS)
-def test_a_run_that_misjudged_is_stopped_and_what_is_in_flight_is_lost(tmp_path, executor) -> None:
-    """Units that take minutes: nobody knows it before the first has ended."""
+def test_a_run_that_underestimated_its_units_stops_at_the_reserve(tmp_path, executor) -> None:
+    """Units take minutes, which is unknown before the first has ended."""
     run = trial(tmp_path, units=4, prices={"local": 360.0}, reserve_seconds=10.0, budget_usd=6.0)
     err = ended(begin(run, "model.fake.step_seconds=8", f"cluster.executor={executor}"), code=3)
     assert "0 of 40 documents done" in err
@@ -217,12 +249,12 @@ def test_a_run_that_misjudged_is_stopped_and_what_is_in_flight_is_lost(tmp_path,
     check_sums(tree)
     assert 4.5 < tree["usd"] <= 6.0
     assert tree["parts"]["lost"] > 0.2
-    # Not a cent more.
+    # Another session with the same budget spends nothing.
     assert "is reached" in ended(begin(run, f"cost.budget_usd={tree['usd']}"), code=3)
     assert files(tmp_path) == [tree]
 
 
-def test_a_budget_needs_a_price(tmp_path, ray_here) -> None:
+def test_a_budget_requires_a_price(tmp_path, ray_here) -> None:
     config = trial(tmp_path, units=1, prices={}, budget_usd=5).config
-    with pytest.raises(ConfigError, match=r"set cost\.prices\.local in USD per hour"):
+    with pytest.raises(ConfigError, match=r"Set cost\.prices\.local in USD per hour"):
         run_extract(config)

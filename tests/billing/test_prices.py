@@ -1,4 +1,4 @@
-"""Prices: which of the three places wins, the error where none knows, and what AWS answers."""
+"""Prices: which source comes first, the error if none has a price, and requests to AWS."""
 
 import json
 import re
@@ -23,19 +23,17 @@ def own_file(tmp_path, monkeypatch):
     nowhere = dict.fromkeys(
         ("AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE"), str(tmp_path / "none")
     )
-    own = {"RAYPD_PRICES": str(tmp_path / "prices.json"), "AWS_EC2_METADATA_DISABLED": "true"}
-    for name, value in (nowhere | own).items():
+    variables = {"RAYPD_PRICES": str(tmp_path / "prices.json"), "AWS_EC2_METADATA_DISABLED": "true"}
+    for name, value in (nowhere | variables).items():
         monkeypatch.setenv(name, value)
 
 
 def test_shipped_prices_are_of_known_instances_with_date_and_source() -> None:
     # The paper's machine.
-    found = prices.price("g6e.48xlarge", "us-east-1", "on-demand", CostConfig())
-    assert (found.usd_per_hour, found.date, "price list" in found.source) == (
-        30.13118,
-        "2026-09-24",
-        True,
-    )
+    listed = prices.price("g6e.48xlarge", "us-east-1", "on-demand", CostConfig())
+    assert listed.usd_per_hour == 30.13118
+    assert listed.date == "2026-09-24"
+    assert "price list" in listed.source
     assert INSTANCES["g6e.48xlarge"] == prices.Instance("g6e.48xlarge", 8, "L40S", 44, 192, 1536)
     table = prices.shipped()
     assert len(table) > 70
@@ -67,17 +65,17 @@ def test_shipped_prices_are_of_known_instances_with_date_and_source() -> None:
     }
 
 
-def test_the_configuration_wins_a_market_before_a_type_and_a_zone_before_its_region() -> None:
+def test_configured_prices_come_first_and_a_zone_before_its_region() -> None:
     cost = CostConfig(prices={"g6e.48xlarge": 20.0, "g6e.48xlarge/spot": 9.0, "local": 0.4})
-    places = (
+    areas = (
         ("g6e.48xlarge", None, "spot", cost),
         (None, None, None, cost),
         (None, None, None, CostConfig()),
     )
-    assert [prices.price(*place).usd_per_hour for place in places] == [9.0, 0.4, 0.0]
+    assert [prices.price(*area).usd_per_hour for area in areas] == [9.0, 0.4, 0.0]
     assert prices.price("g6e.48xlarge", None, None, cost) == Price(20.0, "cost.prices.g6e.48xlarge")
-    places = {"us-east-1": Price(0.5, "mean"), "us-east-1a": Price(0.4, "zone")}
-    known = {("g5.xlarge", place, "spot"): price for place, price in places.items()}
+    areas = {"us-east-1": Price(0.5, "mean"), "us-east-1a": Price(0.4, "zone")}
+    known = {("g5.xlarge", area, "spot"): price for area, price in areas.items()}
     for zone, source in (("us-east-1a", "zone"), ("us-east-1b", "mean")):
         assert (
             prices.price(
@@ -87,7 +85,7 @@ def test_the_configuration_wins_a_market_before_a_type_and_a_zone_before_its_reg
         )
 
 
-def test_of_two_tables_the_newer_row_wins_and_an_unknown_price_is_an_error_or_has_a_bound() -> None:
+def test_the_newer_price_counts_and_an_unknown_one_is_an_error_or_has_a_bound() -> None:
     with pytest.raises(PriceUnknown) as caught:
         prices.price("g6e.48xlarge", "eu-west-1", "on-demand", CostConfig())
     says(
@@ -101,7 +99,8 @@ def test_of_two_tables_the_newer_row_wins_and_an_unknown_price_is_an_error_or_ha
         prices.price("g6e.48xlarge", "us-east-1", "spot", CostConfig())
     # Without a price, spot is bounded by on-demand.
     bound = prices.price_or_bound("g6e.48xlarge", None, "spot", CostConfig())
-    assert (bound.usd_per_hour, "no spot price" in bound.source) == (30.13118, True)
+    assert bound.usd_per_hour == 30.13118
+    assert "no spot price" in bound.source
     for market in ("on-demand", "spot"):
         assert prices.price_or_bound("x9.huge", None, market, CostConfig()) is None
     key = ("g6e.48xlarge", "us-east-1", "on-demand")
@@ -113,11 +112,12 @@ def test_of_two_tables_the_newer_row_wins_and_an_unknown_price_is_an_error_or_ha
         prices.write_refreshed(rows)
         table = prices.table()
         # What was asked before stays.
-        assert (table[key].usd_per_hour, table[spot].usd_per_hour) == (usd, 9.0)
+        assert table[key].usd_per_hour == usd
+        assert table[spot].usd_per_hour == 9.0
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"prices": [1]}', '{"prices": [{"type": "g"}]}'])
-def test_a_damaged_file_is_named(text) -> None:
+def test_the_message_names_a_damaged_price_file(text) -> None:
     prices.refreshed_path().write_text(text)
     with pytest.raises(ConfigError, match=r"prices\.json: not a price file .*prices refresh"):
         prices.table()
@@ -128,7 +128,7 @@ def test_a_damaged_file_is_named(text) -> None:
 @pytest.mark.parametrize(
     ("key", "usd"), [("g5.xlarge", -1), ("g5.xlarge", float("inf")), ("g5.xlarge/sport", 1)]
 )
-def test_the_configuration_s_prices_are_checked(key, usd) -> None:
+def test_configured_prices_are_validated(key, usd) -> None:
     with pytest.raises(ValueError, match=r"g5\.xlarge"):
         CostConfig(prices={key: usd})
     with pytest.raises(ValueError, match="finite number"):  # no record could hold it
@@ -142,7 +142,7 @@ def product(usd: str, unit: str = "Hrs") -> str:
 
 @pytest.fixture
 def stubbed(monkeypatch):
-    """Puts a stub in place of one of AWS's services."""
+    """Replace one of the services of AWS by a stub."""
 
     def make(service: str) -> Stubber:
         keys = {"aws_access_key_id": "AKIAXX", "aws_secret_access_key": "testing"}
@@ -179,8 +179,9 @@ def test_refresh_asks_the_price_list_and_the_spot_history(stubbed, capsys) -> No
     path = prices_aws.refresh(["us-east-1"])
     stub.assert_no_pending_responses()
     table = prices.table()
-    found = table["g6e.48xlarge", "us-east-1", "on-demand"]
-    assert (found.usd_per_hour, found.date) == (31.5, datetime.now(UTC).strftime("%Y-%m-%d"))
+    listed = table["g6e.48xlarge", "us-east-1", "on-demand"]
+    assert listed.usd_per_hour == 31.5
+    assert listed.date == datetime.now(UTC).strftime("%Y-%m-%d")
     # Moto invents prices for all types.
     spot = prices.price("g5.xlarge", "us-east-1", "spot", CostConfig())
     zones = [
@@ -193,7 +194,7 @@ def test_refresh_asks_the_price_list_and_the_spot_history(stubbed, capsys) -> No
     assert "testing" not in path.read_text()
 
 
-def test_of_a_history_the_newest_price_of_a_zone_counts(stubbed) -> None:
+def test_the_newest_price_of_a_zone_counts(stubbed) -> None:
     stub = stubbed("ec2")
     rows = [
         {
@@ -211,12 +212,12 @@ def test_of_a_history_the_newest_price_of_a_zone_counts(stubbed) -> None:
     ]
     for answer in (rows, [])[: -(-len(INSTANCES) // prices_aws._SPOT_PAGE)]:
         stub.add_response("describe_spot_price_history", {"SpotPriceHistory": answer})
-    found = prices_aws._spot("us-east-1")
-    assert found["g5.xlarge", "us-east-1a", "spot"].usd_per_hour == 0.4
-    assert found["g5.xlarge", "us-east-1", "spot"].usd_per_hour == 0.5
+    listed = prices_aws._spot("us-east-1")
+    assert listed["g5.xlarge", "us-east-1a", "spot"].usd_per_hour == 0.4
+    assert listed["g5.xlarge", "us-east-1", "spot"].usd_per_hour == 0.5
 
 
-def test_without_credentials_or_rights_the_user_learns_which(stubbed) -> None:
+def test_the_message_says_which_credentials_or_permissions_are_missing(stubbed) -> None:
     with pytest.raises(ConfigError, match="no AWS credentials found"):
         prices_aws.refresh(["us-east-1"])
     assert not prices.refreshed_path().exists()
@@ -228,21 +229,21 @@ def test_without_credentials_or_rights_the_user_learns_which(stubbed) -> None:
     assert not re.search("AKIAXX|testing", str(caught.value))
 
 
-def test_show_prints_prices_and_where_they_are_from(capsys, monkeypatch) -> None:
+def test_show_prints_prices_with_their_sources(capsys, monkeypatch) -> None:
     monkeypatch.setenv("COLUMNS", "160")
     prices_aws.show("us-west-2")
     out = capsys.readouterr().out
     parts = ("8 x L40S 44 GiB", "30.1312", "unknown", "2025-04-14 (more than six months ago)")
     assert [part for part in parts if part not in out] == []
-    for place, message in (
+    for area, message in (
         (["mars-1"], "raypd prices refresh --region mars-1"),
         (["us-east-1", "x9.huge"], "x9.huge"),
     ):
         with pytest.raises(ConfigError, match=message):
-            prices_aws.show(*place)
+            prices_aws.show(*area)
 
 
-def test_an_old_price_says_so() -> None:
+def test_the_source_of_an_old_price_says_so() -> None:
     today = date.today()
     days = {"g5.xlarge": today - timedelta(30), "g5.2xlarge": today - timedelta(200)}
     known = {
@@ -252,7 +253,8 @@ def test_an_old_price_says_so() -> None:
     new, old = (
         prices.price(name, "us-east-1", None, CostConfig(), rows=known).source for name in days
     )
-    assert (new, old) == ("a list", "a list; more than six months ago: `raypd prices refresh`")
+    assert new == "a list"
+    assert old == "a list; more than six months ago: `raypd prices refresh`"
     assert [prices.is_old(day) for day in ("", "2025-04", "2025-04-14", str(today)[:7])] == [
         False,
         True,

@@ -101,7 +101,8 @@ def measure(
     made = run_extract(configuration(folder, unit_documents, workers))
     stop.set()
     looking.join()
-    assert (made.documents, made.ok) == (documents, documents)
+    assert made.documents == documents
+    assert made.ok == documents
     return {
         "documents": documents,
         "units": made.units,

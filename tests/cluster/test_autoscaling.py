@@ -7,15 +7,17 @@ import subprocess
 import sys
 import threading
 import time
-from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 from ray.autoscaler._private.fake_multi_node.node_provider import FAKE_HEAD_NODE_ID
 from ray.cluster_utils import AutoscalingCluster
 
+from raypd.billing.bill import Bill, NodeTime
+from raypd.billing.meter import WorkerTime
 from raypd.cluster.metrics import COUNTERS, GAUGES
-from raypd.run.records import Bill, NodeTime, WorkerTime
+from raypd.run.records import encoded
+from raypd.run.usage import UsageKey
 from tests.faults.apart import apart
 from tests.faults.trial import Trial
 from tests.processes import LONG, ended, start, wait_for
@@ -113,19 +115,24 @@ def run(folder: Path) -> str:
 
 
 @pytest.mark.slow
-def test_from_no_node_to_two_and_back(tmp_path: Path) -> None:
+def test_a_cluster_scales_from_no_node_to_two_and_back(tmp_path: Path) -> None:
     printed = apart(run, tmp_path)
     nodes = json.loads(printed.splitlines()[-1])
-    assert (nodes[0], max(nodes), nodes[-1]) == (0, 2, 0), printed
-    found = trial(tmp_path).outcome("")
-    assert (found.rows, found.lost, found.doubled) == (2000, 0, 0)
+    assert nodes[0] == 0, printed
+    assert max(nodes) == 2, printed
+    assert nodes[-1] == 0, printed
+    outcome = trial(tmp_path).outcome("")
+    assert outcome.rows == 2000
+    assert outcome.lost == 0
+    assert outcome.doubled == 0
 
 
 SCRIPT = """
 import json, sys, time, urllib.request
 import ray
 from raypd.cluster.metrics import Metrics
-from raypd.run.records import Bill, from_json
+from raypd.billing.bill import Bill
+from raypd.run.records import from_json
 
 port = int(sys.argv[2])
 ray.init(
@@ -158,7 +165,7 @@ def bill(ok, usd, spans, budget=None):
     nodes = [NodeTime("a", 0.0, market="spot"), NodeTime("b", 0.0, market="spot", ended=3.0)]
     workers = [WorkerTime("v", "a", 0.0, spans=spans), WorkerTime("w", "b", 0.0, ended=1.0)]
     parts = {"decode": usd, "idle": 0.5}
-    categories = {"shoes": {"documents": ok}}
+    categories = {UsageKey("shoes"): {"documents": ok}}
     return Bill(
         "s",
         0.0,
@@ -173,7 +180,7 @@ def bill(ok, usd, spans, budget=None):
 
 
 @pytest.mark.slow  # a Ray with metrics
-def test_what_prometheus_scrapes_after_two_bills():
+def test_prometheus_scrapes_the_metrics_of_the_latest_bill():
     """Counters are the bill's totals, gauges its state; a state that no worker has any more falls
     to zero.
     """
@@ -183,17 +190,17 @@ def test_what_prometheus_scrapes_after_two_bills():
         bill(3, 1.0, [[0, 1, "startup", None]]),
         bill(5, 2.5, [[0, 1, "startup", None], [1, 2, "busy", "u"]], 9.0),
     ]
-    lines = "".join(json.dumps(asdict(b)) + "\n" for b in bills)
+    lines = "".join(encoded(bill, indent=None).decode() for bill in bills)
     (port,) = free_ports(1)
     command = [sys.executable, "-c", SCRIPT, "ray_raypd_budget_usd", str(port)]
     done = subprocess.run(command, input=lines, capture_output=True, text=True, timeout=LONG)
     assert done.returncode == 0, done.stderr
-    found = {}
+    samples = {}
     for family in text_string_to_metric_families(done.stdout + "\n"):
         for sample in family.samples:
             assert sample.labels["run"] == "products"
             tag = [value for key, value in sample.labels.items() if key in TAGS]
-            found[sample.name, tag[0] if tag else ""] = sample.value
+            samples[sample.name, tag[0] if tag else ""] = sample.value
     expected = {
         ("documents_total", "ok"): 5,
         ("documents_total", "failed"): 1,
@@ -206,4 +213,4 @@ def test_what_prometheus_scrapes_after_two_bills():
         ("workers", "busy"): 1,
         ("workers", "startup"): 0,
     }
-    assert {key: found.get((f"ray_raypd_{key[0]}", key[1])) for key in expected} == expected
+    assert {key: samples.get((f"ray_raypd_{key[0]}", key[1])) for key in expected} == expected

@@ -1,6 +1,4 @@
-"""Whole runs on a real local Ray with a fake engine: faults, and every document exactly once
-afterwards.
-"""
+"""Whole runs on a real local Ray with a fake engine: after any fault, each document has one row."""
 
 from __future__ import annotations
 
@@ -23,46 +21,59 @@ from raypd.cluster.ray_data_executor import RayDataExecutor
 from raypd.errors import ConfigError, RunError
 from raypd.run import layout
 from raypd.run.console import signals
-from raypd.run.records import UnitResult
+from raypd.run.unit import UnitResult
 from tests.cluster import fakes
 from tests.faults.trial import Trial, kill
 from tests.processes import LONG, ended, start
 from tests.runs import run_here, says, with_keys, write_jsonl
 
-# The driver decides; what the executors do of their own has tests beside this file, and below.
-SELDOM = ["pool", pytest.param("ray_data", marks=pytest.mark.slow)]
+# These tests are about the driver. The executors have their own tests beside this file and below.
+EXECUTORS = ["pool", pytest.param("ray_data", marks=pytest.mark.slow)]
 
 
-def test_a_run_then_nothing_to_do_then_new_input_and_a_folder_of_one_configuration(
+def test_a_run_resumes_with_new_input_and_refuses_another_configuration(
     tmp_path, config, ray_here
 ) -> None:
     path = str(write_jsonl(tmp_path / "in/a.jsonl", ["a"] * 23 + ["finish", ""]).parent)
     run = with_keys(config(path, max_workers=4), cost={"deadline": "1h"})
     other = config(path, id_column=None)
-    made = driver.run_extract(run, build=fakes.build)
+    result = driver.run_extract(run, build=fakes.build)
     assert sorted(map(int, pq.read_table(tmp_path / "out/units")["id"].to_pylist())) == [*range(25)]
-    assert (made.documents, made.ok, made.failed, made.units) == (25, 22, 3, 3)
+    assert result.documents == 25
+    assert result.ok == 22
+    assert result.failed == 3
+    assert result.units == 3
     tree = json.loads((tmp_path / "out/manifest.json").read_text())
-    assert (tree["fingerprint"], tree["prefill_tokens"]) == (run.fingerprint(), 120)  # 12 works
+    assert tree["fingerprint"] == run.fingerprint()
+    assert tree["prefill_tokens"] == 120
     assert set(tree["versions"]) == {"raypd", "python", "torch", "transformers", "ray", "pyarrow"}
-    assert [s["how"] for s in tree["sessions"]] == ["complete"]
+    assert [session["how"] for session in tree["sessions"]] == ["complete"]
     assert tree["config"]["input"]["text_columns"] == ["title"]
     (bill,) = (json.loads(path.read_text()) for path in (tmp_path / "out/ledger").iterdir())
-    assert len(bill["workers"]) == 1  # which holds the deadline
+    # One worker is enough for the deadline.
+    assert len(bill["workers"]) == 1
 
     def never(*_):
         return pytest.fail("a worker was built")
 
     assert driver.run_extract(run, build=never).documents == 25
-    [first] = (tmp_path / "out/sessions").iterdir()
-    # Sessions are in the order of time, whatever their names.
-    first.rename(first.with_name("z.json"))
+    [first_session] = (tmp_path / "out/sessions").iterdir()
+    # Sessions are ordered by time, whatever their names.
+    first_session.rename(first_session.with_name("z.json"))
     write_jsonl(tmp_path / "in/b.jsonl", ["a"] * 3)
-    made = driver.run_extract(run, build=fakes.build)
-    assert (made.documents, made.units, [s.documents for s in made.sessions]) == (28, 4, [25, 3])
+    result = driver.run_extract(run, build=fakes.build)
+    assert result.documents == 28
+    assert result.units == 4
+    assert [session.documents for session in result.sessions] == [25, 3]
     with pytest.raises(ConfigError) as caught:
         driver.run_extract(other, build=never)
-    says(caught.value, run.fingerprint(), other.fingerprint(), "input.id_column", "new output.path")
+    says(
+        caught.value,
+        run.fingerprint(),
+        other.fingerprint(),
+        "input.id_column",
+        "another output.path",
+    )
     with pytest.raises(
         ConfigError, match=r"cluster\.unit_documents or cluster\.unit_bytes has changed"
     ):
@@ -90,7 +101,8 @@ def test_ray_data_lists_what_cannot_be_read_and_does_the_rest(
     ):
         driver.run_extract(run, build=fakes.build)
     # Of all files, then apart.
-    assert (pq.read_table(tmp_path / "out/units").num_rows, passes) == (6, [1, 3])
+    assert pq.read_table(tmp_path / "out/units").num_rows == 6
+    assert passes == [1, 3]
     assert (
         json.loads((tmp_path / "out/manifest.json").read_text())["unreadable"][0]["source"]
         == "b.jsonl"
@@ -98,8 +110,9 @@ def test_ray_data_lists_what_cannot_be_read_and_does_the_rest(
     monkeypatch.undo()
     # The one that is to be done, behind one that is not.
     next((tmp_path / "out/units").glob("c.jsonl-*")).unlink()
-    made = driver.run_extract(run, build=fakes.build)  # b.jsonl is no part of the input any more
-    assert (made.documents, made.units_unreadable) == (6, 0)
+    result = driver.run_extract(run, build=fakes.build)  # b.jsonl is no part of the input any more
+    assert result.documents == 6
+    assert result.units_unreadable == 0
 
 
 @pytest.mark.slow
@@ -113,9 +126,9 @@ def test_a_deadline_that_one_worker_holds_takes_one_of_ray_data(tmp_path, config
     assert len(bill["workers"]) == 1
 
 
-@pytest.mark.parametrize("executor", SELDOM)
-def test_a_run_whose_answers_go_wrong_ends_early(tmp_path, config, ray_here, executor) -> None:
-    # Four of ten have no text, in the first half.
+@pytest.mark.parametrize("executor", EXECUTORS)
+def test_a_run_ends_early_if_too_many_documents_fail(tmp_path, config, ray_here, executor) -> None:
+    # In the first half, four of ten documents have no text.
     titles = ([""] * 4 + ["a"] * 6) * 10 + ["a"] * 100
     keys = {"max_failed_share": 0.3, "units_in_flight": 1, "executor": executor}
     with pytest.raises(RunError) as caught:
@@ -134,7 +147,7 @@ def test_a_run_whose_answers_go_wrong_ends_early(tmp_path, config, ray_here, exe
 
 
 @pytest.mark.parametrize(
-    ("failed", "documents", "most", "ends"),
+    ("failed", "documents", "allowed_share", "ends"),
     [
         (31, 100, 0.3, True),
         (30, 100, 0.3, False),
@@ -143,45 +156,55 @@ def test_a_run_whose_answers_go_wrong_ends_early(tmp_path, config, ray_here, exe
         (99, 100, 1.0, False),
     ],
 )
-def test_how_many_documents_may_fail(config, monkeypatch, failed, documents, most, ends) -> None:
-    session = SimpleNamespace(config=config("x", max_failed_share=most), output="out")
+def test_a_run_ends_once_more_documents_have_failed_than_are_allowed(
+    config, monkeypatch, failed, documents, allowed_share, ends
+) -> None:
+    session = SimpleNamespace(config=config("x", max_failed_share=allowed_share), output="out")
     session.failed_documents = failed
     session.answered_documents = documents
     errors = pa.table({"error": [None, "no text in title"]})
     monkeypatch.setattr(driver.writer, "read_table", lambda *_: (None, errors))
-    with pytest.raises(RunError, match="have failed") if ends else contextlib.nullcontext():
-        driver.DriverSession._check_failed(session, SimpleNamespace(id="u"))
+    unit = SimpleNamespace(id="u")
+    if ends:
+        with pytest.raises(RunError, match="have failed"):
+            driver.DriverSession._check_failed(session, unit)
+    else:
+        driver.DriverSession._check_failed(session, unit)
 
 
-def test_a_run_that_is_done_is_not_ended_for_its_budget() -> None:
-    events = (event for event in (Ended(Mock(), UnitResult(ok=10)), Tick(0, 0, 1)))
+def test_a_run_whose_last_unit_has_ended_does_not_fail_for_its_budget() -> None:
+
+    def events(*_):
+        yield Ended(Mock(), UnitResult(ok=10))
+        yield Tick(0, 0, 1)
+
+    session = Mock(lease=Mock(lost=None))
     accounts = Mock(look=Mock(side_effect=RunError("cost.budget_usd is reached")))
-    driver.DriverSession._run(
-        Mock(lease=Mock(lost=None)), Mock(run=lambda *_: events), accounts, iter(()), 1
-    )
+    driver.DriverSession._run(session, Mock(run=events), accounts, iter(()), 1)
     assert accounts.ended.call_count == 1
 
 
-@pytest.mark.parametrize("executor", SELDOM)
-def test_a_worker_that_cannot_start_ends_the_run_which_then_may_change(
+@pytest.mark.parametrize("executor", EXECUTORS)
+def test_a_run_that_committed_nothing_may_be_restarted_with_another_configuration(
     tmp_path, config, ray_here, executor, capsys
 ):
     run = config(str(write_jsonl(tmp_path / "a.jsonl", ["a"] * 30)), executor=executor)
     with pytest.raises(RunError, match=r"(?s)ZeroDivisionError.*0 of 3 units committed"):
         driver.run_extract(run, build=lambda *_: 1 // 0)
     changed = with_keys(run, input={"id_column": None})
-    assert [driver.run_extract(changed, build=fakes.build).documents for _ in range(2)] == [30, 30]
-    assert "another configuration, which has committed nothing" in capsys.readouterr().err
+    for _ in range(2):
+        assert driver.run_extract(changed, build=fakes.build).documents == 30
+    assert "another configuration that had committed nothing" in capsys.readouterr().err
     assert driver.writer.committed(changed.output.path) == {
         unit.id for unit in driver.planner.plan(changed)
     }
     assert (tmp_path / "out/run.json").stat().st_mode & 0o77 == 0
 
 
-def test_kill_9_of_a_worker_then_of_the_driver_then_sigterm_and_resume(tmp_path, ray_here) -> None:
-    """Each unit from the third on waits for a file before it begins, so that no session is done
-    before its end.
-    """
+def test_a_run_survives_kills_of_a_worker_and_of_the_driver_and_a_sigterm(
+    tmp_path, ray_here
+) -> None:
+    """From the third on, each unit waits for a file, so that no session ends before its fault."""
     titles = [["a"] * 2, ["until one"] * 3, ["until two"] * 3, ["until three"] * 4]
     lines = [title for part in titles for first in part for title in (first, *["a"] * 9)]
     run = Trial(tmp_path, lines, cluster={"address": ray.get_runtime_context().gcs_address})
@@ -189,7 +212,8 @@ def test_kill_9_of_a_worker_then_of_the_driver_then_sigterm_and_resume(tmp_path,
     run.wait(2)
     os.kill(run.worker(), signal.SIGKILL)
     run.go("one")
-    run.wait(5)  # another worker goes on
+    # Another worker continues.
+    run.wait(5)
     kill(first)
     second = run.start()
     run.go("two")
@@ -201,26 +225,28 @@ def test_kill_9_of_a_worker_then_of_the_driver_then_sigterm_and_resume(tmp_path,
         r"interrupted: (\d+) of 12 units committed; the same command resumes", err.splitlines()[-1]
     )
     assert state, err
-    assert int(state[1]) in (7, 8)  # it may not have heard of the last one yet
-    # The latter is Ray's own.
-    assert not [word for word in ("Traceback", "SIGTERM received") if word in err + out]
+    # The driver may not have received the last result yet.
+    assert int(state[1]) in (7, 8)
+    assert "Traceback" not in err + out
+    # Ray's own handler would print this.
+    assert "SIGTERM received" not in err + out
     third = run.start()
     run.go("three")
     assert "documents=120 ok=120 failed=0" in ended(third)
-    found = run.outcome("")
-    assert (found.rows, found.lost, found.doubled) == (120, 0, 0)
+    outcome = run.outcome("")
+    assert outcome.rows == 120
+    assert outcome.lost == 0
+    assert outcome.doubled == 0
     tree = json.loads((tmp_path / "out/manifest.json").read_text())
-    assert [s["how"] for s in tree["sessions"]] == ["killed", "interrupted", "complete"]
-    # A worker lives on for a moment after its driver was killed.
-    assert (sum(s["documents"] for s in tree["sessions"]), tree["sessions"][2]["documents"]) == (
-        120,
-        40,
-    )
-    assert not [n for n in os.listdir(tmp_path / "out/units") if n.startswith(".tmp")]
+    assert [session["how"] for session in tree["sessions"]] == ["killed", "interrupted", "complete"]
+    # A worker may commit a unit shortly after its driver was killed.
+    assert sum(session["documents"] for session in tree["sessions"]) == 120
+    assert tree["sessions"][2]["documents"] == 40
+    assert not [name for name in os.listdir(tmp_path / "out/units") if name.startswith(".tmp")]
 
 
 @pytest.mark.parametrize("first", [signal.SIGINT, signal.SIGTERM])
-def test_a_second_signal_does_not_tear_the_way_out_and_a_later_one_is_heard(first) -> None:
+def test_a_second_signal_does_not_interrupt_the_clean_up(first) -> None:
 
     def handlers():
         return [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
@@ -228,7 +254,7 @@ def test_a_second_signal_does_not_tear_the_way_out_and_a_later_one_is_heard(firs
     before = handlers()
     closed = contextlib.ExitStack()
     closed.callback(signal.raise_signal, signal.SIGINT)
-    # Of a fit, and of a run within.
+    # The outer block is that of a fit, the inner one that of a run.
     with pytest.raises(KeyboardInterrupt), signals(), signals(), closed:
         signal.raise_signal(first)
     assert handlers() == before
@@ -249,8 +275,10 @@ def test_ctrl_c_ends_a_run_that_ray_data_streams_and_it_resumes(tmp_path, monkey
     assert "Traceback" not in err + out
     run.go("go")
     assert "documents=50 ok=50 failed=0" in run.finish()
-    found = run.outcome("")
-    assert (found.rows, found.lost, found.doubled) == (50, 0, 0)
+    outcome = run.outcome("")
+    assert outcome.rows == 50
+    assert outcome.lost == 0
+    assert outcome.doubled == 0
 
 
 @pytest.mark.slow
@@ -258,7 +286,7 @@ def test_ray_data_streams_units_to_workers_on_gpus() -> None:
     ended(start("-m", "tests.cluster.many_workers", "2", "4", "1", RAYPD_TEST_EXECUTOR="ray_data"))
 
 
-def test_units_that_another_session_committed_before_it_ended_are_not_done_again(
+def test_units_that_another_session_committed_meanwhile_are_not_processed_again(
     tmp_path, config, monkeypatch
 ) -> None:
     run = config(str(write_jsonl(tmp_path / "in.jsonl", ["a"] * 25)))
@@ -272,13 +300,14 @@ def test_units_that_another_session_committed_before_it_ended_are_not_done_again
     monkeypatch.setattr(
         driver.DriverSession, "stream", lambda *_: pytest.fail("units are done again")
     )
-    made = driver.run_extract(
+    result = driver.run_extract(
         with_keys(run, output={"partition": {"date": "2"}}), build=fakes.build
     )
-    assert (made.documents, made.units) == (25, 3)
+    assert result.documents == 25
+    assert result.units == 3
 
 
-def test_relative_output_of_a_submitted_job_does_not_go_into_its_copy(
+def test_the_relative_output_of_a_submitted_job_is_outside_its_temporary_copy(
     tmp_path, config, monkeypatch
 ) -> None:
     copy = tmp_path / "runtime_resources/working_dir_files/_ray_pkg_0123"

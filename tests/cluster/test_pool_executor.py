@@ -1,4 +1,4 @@
-"""Who gets which unit: nobody idles while another has a queue. Whole runs are in test_driver.py."""
+"""The schedulers: which worker gets which unit. Whole runs are in test_driver.py."""
 
 import gc
 import json
@@ -20,8 +20,7 @@ from raypd.cluster.ledger_actor import Ask, PoolState
 from raypd.cluster.ray_data_executor import RayDataExecutor
 from raypd.config import ClusterConfig
 from raypd.errors import RunError
-from raypd.run.records import UnitResult
-from raypd.run.unit import Unit
+from raypd.run.unit import Unit, UnitResult
 from tests.cluster import fakes, flat_memory
 from tests.processes import LONG, wait_for
 from tests.runs import write_jsonl
@@ -37,79 +36,91 @@ ASKS = [Ask(Unit(unit, ()), *place) for unit, *place in PLACES]
 
 
 class Actor:
-    """Notes what it is asked for, and answers nothing."""
+    """An actor that records its calls and never answers."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[Any, ...]] = []
 
     def __getattr__(self, name: str) -> Any:
-        return SimpleNamespace(
-            remote=lambda *arguments: self.calls.append((name, *arguments)) or object()
-        )
+        def remote(*arguments: Any) -> object:
+            self.calls.append((name, *arguments))
+            return object()
+
+        return SimpleNamespace(remote=remote)
 
 
 def worker(*progress: Progress) -> WorkerHandle:
-    """A worker with a unit in flight for each progress: u0, u1, ..."""
-    made = WorkerHandle(Actor(), node="n")
-    for number, own in enumerate(progress):
-        assignment = Assignment(Unit(f"u{number}", ()), progress=own)
+    """Make a worker with a unit in flight for each progress: u0, u1, ..."""
+    handle = WorkerHandle(Actor(), node="n")
+    for number, unit_progress in enumerate(progress):
+        assignment = Assignment(Unit(f"u{number}", ()), progress=unit_progress)
         assignment.reported = assignment.since
-        made.assignments[object()] = assignment
-    return made
+        handle.assignments[object()] = assignment
+    return handle
 
 
 def assigning(
     *workers: WorkerHandle, units: int = 0, **attributes: Any
 ) -> pool_executor.PoolExecutor:
-    """An executor that has assigned so many units to these workers."""
-    own = pool_executor.PoolExecutor(None, None, ClusterConfig(units_in_flight=2), print)  # type: ignore[arg-type]
-    own.workers += workers
-    own._source = iter([Unit(f"new{n}", ()) for n in range(units)])
-    vars(own).update(attributes)
-    own._assign()
-    return own
+    """Make an executor with the given workers, and let it assign the given number of units."""
+    cluster = ClusterConfig(units_in_flight=2)
+    executor = pool_executor.PoolExecutor(None, None, cluster, print)  # type: ignore[arg-type]
+    executor.workers += workers
+    executor._source = iter([Unit(f"new{n}", ()) for n in range(units)])
+    vars(executor).update(attributes)
+    executor._assign()
+    return executor
 
 
 def calls(*workers: WorkerHandle) -> list[list[tuple[Any, ...]]]:
-    return [
-        [call if call[0] == "cancel" else call[1].id for call in own.actor.calls] for own in workers
-    ]
+    """Return the calls of each worker: a `run` as the id of its unit, others in full."""
+    calls_of_workers = []
+    for handle in workers:
+        worker_calls = []
+        for call in handle.actor.calls:
+            worker_calls.append(call[1].id if call[0] == "run" else call)
+        calls_of_workers.append(worker_calls)
+    return calls_of_workers
 
 
-def test_an_idle_worker_gets_a_unit_that_has_not_begun() -> None:
-    one = worker(BEGUN, Progress())
-    two = worker(BEGUN, Progress(), Progress())
-    own = assigning(one, two, worker())
-    assert calls(one, two) == [[], [("cancel", "u2", True)]]  # of who has most
-    own._assign()  # it is on its way
-    assert calls(one, two) == [[], [("cancel", "u2", True)]]
-    _, cancelled = two.assignments.popitem()
-    assert list(own._ended(cancelled, UnitResult(handed_back=True))) == []
-    own._assign()
-    assert calls(own.workers[2]) == [["u2"]]
+def test_an_idle_worker_steals_a_unit_that_has_not_begun() -> None:
+    first = worker(BEGUN, Progress())
+    second = worker(BEGUN, Progress(), Progress())
+    executor = assigning(first, second, worker())
+    # The unit is taken from the worker with the most units.
+    assert calls(first, second) == [[], [("cancel", "u2", True)]]
+    # While the unit is on its way, no other one is taken.
+    executor._assign()
+    assert calls(first, second) == [[], [("cancel", "u2", True)]]
+    _, cancelled = second.assignments.popitem()
+    assert list(executor._ended(cancelled, UnitResult(handed_back=True))) == []
+    executor._assign()
+    assert calls(executor.workers[2]) == [["u2"]]
 
 
-def test_a_long_wait_of_an_engine_is_said_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    own = assigning(worker(BEGUN._replace(waiting="429: waiting 60 s")))
-    said = list[str]()
+def test_a_long_wait_of_an_engine_is_shown_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    executor = assigning(worker(BEGUN._replace(waiting="429: waiting 60 s")))
+    lines = list[str]()
     for name in ("_watch_nodes", "_assign", "_resize"):
-        monkeypatch.setattr(own, name, lambda: None)
-    monkeypatch.setattr(own, "_wait", lambda: iter(()))
-    own.say = said.append
-    ticks = own.run((), set(), 1)
+        monkeypatch.setattr(executor, name, lambda: None)
+    monkeypatch.setattr(executor, "_wait", lambda: iter(()))
+    executor.say = lines.append
+    ticks = executor.run((), set(), 1)
     assert [type(next(ticks)).__name__ for _ in range(3)] == ["Tick"] * 3
-    assert said == ["429: waiting 60 s"]
+    assert lines == ["429: waiting 60 s"]
 
 
 @pytest.mark.parametrize(
     "why", ["begun", "its only unit", "closing", "nobody is idle", "not the end"]
 )
-def test_no_unit_is_taken_back(why: str) -> None:
-    busy = worker(
-        *[BEGUN] * (2 if why == "begun" else 1),
-        *[Progress()] * (why not in ("begun", "its only unit")),
-    )
-    idle = worker(*[BEGUN] * (why == "nobody is idle"))
+def test_no_unit_is_stolen_without_need(why: str) -> None:
+    if why == "begun":
+        busy = worker(BEGUN, BEGUN)
+    elif why == "its only unit":
+        busy = worker(Progress())
+    else:
+        busy = worker(BEGUN, Progress())
+    idle = worker(BEGUN) if why == "nobody is idle" else worker()
     assigning(busy, idle, units=why == "not the end", closing=why == "closing")
     assert calls(busy) == [[]]
 
@@ -119,32 +130,34 @@ def test_no_unit_is_taken_back(why: str) -> None:
     [
         (BEGUN, 0.0, 70.0, False),
         (BEGUN, 0.0, 64.0, True),
-        (Progress(), 30.0, 40.0, False),  # it takes what units took lately
+        # Without progress, a unit is expected to take as long as recent units.
+        (Progress(), 30.0, 40.0, False),
         (Progress(), 30.0, 34.0, True),
-        (Progress(), 0.0, 21.0, False),  # nothing is known
+        # Nothing is known.
+        (Progress(), 0.0, 21.0, False),
         (Progress(), 0.0, 19.0, True),
         (BEGUN, 0.0, math.inf, False),
     ],
 )
-def test_what_cannot_be_committed_before_a_node_goes_is_handed_back(
+def test_a_draining_worker_hands_back_units_that_it_cannot_commit_in_time(
     progress, typical, left, cancelled
 ) -> None:
     busy = worker(progress)
-    own = assigning(busy, _unit_seconds=typical)
-    own.nodes = SimpleNamespace(look=lambda: None, seconds_left=lambda node: left)  # type: ignore[assignment]
-    own._source = iter([Unit("new", ())])
-    own._exhausted = False
-    own._watch_nodes()
-    own._assign()
-    assert busy.leaving
+    executor = assigning(busy, _unit_seconds=typical)
+    executor.nodes = SimpleNamespace(look=lambda: None, seconds_left=lambda node: left)  # type: ignore[assignment]
+    executor._source = iter([Unit("new", ())])
+    executor._exhausted = False
+    executor._watch_nodes()
+    executor._assign()
+    assert busy.draining
     assert calls(busy) == [[("cancel", "u0", False)] * cancelled]
 
 
-def test_what_ray_kills_for_memory_is_a_death_like_any_other(tmp_path, monkeypatch):
+def test_a_worker_killed_for_memory_is_lost_and_its_units_are_retried(tmp_path, monkeypatch):
     dead = worker(BEGUN)
-    said = []
+    lines = []
     executor = assigning(
-        dead, say=said.append, spec=SimpleNamespace(output=str(tmp_path)), wanted=1
+        dead, say=lines.append, spec=SimpleNamespace(output=str(tmp_path)), wanted=1
     )
 
     def get(ref):
@@ -161,25 +174,28 @@ def test_what_ray_kills_for_memory_is_a_death_like_any_other(tmp_path, monkeypat
     monkeypatch.setattr(pool_executor, "ray", SimpleNamespace(**stub))
     monkeypatch.setattr(pool_executor, "is_alive", lambda node: True)
     assert list(executor._wait()) == []
-    assert said == [
-        "a worker process died because the machine ran out of memory; its units are tried again"
+    assert lines == [
+        "A worker process died because the machine ran out of memory; its units will be retried."
     ]
-    assert ([unit.id for unit in executor._again], executor.workers) == (["u0"], [])
-    # Before it was ready.
-    for gone, deaths in ((Mock(preempted=True), 0), (Mock(preempted=False), 1)):
-        executor.workers.append(loading := WorkerHandle(Actor(), starting=object()))
-        executor._lost(loading, gone)
+    assert [unit.id for unit in executor._returned] == ["u0"]
+    assert executor.workers == []
+    # A preempted worker does not count as one that cannot start.
+    for preempted, deaths in ((True, 0), (False, 1)):
+        loading = WorkerHandle(Actor(), starting=object())
+        executor.workers.append(loading)
+        executor._lost(loading, Mock(preempted=preempted))
         assert executor._deaths.loading == deaths
 
 
-def test_a_run_whose_last_unit_moves_to_an_idle_worker(
+def test_the_last_unit_of_a_run_moves_to_an_idle_worker(
     tmp_path: Path, config, ray_here, monkeypatch
 ) -> None:
-    """Two workers, two units in flight each; the first stands until the third has moved, kills, and
-    is replaced.
+    """There are two workers with two units in flight each.
+
+    Unit a waits until unit c has moved to the other worker. Unit c kills its worker once.
     """
-    for name, own in (("a", "until c-moved"), ("b", "quick"), ("c", "kill once"), ("d", "quick")):
-        write_jsonl(tmp_path / f"in/{name}.jsonl", [own] * 10)
+    for name, title in (("a", "until c-moved"), ("b", "quick"), ("c", "kill once"), ("d", "quick")):
+        write_jsonl(tmp_path / f"in/{name}.jsonl", [title] * 10)
     run = config(str(tmp_path / "in"), max_workers=2, units_in_flight=2, max_num_seqs=1)
     started: dict[str, list[int]] = {}
     start = pool_executor.PoolExecutor._start
@@ -188,8 +204,8 @@ def test_a_run_whose_last_unit_moves_to_an_idle_worker(
     def listen(self, worker, assigned) -> None:
         unit = assigned.name
         if unit == "c.jsonl" and worker.assignments:
-            # While the first is still being read the second would be begun, and then it is not
-            # given back.
+            # If the first unit were still being read, the second one would begin and could not be
+            # stolen any more.
             wait_for(
                 lambda: any(
                     progress.begun for progress in ray.get(worker.actor.progress.remote()).values()
@@ -200,7 +216,7 @@ def test_a_run_whose_last_unit_moves_to_an_idle_worker(
         if len(started.get("c.jsonl", [])) == 2:
             (tmp_path / "out/c-moved").touch()
 
-    # Both are ready before the first unit is assigned, whichever process starts sooner.
+    # No unit is assigned before both workers are ready, whichever process starts first.
     def patient(self) -> None:
         if started or sum(worker.ready for worker in self.workers) == 2:
             assign(self)
@@ -211,13 +227,15 @@ def test_a_run_whose_last_unit_moves_to_an_idle_worker(
     assert driver.run_extract(run, build=fakes.build).ok == 40
     assert started["c.jsonl"][0] == started["a.jsonl"][0] != started["c.jsonl"][1]
     rows = pq.read_table(tmp_path / "out/units").to_pylist()
-    found = Counter((row["source"], row["id"], row["attempts"]) for row in rows)
-    # A death is an attempt, a move is none.
-    assert found == {(f"{n}.jsonl", str(i), 1 + (n == "c")): 1 for n in "abcd" for i in range(10)}
+    attempts = Counter((row["source"], row["id"], row["attempts"]) for row in rows)
+    # A death counts as an attempt, and a move does not.
+    assert attempts == {
+        (f"{n}.jsonl", str(i), 1 + (n == "c")): 1 for n in "abcd" for i in range(10)
+    }
 
 
 @pytest.mark.slow
-def test_the_drivers_memory_does_not_grow_with_the_units(
+def test_the_memory_of_the_driver_does_not_grow_with_the_units(
     tmp_path: Path, ray_here, monkeypatch
 ) -> None:
     counted: list[Counter[str]] = []
@@ -233,8 +251,9 @@ def test_the_drivers_memory_does_not_grow_with_the_units(
 
     monkeypatch.setattr(driver.DriverSession, "_take", look)
     flat_memory.make_corpus(tmp_path / "in", 840)
-    made = driver.run_extract(flat_memory.configuration(tmp_path, 4, 2))
-    assert (made.documents, made.units) == (840, 210)
+    result = driver.run_extract(flat_memory.configuration(tmp_path, 4, 2))
+    assert result.documents == 840
+    assert result.units == 210
     first, second, third = counted
     grown = {name: (second[name] - first[name], n - second[name]) for name, n in third.items()}
     # Half an object a unit; of rich's samples it keeps 1,000.
@@ -264,18 +283,17 @@ def test_who_waits_who_begins_and_who_hands_back_what_then_stays_open() -> None:
     own = executor(said)
     a, b, _, ended = ASKS
     assert own._answers(state(ASKS)) == {a: True, b: False, ended: False}  # c waits
-    assert (own._begun, own._answers(state(ASKS[1:2]))) == ({"a": "w1"}, {b: False})
-    assert said == ["a node is going away in 4 s: no more units for it"]
+    assert own._begun == {"a": "w1"}
+    assert own._answers(state(ASKS[1:2])) == {b: False}
+    assert said == ["Node goes is being preempted in 4 s; draining it."]
     own.closing = True
     assert not any(own._answers(state(ASKS)).values())
     own = executor([])
     assert list(own._ended(a.unit, UnitResult(handed_back=True))) == []
     assert [event.unit.id for event in own._ended(a.unit, UnitResult(ok=1))] == ["a"]
-    assert (list(own._ended(a.unit, UnitResult(ok=1))), own._left, own._done) == (
-        [],
-        2,
-        {"a", "ended"},
-    )
+    assert list(own._ended(a.unit, UnitResult(ok=1))) == []
+    assert own._left == 2
+    assert own._done == {"a", "ended"}
     with pytest.raises(RunError, match="no weights"):
         list(own._ended(b.unit, UnitResult(error="no weights", fatal=True)))
 
@@ -303,10 +321,10 @@ def test_deaths_without_end_end_the_run() -> None:
     own = executor(said)
     own._answers(state([], deaths=2))
     own._answers(state([], deaths=2))
-    assert said == ["a worker process died; its units are tried again"] * 2
+    assert said == ["A worker process died; its units will be retried."] * 2
     own._answers(state([], deaths=1))  # by a ledger that died itself
     assert len(said) == 2
-    with pytest.raises(RunError, match="nothing gets done"):
+    with pytest.raises(RunError, match="no unit is committed"):
         own._answers(state([], deaths=31))
     own = executor(said)
     own._answers(state([], starts=9))  # two of them may be loading yet

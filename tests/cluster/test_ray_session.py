@@ -26,7 +26,7 @@ from raypd.cluster import driver, ray_private, ray_session
 from raypd.config import ClusterConfig
 from raypd.config.load import with_changes
 from raypd.errors import ModelError, RunError
-from raypd.run.records import RunCost
+from raypd.run.usage import RunCost
 from tests.faults.trial import Trial
 from tests.processes import LONG, ROOT, end_all, ended, start
 from tests.runs import Clock, write_jsonl
@@ -78,7 +78,7 @@ def processes_of(home: str) -> dict[int, psutil.Process]:
     return found
 
 
-def test_a_local_ray_is_closed_to_others_asks_no_other_dashboard_and_leaves_no_token(
+def test_a_local_ray_is_closed_to_others_and_leaves_no_token(
     fresh: dict[str, str],
 ) -> None:
     """Ray Train does ask while it trains, and what is unknown there it takes for dead."""
@@ -124,7 +124,7 @@ def cluster_lines() -> list[str]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("with_token", [True, False])
-def test_the_lines_of_the_readme_after_a_local_run(
+def test_the_commands_of_the_readme_work_after_a_local_run(
     tmp_path: Path, fresh: dict[str, str], with_token: bool
 ) -> None:
     """As they stand but for ports and the output.
@@ -177,7 +177,7 @@ def test_the_lines_of_the_readme_after_a_local_run(
 @pytest.mark.parametrize(
     ("raised", "seen"), [(SystemExit(15), KeyboardInterrupt), (Exception("too slow"), RunError)]
 )
-def test_what_goes_wrong_while_ray_starts_is_an_interrupt_or_a_line(
+def test_an_error_while_ray_starts_is_an_interrupt_or_a_message_of_one_line(
     monkeypatch, raised, seen
 ) -> None:
     """Ray's handler of SIGTERM ends the process, and on a busy machine Ray raises bare
@@ -193,9 +193,7 @@ def test_what_goes_wrong_while_ray_starts_is_an_interrupt_or_a_line(
 
 
 @pytest.mark.parametrize("interrupted", [False, True])
-def test_a_ray_that_never_starts_has_a_deadline_hears_ctrl_c_and_leaves_nothing(
-    monkeypatch, interrupted
-) -> None:
+def test_a_ray_that_never_starts_times_out_and_leaves_no_process(monkeypatch, interrupted) -> None:
     started = []
     ended_child = subprocess.Popen(["sleep", "300"])
     gone = psutil.Process(ended_child.pid)  # a grandchild that ends while the others are killed
@@ -215,13 +213,17 @@ def test_a_ray_that_never_starts_has_a_deadline_hears_ctrl_c_and_leaves_nothing(
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
     monkeypatch.setattr(ray, "init", init)
     monkeypatch.setattr(ray_session, "_START_SECONDS", LONG if interrupted else 1.0)
-    error, words = (KeyboardInterrupt, "") if interrupted else (RunError, "not there after 1 s")
+    error: type[BaseException] = RunError
+    words = "did not answer within 1 s"
+    if interrupted:
+        error = KeyboardInterrupt
+        words = ""
     with pytest.raises(error, match=words):
         ray_session.connect(ClusterConfig(address="local"))
     assert started[0].wait(LONG) == -signal.SIGKILL
 
 
-def test_ray_that_does_not_answer_is_named(monkeypatch) -> None:
+def test_the_message_names_an_address_at_which_no_ray_answers(monkeypatch) -> None:
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
     with pytest.raises(RunError, match=r"cluster.address 127.0.0.1:1: no Ray cluster answers"):
         ray_session.connect(ClusterConfig(address="127.0.0.1:1"))
@@ -234,9 +236,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return made
 
 
-def test_a_line_comes_at_once_then_every_ten_seconds_and_only_when_it_says_something_new(
-    clock, capsys
-) -> None:
+def test_progress_is_printed_at_once_then_every_ten_seconds_if_it_changed(clock, capsys) -> None:
     display = progress.RunDisplay(130, 0)
     with display:
         for second in range(35):  # the model is loaded
@@ -253,7 +253,9 @@ def test_a_line_comes_at_once_then_every_ten_seconds_and_only_when_it_says_somet
     assert last == "90/130 documents, 2.2/s, 18 s left, 1 failed"
 
 
-def test_an_estimate_of_the_documents_is_called_about_until_all_are_counted(clock, capsys) -> None:
+def test_the_number_of_documents_is_marked_as_an_estimate_until_all_are_counted(
+    clock, capsys
+) -> None:
     display = progress.RunDisplay(1800, 0, exact=False)
     with display:
         display.begin()
@@ -265,14 +267,12 @@ def test_an_estimate_of_the_documents_is_called_about_until_all_are_counted(cloc
         display.update(1790, 0)
     lines = capsys.readouterr().err.splitlines()
     assert lines[0] == "0/about 1800 documents, loading the model"
-    assert (lines[1].split(",")[0], lines[2].split(",")[0]) == (
-        "20/about 1800 documents",
-        "1790/1790 documents",
-    )
+    assert lines[1].split(",")[0] == "20/about 1800 documents"
+    assert lines[2].split(",")[0] == "1790/1790 documents"
 
 
 @pytest.mark.parametrize("committed", [1, 4])
-def test_a_run_counts_its_documents_as_its_units_end(committed: int) -> None:
+def test_the_estimate_of_documents_follows_the_units_that_have_ended(committed: int) -> None:
     display = SimpleNamespace(update=lambda *_: None)
     counts = {
         "done_units": committed,
@@ -281,13 +281,12 @@ def test_a_run_counts_its_documents_as_its_units_end(committed: int) -> None:
         "failed_documents": 0,
     }
     own = SimpleNamespace(planned=SimpleNamespace(exact=False), _display=display, **counts)
-    driver.DriverSession._update(own)  # type: ignore[arg-type]
-    assert (display.total, display.exact) == (40, committed == 4)
+    driver.DriverSession._update_display(own)  # type: ignore[arg-type]
+    assert display.total == 40
+    assert display.exact == (committed == 4)
 
 
-def test_a_run_that_stands_still_says_so_once_and_no_rate_is_shown_before_there_is_one(
-    clock, capsys
-) -> None:
+def test_a_run_without_progress_says_so_once_and_shows_no_rate(clock, capsys) -> None:
     display = progress.RunDisplay(130, 0)
     with display:
         display.begin()
@@ -305,7 +304,7 @@ def test_a_run_that_stands_still_says_so_once_and_no_rate_is_shown_before_there_
     assert capsys.readouterr().err.splitlines()[-1] == "2/1536 documents, 0 failed"
 
 
-def test_a_machine_without_a_price_costs_no_dollars_and_one_unit_is_one() -> None:
+def test_a_summary_says_that_there_is_no_price_and_uses_the_singular() -> None:
     cost = RunCost(
         0.0,
         notes=["a machine of your own; cost.prices.local gives it a price"],
@@ -319,7 +318,7 @@ def test_a_machine_without_a_price_costs_no_dollars_and_one_unit_is_one() -> Non
     assert driver.DriverSession.state(own) == "0 of 1 unit committed"  # type: ignore[arg-type]
 
 
-def test_what_takes_seconds_is_said_before_it_begins(monkeypatch, capsys, config, tmp_path) -> None:
+def test_slow_steps_are_announced_before_they_begin(monkeypatch, capsys, config, tmp_path) -> None:
     """The first words come before torch and transformers are imported, and before Ray is there."""
     said: list[str] = []
     monkeypatch.setattr(ray, "is_initialized", lambda: False)

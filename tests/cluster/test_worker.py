@@ -1,6 +1,4 @@
-"""The decode worker in this process, with a fake engine: overlap of units, what an error costs, a
-GPU that fails.
-"""
+"""The decode worker in this process with a fake engine: overlapping units, errors, faulty GPUs."""
 
 from __future__ import annotations
 
@@ -19,7 +17,7 @@ import pytest
 import ray
 
 from raypd.answering.request_queue import EngineBroken, UnitState
-from raypd.cluster import card, driver, pool_executor, ray_session
+from raypd.cluster import driver, faulty_gpus, pool_executor, ray_session
 from raypd.cluster.in_flight import WorkerHandle
 from raypd.cluster.ray_session import WorkerResources
 from raypd.cluster.worker import DecodeWorker, WorkerSpec
@@ -41,22 +39,25 @@ ECC = "RuntimeError: CUDA error: uncorrectable ECC error encountered"
 ILLEGAL = "torch.AcceleratorError: CUDA error: an illegal memory access was encountered"
 
 
-def worker(run, **keys) -> DecodeWorker:
+def make_worker(run, **keys) -> DecodeWorker:
     manifest.claim(run, run.output.path)
     return DecodeWorker(WorkerSpec(run, run.output.path, "s", **{"build": fakes.build, **keys}))
 
 
 @pytest.fixture
 def begin(tmp_path: Path, config):
-    """(configuration over documents with these titles, a worker of it, its units)"""
+    """Make a run over documents with the given titles.
+
+    Returns:
+        (the configuration, a worker, the units)
+    """
 
     def make(
         titles: Sequence[str], unit_documents: int = 100, **keys
     ) -> tuple[RunConfig, DecodeWorker, list[Unit]]:
-        run = config(
-            str(write_jsonl(tmp_path / "a.jsonl", titles)), unit_documents=unit_documents, **keys
-        )
-        return run, worker(run), list(plan(run))
+        path = write_jsonl(tmp_path / "a.jsonl", titles)
+        run = config(str(path), unit_documents=unit_documents, **keys)
+        return run, make_worker(run), list(plan(run))
 
     return make
 
@@ -66,186 +67,202 @@ def rows(run, unit) -> list[dict]:
 
 
 def test_units_overlap_so_that_the_engine_does_not_drain(begin) -> None:
-    run, made, units = begin(["a"] * 400, unit_documents=50, max_num_seqs=4)
-    request_queue = made.request_queue
-    step = made.parts.engine.step
+    run, worker, units = begin(["a"] * 400, unit_documents=50, max_num_seqs=4)
+    request_queue = worker.request_queue
+    step = worker.parts.engine.step
 
     def planned() -> bool:
-        """Whether the units have planned what they may: a batch, or all that there is."""
-        states = list(request_queue._units.values())
-        all_begun = request_queue._unit_count == len(units) and not any(
-            own.has_more or own.begun is None for own in states
-        )
-        return len(request_queue._queue) >= request_queue.capacity or all_begun
+        """Return whether a batch of requests is queued, or every request is planned."""
+        if len(request_queue._queue) >= request_queue.capacity:
+            return True
+        if request_queue._unit_count < len(units):
+            return False
+        states = request_queue._units.values()
+        return all(state.begun is not None and not state.has_more for state in states)
 
     def patient() -> list[Finished]:
-        wait_for(planned)  # however slow the machine is, the engine is slower
+        # However slow the machine is, the engine is slower.
+        wait_for(planned)
         return step()
 
-    made.parts.engine.step = patient  # type: ignore[method-assign]
+    worker.parts.engine.step = patient  # type: ignore[method-assign]
     with ThreadPoolExecutor(2) as in_flight:
-        list(in_flight.map(made.run_unit, units))
-    assert writer.committed(run.output.path) == {u.id for u in units}
-    fill = made.parts.engine.fill
-    # 200 works in batches of 4: every step but the first and the last two is full, across the
-    # borders of units too.
+        list(in_flight.map(worker.run_unit, units))
+    assert writer.committed(run.output.path) == {unit.id for unit in units}
+    fill = worker.parts.engine.fill
+    # 200 programs in batches of 4: every step except the first and the last two is full, also at
+    # the borders of units.
     assert sum(fill) == 200
-    assert sum(n < 4 for n in fill) <= 3, fill
+    assert sum(batch < 4 for batch in fill) <= 3, fill
     counts = writer.read_summary(run.output.path, units[0].id).counts
     assert counts == {"prefill_tokens": 250, "shared_tokens": 100, "decode_tokens": 75, "steps": 50}
 
 
-def test_work_is_planned_as_the_engine_has_room(begin) -> None:
-    _, made, (unit,) = begin(["a"] * 200, unit_documents=200, max_num_seqs=4)
+def test_requests_are_planned_only_while_the_engine_has_room(begin) -> None:
+    _, worker, (unit,) = begin(["a"] * 200, unit_documents=200, max_num_seqs=4)
     ahead = []
 
     class Task(fakes.FakeTask):
         def plan(self, documents):
             for item in super().plan(documents):
-                ahead.append(len(made.request_queue._queue) + made.request_queue._in_engine)
+                ahead.append(len(worker.request_queue._queue) + worker.request_queue._in_engine)
                 yield item
 
-    made.parts.task = Task()
-    made.run_unit(unit)
-    assert (len(ahead), max(ahead) <= 2 * 4) == (100, True)
+    worker.parts.task = Task()
+    worker.run_unit(unit)
+    assert len(ahead) == 100
+    assert max(ahead) <= 2 * 4
 
 
-def test_an_error_costs_the_documents_of_its_work_alone(begin) -> None:
+def test_an_error_fails_only_the_documents_of_its_program(begin) -> None:
     titles = ["a", "b", "program", "c", "finish", "d", "submit", "e", "f", "plan", "g", "", "h"]
-    run, made, (unit,) = begin(titles)
-    submit = made.parts.engine.submit
+    run, worker, (unit,) = begin(titles)
+    submit = worker.parts.engine.submit
 
     def refuse(program, **keys) -> None:
         submit(["submit"] if "submit" in program else program, **keys)
 
-    made.parts.engine.submit = refuse  # type: ignore[method-assign]
-    summary = made.run_unit(unit)
-    found = rows(run, unit)
-    places = {place: row for row, place in enumerate(sorted({r["row"] for r in found}))}
-    status = {places[r["row"]]: (r["error"] or r["category"]) for r in found}
-    assert (len(status), status[0]) == (len(titles), "A")
+    worker.parts.engine.submit = refuse  # type: ignore[method-assign]
+    summary = worker.run_unit(unit)
+    # The rows of the table are identified by byte offset; number them in order.
+    status = {}
+    for number, row in enumerate(sorted(rows(run, unit), key=lambda row: row["row"])):
+        status[number] = row["error"] or row["category"]
+    assert len(status) == len(titles)
+    assert status[0] == "A"
     assert status[2] == status[3] == "ValueError: the program failed"
     assert status[4] == status[5] == "ValueError: the answer cannot be read"
     assert status[6] == status[7] == "ValueError: the engine does not take it"
     assert status[9] == "ValueError: the plan failed"
-    assert (status[8], status[10]) == ("F", "G")  # planned again one by one
+    # After the error, these were planned one by one.
+    assert status[8] == "F"
+    assert status[10] == "G"
     assert re.fullmatch(r"a.jsonl, byte \d+: no text in title", status[11])
-    assert (summary.documents, summary.ok, summary.failed) == (13, 5, 8)
+    assert summary.documents == 13
+    assert summary.ok == 5
+    assert summary.failed == 8
 
 
-def test_documents_that_were_cut_are_counted(begin, monkeypatch) -> None:
-
+def test_truncated_documents_are_counted(begin, monkeypatch) -> None:
     def cut(row, values):
         return Record(row, {**values, "truncated": "LONG" in str(values)})
 
     monkeypatch.setattr(fakes, "Record", cut)
-    run, made, (unit,) = begin(["a", "long", "a", "twice long", "long"])
-    assert made.run_unit(unit).truncated == 3
+    run, worker, (unit,) = begin(["a", "long", "a", "twice long", "long"])
+    assert worker.run_unit(unit).truncated == 3
     units = writer.summaries(run.output.path)
     assert manifest.make(run, run.output.path, 1, units, manifest.Unreadable(), None).truncated == 3
 
 
 def test_a_committed_unit_is_not_decoded_again(begin) -> None:
-    run, made, (unit,) = begin(["a", "b"])
-    first = made.run_unit(unit)
-    again = worker(run)
-    assert (again.run_unit(unit), again.parts.engine.fill) == (first, [])
+    run, worker, (unit,) = begin(["a", "b"])
+    first = worker.run_unit(unit)
+    second_worker = make_worker(run)
+    assert second_worker.run_unit(unit) == first
+    assert second_worker.parts.engine.fill == []
 
 
-def test_a_broken_engine_breaks_the_units_that_it_holds(begin) -> None:
-    _, made, (unit,) = begin(["engine"])
-    for _ in range(2):  # and the next one at once
+def test_a_broken_engine_fails_the_current_unit_and_the_next(begin) -> None:
+    _, worker, (unit,) = begin(["engine"])
+    for _ in range(2):
         with pytest.raises(EngineBroken, match="the device is gone"):
-            made.run_unit(unit)
+            worker.run_unit(unit)
 
 
-def test_what_a_dying_worker_leaves_holds_no_secret(begin, monkeypatch, capsys) -> None:
-    run, made, (unit,) = begin(["a"])
+def test_the_reason_that_a_dying_worker_stores_contains_no_secret(
+    begin, monkeypatch, capsys
+) -> None:
+    run, worker, (unit,) = begin(["a"])
     broken = EngineBroken("GET https://me:Pa55word@hub.example/m?token=t0ken failed")
-    monkeypatch.setattr(made, "run_unit", mock.Mock(side_effect=broken))
+    monkeypatch.setattr(worker, "run_unit", mock.Mock(side_effect=broken))
     monkeypatch.setattr("os._exit", sys.exit)
     with pytest.raises(SystemExit):
-        made.run(unit)
-    left = Path(retry_policy.failure_path(run.output.path, unit.id)).read_text()
-    assert left == "GET https://(hidden)@hub.example/m?token=(hidden) failed"
-    assert left in capsys.readouterr().err
+        worker.run(unit)
+    reason = Path(retry_policy.failure_path(run.output.path, unit.id)).read_text()
+    assert reason == "GET https://(hidden)@hub.example/m?token=(hidden) failed"
+    assert reason in capsys.readouterr().err
 
 
 def test_a_bisecting_attempt_leaves_a_checkpoint_before_each_group(begin) -> None:
-    run, made, (unit,) = begin(["a"] * 40)
-    marks = []
-    step = made.parts.engine.step
+    run, worker, (unit,) = begin(["a"] * 40)
+    checkpoints = []
+    step = worker.parts.engine.step
 
     def look():
-        marks.append(records.read(AttemptRecord, attempts_path(run.output.path, unit.id)).group)
+        record = records.read(AttemptRecord, attempts_path(run.output.path, unit.id))
+        checkpoints.append(record.group)
         return step()
 
-    made.parts.engine.step = look  # type: ignore[method-assign]
-    made.run_unit(unit, Attempt(number=4, deaths=3, suspects=(7, 8), quarantined={5: 3}))
-    assert list(dict.fromkeys(marks)) == [
-        (7,),
-        (8,),
-        tuple(r for r in range(40) if r not in (5, 7, 8)),
-    ]
-    found = rows(run, unit)
-    assert [r["id"] for r in found if r["error"]] == ["5"]
-    assert found[5]["error"] == "killed its worker process 3 times"
-    assert {r["attempts"] for r in found} == {4}
+    worker.parts.engine.step = look  # type: ignore[method-assign]
+    worker.run_unit(unit, Attempt(number=4, deaths=3, suspects=(7, 8), quarantined={5: 3}))
+    others = tuple(row for row in range(40) if row not in (5, 7, 8))
+    assert list(dict.fromkeys(checkpoints)) == [(7,), (8,), others]
+    table = rows(run, unit)
+    assert [row["id"] for row in table if row["error"]] == ["5"]
+    assert table[5]["error"] == "killed its worker process 3 times"
+    assert {row["attempts"] for row in table} == {4}
 
 
 def test_a_unit_whose_worker_died_is_alone_in_a_worker(tmp_path: Path, begin) -> None:
-    run, made, (first, bad, later) = begin(["until go", *["a"] * 29], unit_documents=10)
-    UnitLog(run.output.path, "s", made.node, "it died", lambda node: True).begin(bad.id, Attempt())
+    run, worker, (first, bad, later) = begin(["until go", *["a"] * 29], unit_documents=10)
+    UnitLog(run.output.path, "s", worker.node, "it died", lambda node: True).begin(
+        bad.id, Attempt()
+    )
     with ThreadPoolExecutor(3) as pool:
-        begun = pool.submit(made.run, first)
+        results = [pool.submit(worker.run, first)]
         wait_for((tmp_path / "out/waiting-go").exists)
-        alone = pool.submit(made.run, bad)
-        wait_for(made._entry.locked)
-        behind = pool.submit(made.run, later)
-        assert made.progress().keys() == {first.id}
+        results.append(pool.submit(worker.run, bad))
+        wait_for(worker._entry.locked)
+        results.append(pool.submit(worker.run, later))
+        assert worker.progress().keys() == {first.id}
         (tmp_path / "out/go").touch()
-        assert [own.result(LONG).ok for own in (begun, alone, behind)] == [10, 10, 10]
-    attempts = {
-        unit.id: {row["attempts"] for row in rows(run, unit)} for unit in (first, bad, later)
-    }
+        assert [result.result(LONG).ok for result in results] == [10, 10, 10]
+    attempts = {}
+    for unit in (first, bad, later):
+        attempts[unit.id] = {row["attempts"] for row in rows(run, unit)}
     assert attempts == {first.id: {1}, bad.id: {2}, later.id: {1}}
     summaries = [writer.read_summary(run.output.path, unit.id) for unit in (first, bad, later)]
-    assert [summary.unit for summary in sorted(summaries, key=lambda own: own.committed_at)][
-        :2
-    ] == [first.id, bad.id]
+    summaries.sort(key=lambda summary: summary.committed_at)
+    assert [summary.unit for summary in summaries[:2]] == [first.id, bad.id]
     assert list((tmp_path / "out/failures").iterdir()) == []
 
 
-def test_a_unit_that_costs_process_after_process_is_given_up_and_may_be_tried_anew(begin) -> None:
-    run, made, (unit,) = begin(["a"] * 10)
-    UnitLog(run.output.path, "s", made.node, "it died", lambda node: True).begin(
+def test_a_unit_that_keeps_killing_workers_is_given_up_until_it_is_run_again(begin) -> None:
+    run, worker, (unit,) = begin(["a"] * 10)
+    UnitLog(run.output.path, "s", worker.node, "it died", lambda node: True).begin(
         unit.id, Attempt(30, deaths=29)
     )
-    assert made.run(unit).error == "its worker processes died each time: none of them left a reason"
-    assert made.run(unit).ok == 10
+    assert (
+        worker.run(unit).error == "its worker processes died each time: none of them left a reason"
+    )
+    assert worker.run(unit).ok == 10
 
 
-def test_a_unit_is_handed_back_when_it_is_wanted_back(tmp_path: Path, begin) -> None:
-    titles = [*["a"] * 8, "until go", *["a"] * 191]  # the engine stands still after its first step
-    run, made, (first, second) = begin(titles)
+def test_a_cancelled_unit_is_handed_back(tmp_path: Path, begin) -> None:
+    # The engine stops after its first step until it may go on.
+    titles = [*["a"] * 8, "until go", *["a"] * 191]
+    run, worker, (first, second) = begin(titles)
     with ThreadPoolExecutor(2) as pool:
-        begun = pool.submit(made.run, first)
-        wait_for(lambda: made.progress().get(first.id, (0, 0))[0])
-        behind = pool.submit(made.run, second)
-        wait_for(lambda: second.id in made.progress())
-        made.cancel(first.id, True)  # it was begun: it stays
-        made.cancel(second.id, True)
+        begun = pool.submit(worker.run, first)
+        wait_for(lambda: worker.progress().get(first.id, (0, 0))[0])
+        behind = pool.submit(worker.run, second)
+        wait_for(lambda: second.id in worker.progress())
+        # Only the second unit has not begun.
+        worker.cancel(first.id, only_waiting=True)
+        worker.cancel(second.id, only_waiting=True)
         assert behind.result(LONG).handed_back
         assert not begun.done()
-        made.cancel(first.id, False)
+        worker.cancel(first.id, only_waiting=False)
         assert begun.result(LONG).handed_back
     assert writer.committed(run.output.path) == set()
-    assert made.meter.report().open == made.meter.report().categories == {}
+    assert worker.meter.report().open == {}
+    assert worker.meter.report().categories == {}
     (tmp_path / "out/go").touch()
-    assert made.run(second).ok == 100  # and what is left of them in the engine spoils nothing
-    bill = made.meter.report()  # which has it, too
-    counts = [*bill.categories.values(), *bill.lost_categories.values()]
-    assert sum(count["decode_tokens"] for count in counts) == 3 * sum(made.parts.engine.fill)
+    # What is left of the cancelled units in the engine does no harm and is billed as lost.
+    assert worker.run(second).ok == 100
+    report = worker.meter.report()
+    counts = [*report.categories.values(), *report.lost_categories.values()]
+    assert sum(count["decode_tokens"] for count in counts) == 3 * sum(worker.parts.engine.fill)
 
 
 def test_a_document_is_answered_when_no_request_of_it_is_left() -> None:
@@ -257,43 +274,52 @@ def test_a_document_is_answered_when_no_request_of_it_is_left() -> None:
         records=[Record(0), Record(1)],
         open_requests=Counter({1: 1}),
     )
-    assert (state.answered, state.progress().answered) == ({0}, 1)
+    assert state.answered == {0}
+    assert state.progress().answered == 1
 
 
 @pytest.mark.parametrize(("decoded", "batch"), [(8, 64), (100, 200), (300, 256)])
-def test_an_engine_that_decodes_many_is_given_more(begin, decoded: int, batch: int) -> None:
-    _, made, (unit,) = begin(["a"] * 1200, unit_documents=1200, max_num_seqs="auto")
-    engine = made.parts.engine
-    given = []
-    engine.batch, engine.sequences = 7, [Finished("", None, None, TokenCounts())] * decoded
+def test_an_engine_that_decodes_many_sequences_gets_a_larger_batch(
+    begin, decoded: int, batch: int
+) -> None:
+    _, worker, (unit,) = begin(["a"] * 1200, unit_documents=1200, max_num_seqs="auto")
+    engine = worker.parts.engine
+    pending = []
+    engine.batch = 7
+    engine.sequences = [Finished("", None, None, TokenCounts())] * decoded
     step = engine.step
 
     def noted() -> list[Finished]:
-        given.append(engine.pending)
+        pending.append(engine.pending)
         return step()
 
     engine.step = noted  # type: ignore[method-assign]
-    made.run_unit(unit)
-    assert max(given) <= made.request_queue.capacity == batch
+    worker.run_unit(unit)
+    assert worker.request_queue.capacity == batch
+    assert max(pending) <= batch
 
 
-def test_a_worker_that_was_given_a_gpu_and_sees_none_decodes_nothing(tmp_path, begin, monkeypatch):
+def test_a_worker_that_does_not_see_its_gpu_processes_nothing(begin, monkeypatch):
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     run, _, (unit,) = begin(["a"])
-    made = worker(run, gpus=1.0)
-    result = made.run(unit)
-    assert (result.fatal, made.loaded) == (True, False)
+    worker = make_worker(run, gpus=1.0)
+    result = worker.run(unit)
+    assert result.fatal
+    assert not worker.loaded
     assert "was given a GPU, and torch" in (result.error or "")
-    asked_for_it = with_keys(run, model={"device": "cpu"}, output={"path": str(tmp_path / "cpu")})
-    for said, read in (
-        ("max_split_size_mb:64", "max_split_size_mb:64"),
-        (None, "expandable_segments:True"),
-    ):
-        monkeypatch.setenv("PYTORCH_ALLOC_CONF", said or "")
-        if said is None:
-            monkeypatch.delenv("PYTORCH_ALLOC_CONF")
-        assert worker(asked_for_it, gpus=1.0).loaded
-        assert os.environ["PYTORCH_ALLOC_CONF"] == read
+
+
+def test_the_allocator_of_a_gpu_worker_expands_segments_unless_it_is_configured(
+    begin, monkeypatch
+) -> None:
+    run, _, _ = begin(["a"])
+    on_cpu = with_keys(run, model={"device": "cpu"})
+    monkeypatch.setenv("PYTORCH_ALLOC_CONF", "max_split_size_mb:64")
+    assert make_worker(on_cpu, gpus=1.0).loaded
+    assert os.environ["PYTORCH_ALLOC_CONF"] == "max_split_size_mb:64"
+    monkeypatch.delenv("PYTORCH_ALLOC_CONF")
+    assert make_worker(on_cpu, gpus=1.0).loaded
+    assert os.environ["PYTORCH_ALLOC_CONF"] == "expandable_segments:True"
 
 
 @pytest.mark.parametrize(
@@ -309,18 +335,19 @@ def test_a_worker_that_was_given_a_gpu_and_sees_none_decodes_nothing(tmp_path, b
         ("CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`", False, False),
     ],
 )
-def test_whose_fault_an_error_is(text: str, cuda: bool, fault: bool) -> None:
-    assert (card.is_cuda_error(text), card.is_fault(text)) == (cuda, fault)
+def test_errors_of_a_faulty_gpu_are_recognized(text: str, cuda: bool, fault: bool) -> None:
+    assert faulty_gpus.is_cuda_error(text) == cuda
+    assert faulty_gpus.is_fault(text) == fault
 
 
 def failing(text: str, loading: bool):
-    """A worker's parts whose engine, or whose load, raises."""
+    """Return a `build` that raises while loading, or whose engine raises in its first step."""
 
     def build(config, threads):
         if loading:
             raise ModelError("its weights cannot be loaded") from RuntimeError(text)
         parts = fakes.build(config, threads)
-        parts.engine.step = lambda: (_ for _ in ()).throw(RuntimeError(text))
+        parts.engine.step = mock.Mock(side_effect=RuntimeError(text))
         return parts
 
     return build
@@ -328,10 +355,11 @@ def failing(text: str, loading: bool):
 
 @pytest.fixture
 def run(tmp_path: Path, config) -> RunConfig:
-    """Of one document, begun."""
-    made = with_keys(config(str(write_jsonl(tmp_path / "a.jsonl", ["a"]))), model={"device": "cpu"})
-    manifest.claim(made, made.output.path)
-    return made
+    """A run over one document that has begun."""
+    path = write_jsonl(tmp_path / "a.jsonl", ["a"])
+    run = with_keys(config(str(path)), model={"device": "cpu"})
+    manifest.claim(run, run.output.path)
+    return run
 
 
 @pytest.mark.parametrize(
@@ -344,7 +372,7 @@ def run(tmp_path: Path, config) -> RunConfig:
         (ILLEGAL, False, False, False),
     ],
 )
-def test_two_deaths_leave_a_card_out_and_blame_no_document(
+def test_a_gpu_is_not_used_after_two_deaths_and_no_document_is_blamed(
     run, monkeypatch, text, loading, lost, blamed
 ) -> None:
     (unit,) = plan(run)
@@ -354,7 +382,7 @@ def test_two_deaths_leave_a_card_out_and_blame_no_document(
     end = UnitLog.end
     monkeypatch.setattr("os._exit", lambda code: dead.append(code) or sys.exit(code))
     monkeypatch.setattr(UnitLog, "end", lambda *arguments: None if dead else end(*arguments))
-    monkeypatch.setattr("raypd.billing.energy.CardWatch.is_lost", lambda self: lost)
+    monkeypatch.setattr("raypd.billing.energy.GpuWatch.is_lost", lambda self: lost)
     for shown in ("3", "3", "3", "4"):
         dead.clear()
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", shown)
@@ -367,29 +395,32 @@ def test_two_deaths_leave_a_card_out_and_blame_no_document(
                 ends[-1] = why
             else:
                 worker.run(unit)
-    assert sum(deaths) == (0 if blamed else 1 + 2 + 3)
-    left_out = "GPU 3 of node  is left out, 2 worker processes died "
-    assert [why.partition("of it: ")[0] for why in ends] == [
-        "died",
-        "died",
-        left_out if blamed else "died",
-        "died",
-    ]
+    if blamed:
+        assert sum(deaths) == 0
+    else:
+        assert sum(deaths) == 1 + 2 + 3
+    *first_ends, third_end, other_gpu = ends
+    assert first_ends == ["died", "died"]
+    if blamed:
+        assert re.match("GPU 3 of node .* is faulty .* 2 worker processes died of it", third_end)
+    else:
+        assert third_end == "died"
+    assert other_gpu == "died"
 
 
 @pytest.mark.parametrize(
     ("first", "lost", "ends"),
     [
-        (ECC, False, ["died", "died", "left out"]),
-        (None, True, ["died", "died", "left out"]),
+        (ECC, False, ["died", "died", "no longer used"]),
+        (None, True, ["died", "died", "no longer used"]),
         (None, False, ["sees no"] * 3),
     ],
 )
 @pytest.mark.parametrize("device", ["auto", "cuda"])
-def test_a_card_that_its_next_process_does_not_see_is_left_out(
+def test_a_gpu_that_disappears_after_a_fault_is_not_used(
     run, monkeypatch, device, first, lost, ends
 ) -> None:
-    """Only where nobody ever saw it is the driver to blame, which ends the run."""
+    """If no process ever saw the GPU, the driver is to blame, and the run ends."""
     (unit,) = plan(run)
     unseen = with_keys(run, model={"name": "a/model", "device": device})
 
@@ -398,7 +429,7 @@ def test_a_card_that_its_next_process_does_not_see_is_left_out(
 
     monkeypatch.setattr("os._exit", sys.exit)
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    monkeypatch.setattr("raypd.billing.energy.CardWatch.is_lost", lambda self: lost)
+    monkeypatch.setattr("raypd.billing.energy.GpuWatch.is_lost", lambda self: lost)
     seen = []
     for number in range(3):
         config, parts = (run, failing(first, True)) if first and number == 0 else (unseen, build)
@@ -408,53 +439,54 @@ def test_a_card_that_its_next_process_does_not_see_is_left_out(
             seen.append("died")
         else:
             error = worker.run(unit).error or ""
-            assert (worker.hello()[1] is not None) == ("is left out" in error)
-            seen.append(next(iter(re.findall("left out|sees no", error)), error))
+            assert (worker.hello()[1] is not None) == ("is faulty" in error)
+            seen.append(next(iter(re.findall("no longer used|sees no", error)), error))
     assert seen == ends
 
 
-def test_too_little_memory_is_no_fault_of_a_card(run) -> None:
+def test_a_lack_of_memory_is_not_blamed_on_the_gpu(run) -> None:
     build = failing("CUDA out of memory. Tried to allocate 2 GiB", True)
     worker = DecodeWorker(WorkerSpec(run, run.output.path, "s", build=build, gpus=1.0))
     assert worker.run(next(iter(plan(run)))).error == "its weights cannot be loaded"
 
 
-@pytest.mark.parametrize(("workers", "gpus", "most"), [(8, 8, 7), (1, 8, 1), (1, 1, None)])
-def test_a_run_goes_on_with_the_cards_that_are_left(
-    monkeypatch, workers: int, gpus: int, most: int | None
+@pytest.mark.parametrize(("workers", "gpus", "max_workers"), [(8, 8, 7), (1, 8, 1), (1, 1, None)])
+def test_a_run_continues_with_the_gpus_that_are_left(
+    monkeypatch, workers: int, gpus: int, max_workers: int | None
 ) -> None:
-    said: list[str] = []
+    lines: list[str] = []
     executor = pool_executor.PoolExecutor(
         None,
         WorkerResources(1, 1.0, 1),
         ClusterConfig(max_workers=workers),
-        said.append,  # type: ignore[arg-type]
+        lines.append,  # type: ignore[arg-type]
     )
     monkeypatch.setattr(ray, "cluster_resources", lambda: {"GPU": float(gpus)})
     bad = WorkerHandle(SimpleNamespace())
     executor.workers.append(bad)
-    if most is None:
+    if max_workers is None:
         with pytest.raises(RunError, match="no GPU is left: GPU 3 is broken"):
-            executor._leave_out(bad, "GPU 3 is broken")
+            executor._pin(bad, "GPU 3 is broken")
     else:
-        executor._leave_out(bad, "GPU 3 is broken")
-        assert executor._most == most
-    assert (said, executor.workers, executor._left_out) == (["GPU 3 is broken"], [], [bad])
+        executor._pin(bad, "GPU 3 is broken")
+        assert executor._max_workers == max_workers
+    assert lines == ["GPU 3 is broken"]
+    assert executor.workers == []
+    assert executor._pinning == [bad]
 
 
-def build_of_two_cards(config, threads):
-    """GPU 0 is broken."""
-    return (failing(ECC, True) if os.environ["CUDA_VISIBLE_DEVICES"] == "0" else fakes.build)(
-        config, threads
-    )
+def build_with_gpu_0_broken(config, threads):
+    if os.environ["CUDA_VISIBLE_DEVICES"] == "0":
+        return failing(ECC, True)(config, threads)
+    return fakes.build(config, threads)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("executor", ["pool", "ray_data"])
-def test_a_broken_card_of_two_costs_no_document(
+def test_a_faulty_gpu_of_two_costs_no_document(
     tmp_path: Path, config, capfd, executor: str
 ) -> None:
-    # Longer than two starts of a worker.
+    # The run takes longer than two starts of a worker.
     path = str(write_jsonl(tmp_path / "a.jsonl", ["sleep 0.2"] * 200))
     shares = {"gpus_per_worker": 1, "cpus_per_worker": 0.5, "executor": executor}
     run = with_keys(
@@ -462,12 +494,17 @@ def test_a_broken_card_of_two_costs_no_document(
     )
     ray.init(address="local", num_cpus=2, num_gpus=2, include_dashboard=False, log_to_driver=False)
     try:
-        done = driver.run_extract(run, build=build_of_two_cards)
+        done = driver.run_extract(run, build=build_with_gpu_0_broken)
     finally:
         ray.shutdown()
-    assert (done.ok, done.failed) == (200, 0)
-    assert ["NVML" in note for note in done.cost.notes] == [True]  # said once, of two workers
-    assert "is left out, 2 worker processes died of it: raypd" in capfd.readouterr().err
+    assert done.ok == 200
+    assert done.failed == 0
+    # Both workers reported this, and it is noted once.
+    assert ["NVML" in note for note in done.cost.notes] == [True]
+    assert (
+        "is faulty and no longer used: 2 worker processes died of it, the last one of: raypd"
+        in capfd.readouterr().err
+    )
 
 
 @pytest.mark.parametrize(
@@ -481,7 +518,7 @@ def test_a_broken_card_of_two_costs_no_document(
         ("ray://head:10001", None, None, False),
     ],
 )
-def test_a_head_may_lack_what_its_workers_have(
+def test_only_a_run_that_starts_ray_uses_this_machine(
     monkeypatch, address, variable, running, here
 ) -> None:
     monkeypatch.setattr(ray_session.ray_private, "local_address", lambda: running)

@@ -223,7 +223,7 @@ def test_a_run_of_a_raypd_that_answers_otherwise_is_told_from_a_changed_key(
     manifest.check(config, str(tmp_path))  # nothing was committed
     storage.put(f"{tmp_path}/units/a.parquet", b"")
     with pytest.raises(
-        ConfigError, match=r"changed: a file that prompts come from, or raypd itself"
+        ConfigError, match=r"a file that prompts come from, or raypd itself changed"
     ):
         manifest.check(config, str(tmp_path))
 

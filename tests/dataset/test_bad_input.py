@@ -285,7 +285,7 @@ def test_the_advice_for_a_file_that_changed_in_mid_run_works(
         driver.run_extract(run, build=fakes.build)
     monkeypatch.undo()
     assert (
-        "Units of a.jsonl are done with what it held: put that back, and the same command does"
+        "Units of a.jsonl were committed before the content changed. Restore the old content"
         in str(caught.value)
     )
     # Which would not help.
@@ -308,13 +308,12 @@ def test_what_can_be_done_about_each_file() -> None:
     for name, error in (*changed, *((f"d{n}", "gone") for n in range(12))):
         unreadable.add(make_unit([replace(part, name=name)], "f"), error)
     assert unreadable.shown().endswith("  gone\n  and 5 more\n")
-    again = "The same command tries them again, when the objects are put right or removed."
+    again = "Repair or remove the files, and the same command tries them again."
     assert (
         unreadable.advice(())
-        == f"{again} With input.on_damaged=skip it leaves them out and ends well."
+        == f"{again} With input.on_damaged=skip the run leaves them out and succeeds."
     )
-    words = "Units of b are done: put right it is a new file, for a new output.path. "
-    assert unreadable.advice({"b"}).startswith(words)
+    assert unreadable.advice({"b"}).startswith("Some units of b are committed. Once repaired, ")
     assert "tries the others again" in unreadable.advice({"a", "b"})
     assert "tries" not in unreadable.advice(unreadable.files.keys())
 

@@ -19,7 +19,8 @@ from raypd.estimation import sampling
 from raypd.report import page, status
 from raypd.report.data import load
 from raypd.run import left_out
-from raypd.run.records import LeftOutFiles, Manifest
+from raypd.run.left_out import LeftOutFiles
+from raypd.run.manifest import Manifest
 from raypd.storage.common import is_hidden
 from raypd.verify import findings, verification
 from tests.cluster import fakes

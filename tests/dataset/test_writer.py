@@ -10,7 +10,7 @@ import pytest
 from raypd import storage
 from raypd.dataset import writer
 from raypd.errors import RunError
-from raypd.run.records import UnitSummary
+from raypd.run.unit import UnitSummary
 from raypd.tasks.base import Document, Record
 
 COLUMNS = pa.schema([("answer", pa.string()), ("price", pa.float64())])

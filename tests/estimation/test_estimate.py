@@ -17,6 +17,8 @@ import pytest
 
 from raypd.answering.request_queue import RequestQueue, UnitState
 from raypd.billing import meter
+from raypd.billing.bill import Bill, NodeTime
+from raypd.billing.meter import WorkerTime
 from raypd.cluster import driver, one_worker
 from raypd.config import RunConfig
 from raypd.config.load import with_changes
@@ -28,8 +30,8 @@ from raypd.estimation.bootstrap import Array, exact, figure
 from raypd.estimation.estimate import estimate
 from raypd.estimation.machines import EstimateOptions, NodeKind, Overhead
 from raypd.estimation.profile import DocumentCost, Profile, Profiler, WorkerFacts, most_in_flight
+from raypd.estimation.records import Estimate, Figure
 from raypd.run import records
-from raypd.run.records import Bill, Estimate, Figure, NodeTime, WorkerTime
 from raypd.tasks.base import Document, Record, Request
 from raypd.testing import fake
 from tests.runs import Clock, extraction, run_config, says

@@ -32,7 +32,7 @@ from raypd.billing import book
 from raypd.config import StorageConfig
 from raypd.report.status import Watch
 from raypd.run import layout, records
-from raypd.run.records import Manifest
+from raypd.run.manifest import Manifest
 from raypd.verify.verification import verify
 from tests import s3
 from tests.fault_proxy import Faults, Proxy

@@ -46,7 +46,7 @@ class _Stage:
 
         def listen_start(own: Any, worker: Any, unit: Any) -> None:
             self.executor = own
-            assert worker.node not in {other.node for other in own.workers if other.leaving}
+            assert worker.node not in {other.node for other in own.workers if other.draining}
             self.started.append((worker.node, unit.id))
             start(own, worker, unit)
 

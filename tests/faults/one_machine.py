@@ -22,7 +22,7 @@ def worker_killed(folder: Path) -> Outcome:
     wait_for((Path(trial.output) / "waiting-killed").exists)  # the fourth unit is in the engine
     os.kill(trial.worker(), signal.SIGKILL)
     trial.go("killed")
-    assert "a worker process died; its units are tried again" in ended(run)
+    assert "A worker process died; its units will be retried." in ended(run)
     assert {row["attempts"] for row in trial.rows()} == {1, 2}
     return trial.outcome("killed after 3 of 20 units", "its units were tried again elsewhere")
 
@@ -34,7 +34,7 @@ def driver_killed(folder: Path) -> Outcome:
     trial.wait(4)
     kill(run)
     trial.go("again")
-    assert "was killed: taking its place" in trial.finish()
+    assert "was killed; taking over its lease" in trial.finish()
     return trial.outcome("killed after 4 of 20 units, the same command again", "resumed")
 
 
@@ -45,7 +45,7 @@ def _deadly(folder: Path, title: str, rows: set[int], error: str) -> Trial:
     assert {row["id"]: row["error"] for row in trial.rows() if row["error"]} == {
         str(row): error for row in rows
     }
-    assert printed.count("a worker process died; its units are tried again") == 3 * len(rows)
+    assert printed.count("A worker process died; its units will be retried.") == 3 * len(rows)
     return trial
 
 
@@ -150,7 +150,7 @@ def started_twice(folder: Path) -> Outcome:
     first = trial.start()
     wait_for((Path(trial.output) / "lease.json").exists)
     printed = ended(trial.start(), 1)
-    assert re.search(rf"has been at work on it since .* as process {first.pid} on", printed), (
+    assert re.search(rf"has been working on it since .* as process {first.pid} on", printed), (
         printed
     )
     trial.go("refused")

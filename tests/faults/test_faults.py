@@ -9,7 +9,7 @@ import pytest
 
 from raypd import storage
 from raypd.run import layout, records
-from raypd.run.records import Manifest
+from raypd.run.manifest import Manifest
 from raypd.verify.verification import verify
 from tests.faults.__main__ import FAULTS
 from tests.faults.trial import EXECUTORS, Trial

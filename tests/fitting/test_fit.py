@@ -17,6 +17,7 @@ from raypd.config import RunConfig
 from raypd.config.load import load_config, with_changes
 from raypd.dataset.plan import Plan
 from raypd.errors import ConfigError, InputError, UserError
+from raypd.estimation.records import Figure
 from raypd.fitting import candidate, labels, page
 from raypd.fitting import context as fit_context
 from raypd.fitting.context import FitContext, teacher_config, teacher_keys
@@ -25,7 +26,7 @@ from raypd.fitting.parts import PARTS, parts_of, split
 from raypd.fitting.result import AS_CONFIGURED, TEACHER, CandidateScore, FitResult
 from raypd.run import records
 from raypd.run.console import Interrupted
-from raypd.run.records import Figure, Manifest
+from raypd.run.manifest import Manifest
 from raypd.training import teacher
 from raypd.training.job import run_training
 from tests.runs import extraction, run_config, run_here, says, write_rows

@@ -24,6 +24,7 @@ from typer.testing import CliRunner
 from raypd import storage
 from raypd.answering.components import WorkerComponents
 from raypd.billing import book
+from raypd.billing.bill import Bill
 from raypd.cli.main import app
 from raypd.config import Category, RunConfig
 from raypd.dataset.reader import read_unit
@@ -36,7 +37,6 @@ from raypd.report import data, page, terminal
 from raypd.report.status import Watch
 from raypd.run import load, manifest
 from raypd.run.lease import RunLease
-from raypd.run.records import Bill
 from raypd.tasks.base import Record, Request
 from raypd.verify.export import export
 from raypd.verify.scratch import Scratch
@@ -174,7 +174,7 @@ def test_of_two_nights_at_once_one_is_refused_and_nothing_is_lost(run, write, tm
     both = [start("-m", "raypd", "nightly", str(tmp_path / "night.yaml")) for _ in range(2)]
     said = [process.communicate(timeout=LONG) for process in both]
     assert sorted(process.returncode for process in both) == [0, 1], said
-    assert sum("has been at work on it since" in err for _, err in said) == 1
+    assert sum("has been working on it since" in err for _, err in said) == 1
     assert rows(config).keys() == DOCUMENTS.keys()
     assert verify_table(config.output.path, config).passed
 
@@ -455,7 +455,7 @@ def test_started_twice_one_says_so_and_an_overtaken_one_changes_nothing(
     write("a.jsonl", DOCUMENTS)
     config = run()
     first = RunLease(config.output.path)
-    with pytest.raises(RunError, match=f"session {first.id} has been at work on it since"):
+    with pytest.raises(RunError, match=f"session {first.id} has been working on it since"):
         night(config)
     first.end("complete")
     real = nightly.changes.write_index
@@ -612,7 +612,7 @@ def test_status_and_report_are_of_the_table_and_of_all_nights(tmp_path, write, r
     config = run()
     root = str(tmp_path / "root")
     (tmp_path / "root/nights/2026-01-01").mkdir(parents=True)
-    with pytest.raises(ConfigError, match="no night has ended well here yet"):
+    with pytest.raises(ConfigError, match="no night was successful yet"):
         Watch(root)
     for documents, usd in (
         ({"a": "1", "b": "bad", "c": "3"}, 0.2),

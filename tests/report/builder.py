@@ -14,20 +14,15 @@ from typing import Any
 import pyarrow as pa
 
 from raypd import storage
+from raypd.billing.bill import Bill, NodeTime
 from raypd.billing.book import Book
-from raypd.billing.meter import Meter
+from raypd.billing.meter import Meter, WorkerTime
 from raypd.dataset import writer
-from raypd.run.records import (
-    Bill,
-    CardUse,
-    Manifest,
-    NodeTime,
-    RunRecord,
-    Session,
-    UnitSummary,
-    WorkerTime,
-    write,
-)
+from raypd.run.lease import Session
+from raypd.run.manifest import Manifest, RunRecord
+from raypd.run.records import write
+from raypd.run.unit import UnitSummary
+from raypd.run.usage import GpuUse
 from raypd.tasks.columns import EXTRACTION
 
 CATEGORIES = {
@@ -311,7 +306,7 @@ class _Worker:
             1.0,
             lambda: self.now,
             lambda: 310.0 * (self.now - began),
-            lambda: CardUse(1, 0.7, 40.0, 1500.0, 2520.0),
+            lambda: GpuUse(1, 0.7, 40.0, 1500.0, 2520.0),
         )
         self.meter._totals.worker = f"worker-{number}"
 

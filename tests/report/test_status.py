@@ -13,7 +13,9 @@ import pytest
 from rich.console import Console
 
 from raypd import storage
+from raypd.billing.bill import Bill
 from raypd.config.secrets import HIDDEN, redact
+from raypd.dataset.plan import PlanTotals
 from raypd.errors import ConfigError, RunError
 from raypd.estimation.bootstrap import Array, exact
 from raypd.estimation.machines import EstimateOptions, MethodSpeed, Overhead, assemble
@@ -22,8 +24,8 @@ from raypd.report.charts import RunningTime, speeds
 from raypd.report.ledger import RunBill
 from raypd.report.status import Watch
 from raypd.run.layout import ESTIMATE
-from raypd.run.records import Bill, PlanTotals, from_json, write
-from raypd.run.text import NONE
+from raypd.run.records import from_json, write
+from raypd.text import NONE
 from tests.report import builder, hostile
 from tests.report.browser import DESKTOP, PHONE, open_page
 from tests.report.builder import Plan, build, edit_bill
@@ -577,7 +579,7 @@ def test_an_estimate_without_a_run_has_a_page_of_its_own(tmp_path):
         "Sessions|Against the bill|No unit is committed|None|Made-up figures.", found
     )
     assert (run.state, page.write(run)) == ("estimated", f"{root}/report.html")
-    with pytest.raises(ConfigError, match="only an estimate: start the run"):
+    with pytest.raises(ConfigError, match=r"only an estimate\. Start the run"):
         Watch(str(root), []).look()
     put(root, model="fake")
     assert "Made-up figures." in shown(root)

@@ -1,6 +1,4 @@
-"""One session at a time on a run: whoever is alive keeps it, whoever is dead loses it, whatever the
-clocks say.
-"""
+"""The lease: a live session keeps its run and a dead one loses it, whatever the clocks say."""
 
 import json
 import os
@@ -22,12 +20,14 @@ STALE = 45.0  # seconds of `Clock`
 
 
 class Clock(runs.Clock):
-    """Time that passes only while somebody waits for a session that is dead; real sleep while it is
-    alive.
+    """A clock that runs only while a session waits for a dead holder.
+
+    While the holder is alive, waiting sleeps for a moment of real time.
     """
 
     def __init__(self, folder: Path) -> None:
-        self.holder, self.dead = folder / "lease.json", set[str]()
+        self.lease_file = folder / "lease.json"
+        self.dead_sessions: set[str] = set()
         self.now = 1000.0
         self.shift = 0.0
         self.slept = 0.0
@@ -36,17 +36,18 @@ class Clock(runs.Clock):
         return time.time() + self.shift
 
     def sleep(self, seconds: float) -> None:
-        if json.loads(self.holder.read_text())["session"] in self.dead:
+        holder = json.loads(self.lease_file.read_text())["session"]
+        if holder in self.dead_sessions:
             self.slept += seconds
             self.now += seconds
         else:
-            time.sleep(0.01)  # its heart beats
+            time.sleep(0.01)
 
     def silence(self, session: lease.RunLease) -> None:
-        """As if the session's process were gone."""
+        """Stop the heartbeat of a session, as if its process were gone."""
         session._ended.set()
         session._thread.join()
-        self.dead.add(session.id)
+        self.dead_sessions.add(session.id)
 
 
 @pytest.fixture(autouse=True)
@@ -60,11 +61,13 @@ def clock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 @pytest.fixture
 def elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sessions know nothing of each other's machine."""
+    """Make sessions unable to tell that they run on the same machine."""
     monkeypatch.setattr(lease, "_machine", lambda: None)
 
 
-def test_a_live_session_on_this_machine_is_named_at_once(tmp_path: Path, clock: Clock) -> None:
+def test_the_error_names_a_session_that_is_alive_on_this_machine_without_waiting(
+    tmp_path: Path, clock: Clock
+) -> None:
     first = lease.RunLease(str(tmp_path))
     with pytest.raises(RunError) as caught:
         lease.RunLease(str(tmp_path))
@@ -75,7 +78,7 @@ def test_a_live_session_on_this_machine_is_named_at_once(tmp_path: Path, clock: 
     assert [path.name for path in (tmp_path / "sessions").iterdir()] == [f"{first.id}.json"]
 
 
-def test_a_session_that_ended_or_was_killed_here_gives_the_run_free_at_once(
+def test_the_lease_of_a_session_that_ended_or_was_killed_here_is_free_at_once(
     tmp_path: Path, clock: Clock
 ) -> None:
     lease.RunLease(str(tmp_path)).end("interrupted")
@@ -88,34 +91,38 @@ def test_a_session_that_ended_or_was_killed_here_gives_the_run_free_at_once(
     assert lease.killed(str(tmp_path)) is None
     subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parents[2])
     lines: list[str] = []
-    # It is said at once, not after its heartbeat is missed.
-    assert lease.killed(str(tmp_path)) not in (None, second.id)
+    # The kill is visible at once, before a heartbeat is missed.
+    killed_session = lease.killed(str(tmp_path))
+    assert killed_session is not None
+    assert killed_session != second.id
     third = lease.RunLease(str(tmp_path), lines.append)
     assert clock.slept == 0
-    assert "was killed: taking its place" in lines[0]
+    assert "was killed; taking over its lease" in lines[0]
     third.end("complete")
 
 
-def test_a_lease_is_given_free_though_its_last_beat_was_not_answered_or_the_disk_is_full(
+def test_a_lease_is_released_even_if_an_answer_was_lost_or_the_disk_is_full(
     tmp_path, monkeypatch
 ) -> None:
     first = lease.RunLease(str(tmp_path))
     first._ended.set()
     first._thread.join()
-    # It beat, and was not told so.
-    assert lease.storage.put_if(first._lease_path, first._lease(), first._version)
+    # The heartbeat was written, but its answer was lost.
+    assert lease.storage.put_if(first._lease_path, first._encoded_lease(), first._version)
     first.end("complete")
     with monkeypatch.context() as patched:
-        patched.setattr(
-            lease.RunLease, "_write", full := Mock(side_effect=OSError("No space left on device"))
-        )
+        full = Mock(side_effect=OSError("No space left on device"))
+        patched.setattr(lease.RunLease, "_write_session", full)
         with lease.held(str(tmp_path), print):
             patched.setattr(lease.storage, "put_if", full)
-    lease.RunLease(str(tmp_path)).end("complete")  # of the same process
+    # The same process can take the lease again.
+    lease.RunLease(str(tmp_path)).end("complete")
 
 
 @pytest.mark.parametrize("text", ["", "{", '{"session": 1}'])
-def test_a_lease_that_was_edited_by_hand_holds_nobody(text, tmp_path: Path, clock: Clock) -> None:
+def test_a_lease_file_that_was_edited_by_hand_holds_no_run(
+    text, tmp_path: Path, clock: Clock
+) -> None:
     (tmp_path / "lease.json").write_text(text)
     session = lease.RunLease(str(tmp_path))
     assert clock.slept == 0
@@ -123,7 +130,7 @@ def test_a_lease_that_was_edited_by_hand_holds_nobody(text, tmp_path: Path, cloc
 
 
 @pytest.mark.parametrize("shift", [-86400.0, 0.0, 86400.0])
-def test_a_heartbeat_from_another_machine_is_watched_not_compared(
+def test_the_heartbeat_of_another_machine_is_watched_without_comparing_clocks(
     tmp_path, clock, elsewhere, shift
 ) -> None:
     first = lease.RunLease(str(tmp_path))
@@ -133,7 +140,8 @@ def test_a_heartbeat_from_another_machine_is_watched_not_compared(
     clock.silence(first)
     lines: list[str] = []
     second = lease.RunLease(str(tmp_path), lines.append)
-    assert (clock.slept >= STALE, "no heartbeat any more" in lines[-1]) == (True, True)
+    assert clock.slept >= STALE
+    assert "no heartbeat any more" in lines[-1]
     second.end("complete")
 
 
@@ -146,16 +154,18 @@ def test_a_clock_that_is_set_back_during_a_session_does_not_move_its_heartbeat(
     session.end("complete")
     tree = json.loads((tmp_path / "sessions" / f"{session.id}.json").read_text())
     assert tree["heartbeat"] == tree["ended"] == session.began + 25
-    assert (tree["began"], tree["seconds"]) == (session.began, 25)
+    assert tree["began"] == session.began
+    assert tree["seconds"] == 25
 
 
-def test_a_session_that_was_silent_for_too_long_learns_that_it_lost_the_run(
+def test_a_session_that_was_silent_for_too_long_notices_that_it_lost_the_lease(
     tmp_path, clock, elsewhere
 ) -> None:
     first = lease.RunLease(str(tmp_path))
     clock.silence(first)
     second = lease.RunLease(str(tmp_path))
-    first._beat()  # it wakes up
+    # The session wakes up.
+    first._beat()
     assert second.id in str(first.lost)
     first.end("failed")
     beats = second._beats
@@ -164,18 +174,22 @@ def test_a_session_that_was_silent_for_too_long_learns_that_it_lost_the_run(
     second.end("complete")
 
 
-def test_of_many_that_start_at_once_one_wins(tmp_path, clock, elsewhere) -> None:
+def test_one_of_many_sessions_that_start_together_gets_the_lease(
+    tmp_path, clock, elsewhere
+) -> None:
     clock.silence(lease.RunLease(str(tmp_path)))
     with ThreadPoolExecutor(6) as threads:
         started = [threads.submit(lease.RunLease, str(tmp_path)) for _ in range(6)]
-    (won,) = (future.result() for future in started if not future.exception())
-    refused = [str(future.exception()) for future in started if future.exception()]
-    assert len(refused) == 5
-    assert all(won.id in line for line in refused)
-    won.end("complete")
+    refusals = [str(future.exception()) for future in started if future.exception()]
+    (winner,) = [future.result() for future in started if not future.exception()]
+    assert len(refusals) == 5
+    assert all(winner.id in line for line in refusals)
+    winner.end("complete")
 
 
-def test_storage_that_is_away_for_a_moment_ends_nothing(tmp_path: Path, monkeypatch) -> None:
+def test_a_short_outage_of_the_storage_does_not_end_the_session(
+    tmp_path: Path, monkeypatch
+) -> None:
     session = lease.RunLease(str(tmp_path))
     put_if = Mock(
         wraps=lease.storage.put_if, side_effect=[OSError("503 SlowDown")] * 3 + [DEFAULT] * 10_000

@@ -101,7 +101,8 @@ def test_a_run_then_new_input_in_another_partition_then_nothing_to_do(
     )
     assert again.output == run.output.path
     with pytest.raises(
-        ConfigError, match=r"one/?: holds the run of another configuration.*input\.id_column"
+        ConfigError,
+        match=r"one/?: already holds a run with another configuration.*input\.id_column",
     ):
         driver.run_extract(with_keys(run, input={"id_column": None}))
 

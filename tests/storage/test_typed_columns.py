@@ -23,7 +23,7 @@ from raypd.errors import ConfigError, RunError
 from raypd.evaluation.score import evaluate
 from raypd.report.sample import document_of
 from raypd.run import manifest
-from raypd.run.records import UnitSummary
+from raypd.run.unit import UnitSummary
 from raypd.tasks import columns
 from raypd.tasks.base import Document, Record
 from raypd.tasks.columns import EXTRACTION, columns_of, record_of, record_row, typed_row, value_row

@@ -18,6 +18,7 @@ from raypd.decoding.counts import Finished, TokenCounts
 from raypd.errors import ConfigError, InputError, RunError
 from raypd.estimation.profile import DocumentCost
 from raypd.evaluation import cascade as tuning
+from raypd.run.usage import UsageKey
 from raypd.tasks.base import Document, Record, Request
 from raypd.tasks.cascade import Cascade
 from raypd.tasks.columns import columns_of, rows_of, value_row
@@ -234,7 +235,7 @@ def test_a_run_asks_a_server_for_what_the_first_model_is_unsure_of_bills_each_re
         ("Acme", 42)
     ] * 3
     (bill,) = book.bills(str(tmp_path / "out"))
-    first, second = bill.categories["shoes"], bill.categories["shoes (second model)"]
+    first, second = (bill.categories[UsageKey("shoes", model)] for model in ("first", "second"))
     assert (first["documents"], second["documents"]) == (20, 0)
     assert first["decode_tokens"] > second["decode_tokens"] == 20
     # And nothing for the first model's tokens.

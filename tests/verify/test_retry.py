@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 from raypd import storage
 from raypd.answering.components import WorkerComponents
 from raypd.billing import book
+from raypd.billing.bill import Bill
 from raypd.billing.budget import BudgetReached
 from raypd.cli.main import app
 from raypd.cluster import driver
@@ -28,8 +29,8 @@ from raypd.dataset.reader import read_unit
 from raypd.errors import ConfigError, RunError
 from raypd.run.lease import RunLease
 from raypd.run.load import load_run
-from raypd.run.records import Bill, UnitResult, from_json
-from raypd.run.unit import Unit
+from raypd.run.records import from_json
+from raypd.run.unit import Unit, UnitResult
 from raypd.verify import dead_letters, retry
 from raypd.verify.retry import merged, retry_errors
 from raypd.verify.verification import verify
@@ -149,7 +150,7 @@ def test_fresh_rows_of_a_typed_run_are_typed(run, monkeypatch) -> None:
 
 def test_of_two_at_once_one_says_so_and_what_fails_again_counts_its_attempts(run) -> None:
     first = RunLease(storage.join(run.output.path, "retries"))
-    with pytest.raises(RunError, match=f"session {first.id} has been at work"):
+    with pytest.raises(RunError, match=f"session {first.id} has been working on it"):
         again(run)
     first.end("complete")
     assert again(run).failed == 3
@@ -339,7 +340,7 @@ def test_what_cannot_be_read_any_more_is_left_out_of_a_retry_and_not_taken_apart
     )
     for chosen in (several, several.subset([1])):
         session._take(chosen, UnitResult(error="it is gone", unreadable=True))
-    assert session._apart == [several]
+    assert session._units_to_split == [several]
 
 
 def test_a_subset_of_a_unit_is_a_unit_with_an_id_of_its_own(run) -> None:

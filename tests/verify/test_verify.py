@@ -207,7 +207,7 @@ def test_files_in_the_units_folder_that_are_no_units(run) -> None:
 
 
 def test_a_run_that_cannot_be_read_or_whose_answers_would_be_others(run, tmp_path) -> None:
-    with pytest.raises(ConfigError, match="makes the fingerprint"):
+    with pytest.raises(ConfigError, match="now has the fingerprint"):
         load_run(run.output.path, ["decoding.max_value_tokens=3"])
     (tmp_path / "out/run.json").write_text("{}")
     with pytest.raises(ConfigError, match=r"run.json: cannot be read"):

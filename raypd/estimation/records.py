@@ -1,0 +1,111 @@
+"""estimate.json: the speeds, machines and bills of an estimate."""
+
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+from raypd.billing.prices import HostedPrice
+from raypd.text import iso
+
+
+@dataclass(frozen=True)
+class Figure:
+    """An estimated quantity with the ends of its 95% interval; None where they cannot be known."""
+
+    value: float
+    low: float | None = None
+    high: float | None = None
+
+    @property
+    def counted(self) -> bool:
+        """Whether it was counted or given, not estimated."""
+        return self.low == self.value == self.high
+
+    def holds(self, value: float) -> bool | None:
+        """Whether a value lies in the interval; None without one."""
+        return None if self.low is None or self.high is None else self.low <= value <= self.high
+
+    def times(self, factor: float, plus: float = 0.0) -> "Figure":
+        """The quantity in another unit, and more."""
+        low, high = (None if end is None else end * factor + plus for end in (self.low, self.high))
+        return Figure(self.value * factor + plus, low, high)
+
+
+@dataclass(kw_only=True)
+class SpeedEstimate:
+    """A decoding method on one worker."""
+
+    method: str
+    gpu: str | None = None  # that it holds for; None for a CPU
+    source: str  # in words
+    documents_per_second: Figure
+    tokens_per_document: dict[str, Figure] = field(default_factory=dict)
+    times_autoregressive: Figure | None = None  # on the same GPU; None: not measured
+
+    @property
+    def name(self) -> str:
+        return self.method + (f" on {self.gpu}" if self.gpu else "")
+
+
+@dataclass
+class BillEstimate:
+    """The whole corpus on `nodes` nodes."""
+
+    nodes: int
+    hours: Figure
+    gpu_hours: Figure  # of all workers while they decode
+    usd: Figure
+    parts: dict[str, float] = field(default_factory=dict)  # USD; they add up to `usd`
+
+
+@dataclass(kw_only=True)
+class MachineEstimate:
+    name: str
+    instance_type: str | None = None
+    gpu: str | None = None
+    workers: int
+    market: str
+    usd_per_hour: float
+    price_source: str
+    usd_per_1000: Figure  # of decoding
+    baseline_usd_per_1000: Figure | None = None
+    saved_usd: Figure | None = None  # against autoregressive decoding, over the corpus
+    bills: list[BillEstimate]
+
+    @property
+    def title(self) -> str:
+        return self.name + (" spot" if self.market == "spot" else "")
+
+
+@dataclass(kw_only=True)
+class HostedEstimate(HostedPrice):
+    """What it would ask for the tokens of the corpus."""
+
+    usd_per_1000: Figure
+    usd: Figure  # of the whole corpus
+
+
+@dataclass(kw_only=True)
+class Estimate:
+    """estimate.json: the speed of one worker, and what the corpus takes on each kind of machine."""
+
+    documents: Figure
+    speeds: list[SpeedEstimate]
+    baseline: list[SpeedEstimate]
+    machines: list[MachineEstimate]
+    notes: list[str]
+    startup_seconds: float | None = None
+    created: str = field(default_factory=iso)
+    fingerprint: str | None = None  # of the configuration
+    model: str | None = None
+    task: str | None = None
+    sample: dict[str, Any] | None = None  # how it was measured
+    hosted: list[HostedEstimate] = field(default_factory=list)
+    hosted_tokens: dict[str, Figure] = field(default_factory=dict)  # input and output of a document
+
+    def __post_init__(self) -> None:
+        datetime.fromisoformat(self.created)  # a file with another text in its place is damaged
+
+    @property
+    def created_at(self) -> float:  # unix seconds
+        return datetime.fromisoformat(self.created).timestamp()
