@@ -27,7 +27,7 @@ from raypd.config import TEXT_FILES, ModelConfig, RunConfig
 from raypd.config.data import EXCEL
 from raypd.config.load import load_config, make_config, with_changes
 from raypd.config.schema import task_of
-from raypd.dataset.look import MOST_ROWS, batch_rows, look_for_columns
+from raypd.dataset import MOST_ROWS, batch_rows, look_for_columns
 from raypd.errors import ConfigError, InputError
 from raypd.estimation.records import Estimate
 from raypd.run import layout, records
@@ -99,7 +99,7 @@ class Run:
         column for each attribute in their place, of its own type, and one for its confidence, as of
         `output.columns: typed`.
         """
-        from raypd.dataset.writer import typed_table
+        from raypd.dataset import typed_table
 
         if not typed:
             return self._table.to_pandas()
@@ -247,7 +247,7 @@ class LLM:
         from raypd.answering.request_queue import answer
         from raypd.billing.meter import Meter
         from raypd.config import METHODS
-        from raypd.dataset.reader import filled
+        from raypd.dataset import filled
         from raypd.tasks.base import Document
 
         unsaid = {"input": {"path": "-"}, "output": {"path": "-"}}

@@ -39,8 +39,7 @@ from raypd.cluster.worker import EngineActor
 from raypd.config import ExtractionConfig, RunConfig
 from raypd.config.load import load_config, make_config, with_changes
 from raypd.config.schema import task_of
-from raypd.dataset import writer
-from raypd.dataset.reader import read_table
+from raypd.dataset import read_table, writer
 from raypd.errors import ConfigError, RunError, raised_as
 from raypd.estimation import bootstrap, sampling
 from raypd.estimation.profile import Profiler, check_sample

@@ -9,7 +9,7 @@ from raypd import storage
 from raypd.config import KINDS, GenerationConfig, RunConfig
 from raypd.config.load import load_config, make_config
 from raypd.config.schema import task_of
-from raypd.dataset.look import look_for_columns
+from raypd.dataset import look_for_columns
 from raypd.errors import ConfigError, RunError
 from raypd.run import layout
 from raypd.run.console import say

@@ -11,7 +11,7 @@ from raypd.billing import book, budget
 from raypd.cluster import ledger_actor
 from raypd.cluster.ray_session import WorkerResources
 from raypd.config import RunConfig, deadline_at
-from raypd.dataset.plan import Plan
+from raypd.dataset import Plan
 from raypd.run.lease import RunLease
 from raypd.run.unit import Unit
 from raypd.text import Say, counted, duration, number

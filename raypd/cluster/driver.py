@@ -12,8 +12,7 @@ from raypd.billing import book
 from raypd.billing.budget import BudgetReached
 from raypd.cluster import ray_session
 from raypd.config import RunConfig
-from raypd.dataset import planner, writer
-from raypd.dataset.plan import Plan, take_apart
+from raypd.dataset import Plan, planner, take_apart, writer
 from raypd.errors import ConfigError, RunError
 from raypd.run import layout, manifest, records
 from raypd.run.console import Interrupted, say, signals

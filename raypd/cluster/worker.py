@@ -33,8 +33,7 @@ from raypd.billing.meter import Meter
 from raypd.cluster import nodes
 from raypd.cluster.faulty_gpus import FaultLog
 from raypd.config import RunConfig
-from raypd.dataset import writer
-from raypd.dataset.reader import read_unit
+from raypd.dataset import read_unit, writer
 from raypd.errors import InputError, UserError
 from raypd.run import layout, retry_policy
 from raypd.run.retry_policy import Attempt, UnitLog

@@ -1,6 +1,7 @@
-"""The two files that OpenAI's batch API gives back: a line of answers or an error for every
-request. They are a view of the committed rows, in the order of the input, written anew whenever the
-run has ended.
+"""The two files that OpenAI's batch API returns: for every request a line of answers or an error.
+
+They are a view of the committed rows in the order of the input, and written whenever the run has
+ended.
 """
 
 import hashlib
@@ -8,14 +9,13 @@ import json
 from collections.abc import Iterator
 from contextlib import closing
 from itertools import groupby
-from typing import Any
+from typing import Any, NamedTuple
 
 from raypd import storage
 from raypd.config import RunConfig
 from raypd.dataset import writer
-from raypd.dataset.jsonl import BOM, Line, lines, open_lines
+from raypd.dataset.jsonl import BOM, Line, line_limit, lines, open_lines
 from raypd.dataset.listing import objects
-from raypd.dataset.split import line_limit
 from raypd.errors import ConfigError, InputError, RunError, raised_as
 from raypd.run import layout
 from raypd.tasks.base import Document
@@ -24,114 +24,164 @@ from raypd.text import one_line
 
 _SERVER_ERROR = "server_error"
 _COLUMNS = ["row", "status", "error", "sample", "text", "finish_reason", "tokens", "counters"]
+_NAME_DIGITS = 24
+
+
+class _Answer(NamedTuple):
+    """The committed rows of one request."""
+
+    offset: int  # of the request's line
+    created: int  # Unix seconds of the commit
+    rows: list[dict[str, Any]]
 
 
 def check(config: RunConfig) -> None:
-    """Raises ConfigError where the input is not one batch file; InputError: unreadable, or a
-    custom_id stands twice.
+    """Check that the input is a batch file.
+
+    Args:
+        config: The configuration of a run with `task.openai`.
+
+    Raises:
+        ConfigError: The input is not one file of JSON Lines.
+        InputError: The file cannot be read, or two requests have the same custom_id.
     """
     line_of_id: dict[str, int] = {}
-    path = str(config.input.path)
     for line, fields in _lines(config):
-        id = fields.get("custom_id") if fields is not None else None
-        if isinstance(id, str) and (first := line_of_id.setdefault(id, line.number)) != line.number:
-            advice = (
-                f"custom_id {one_line(id, 80)!r} stands on line {first} already; give each "
-                "request its own"
+        custom_id = None
+        if fields is not None:
+            custom_id = fields.get("custom_id")
+        if not isinstance(custom_id, str):
+            continue
+        first = line_of_id.setdefault(custom_id, line.number)
+        if first != line.number:
+            raise InputError(
+                f"{config.input.path}:{line.number}: custom_id {one_line(custom_id, 80)!r} stands "
+                f"on line {first} already; give each request its own"
             )
-            raise InputError(f"{path}:{line.number}: {advice}")
 
 
 def write(config: RunConfig, output: str) -> tuple[int, int]:
-    """Writes output.jsonl and errors.jsonl; lines of each.
+    """Write output.jsonl and errors.jsonl into a run's folder.
 
-    Raises RunError: rows of another input; InputError.
+    Args:
+        config: The configuration of a run with `task.openai` that has ended.
+        output: The run's folder.
+
+    Returns:
+        Lines of each file.
+
+    Raises:
+        RunError: The committed rows are not of this input, or a file cannot be written.
+        InputError: The input cannot be read.
     """
-    answers: list[str] = []
-    errors: list[str] = []
-    rows = _rows(output)
+    output_lines: list[str] = []
+    error_lines: list[str] = []
+    answers = _answers(output)
     for line, fields in _lines(config):
-        place, created, answer_rows = next(rows, (None, 0, []))
-        if place != line.offset:
+        answer = next(answers, None)
+        if answer is None or answer.offset != line.offset:
             raise RunError(
                 f"{config.input.path}:{line.number}: {output} has no rows of it; was the file "
                 "changed?"
             )
-        name = hashlib.sha256(f"{config.fingerprint()}/{line.offset}".encode()).hexdigest()[:24]
-        body = (fields or {}).get("body")
-        reason = next((row["error"] for row in answer_rows if row["status"] != "ok"), None)
+        digest = hashlib.sha256(f"{config.fingerprint()}/{line.offset}".encode()).hexdigest()
+        name = digest[:_NAME_DIGITS]
+        reason = _first_error(answer)
         if reason is None:
-            response = _response(200, name, _completion(config, name, created, body, answer_rows))
-            answers.append(_encoded(name, fields, response, None))
+            assert fields is not None
+            completion = _completion(config, name, answer, fields["body"]["model"])
+            response = _response(200, name, completion)
+            output_lines.append(_encoded(name, fields, response, None))
         else:
-            errors.append(_error(config, name, line, fields, reason))
-    for name, encoded in ((layout.BATCH_OUTPUT, answers), (layout.BATCH_ERRORS, errors)):
-        path = storage.join(output, name)
-        with raised_as(
-            RunError, f"{path}: cannot be written", advice="; the same command writes it"
-        ):
-            storage.put(path, "".join(encoded).encode())
-    return len(answers), len(errors)
+            error_lines.append(_error(config, name, line, fields, reason))
+    _put(storage.join(output, layout.BATCH_OUTPUT), output_lines)
+    _put(storage.join(output, layout.BATCH_ERRORS), error_lines)
+    return len(output_lines), len(error_lines)
+
+
+def _put(path: str, lines: list[str]) -> None:
+    advice = "; the same command writes it"
+    with raised_as(RunError, f"{path}: cannot be written", advice=advice):
+        storage.put(path, "".join(lines).encode())
 
 
 def _lines(config: RunConfig) -> Iterator[tuple[Line, dict[str, Any] | None]]:
+    """Yield the lines of the batch file, each with its object; None on a line without one."""
     files = list(objects(config.input))
     if len(files) != 1 or files[0].format != "jsonl":
         raise ConfigError(
             f"input.path {config.input.path}: task.openai takes one batch file, .jsonl[.gz|.zst]"
         )
-    (file,) = files
+    file = files[0]
     read = raised_as(InputError, f"{file.path}: cannot be read", OSError, EOFError)
     with read, closing(open_lines(file.path, file.compression)) as opened:
         for line in lines(opened, line_limit(config.input.max_document_bytes)):
-            try:
-                fields = json.loads(
-                    (line.data or b"").removeprefix(BOM if line.offset == 0 else b"")
-                )
-            except (ValueError, RecursionError):
-                fields = None
-            yield line, fields if isinstance(fields, dict) else None
+            yield line, _object_of(line)
 
 
-def _rows(output: str) -> Iterator[tuple[int, int, list[dict[str, Any]]]]:
-    """(byte of the line, unix second of the commit, rows) of every request, in the order of the
-    input.
+def _object_of(line: Line) -> dict[str, Any] | None:
+    if line.data is None:
+        return None
+    data = line.data
+    if line.offset == 0:
+        data = data.removeprefix(BOM)
+    try:
+        fields = json.loads(data)
+    except (ValueError, RecursionError):
+        return None
+    return fields if isinstance(fields, dict) else None
+
+
+def _answers(output: str) -> Iterator[_Answer]:
+    """Yield the committed rows of every request, in the order of the input."""
+    units = []
+    for unit_id, path in writer.objects(output):
+        units.append((writer.read_summary(output, unit_id, path), path))
+    units.sort(key=lambda unit: unit[0].start)
+    for summary, path in units:
+        _, table = writer.read_table(output, summary.unit, _COLUMNS, path)
+        for offset, rows in groupby(table.to_pylist(), key=lambda row: row["row"]):
+            yield _Answer(offset, int(summary.committed_at), list(rows))
+
+
+def _first_error(answer: _Answer) -> str | None:
+    for row in answer.rows:
+        if row["status"] != "ok":
+            return str(row["error"])
+    return None
+
+
+def _completion(config: RunConfig, name: str, answer: _Answer, model: str) -> dict[str, Any]:
+    """Return a chat.completion.
+
+    Args:
+        config: The run's configuration; its fingerprint stands for the model that has answered.
+        name: The request's name in ids.
+        answer: The committed rows.
+        model: The model that the request names.
     """
-    units = (
-        (writer.read_summary(output, unit, path), path) for unit, path in writer.objects(output)
-    )
-    for summary, path in sorted(units, key=lambda item: item[0].start):
-        table = writer.read_table(output, summary.unit, _COLUMNS, path)[1]
-        for place, rows in groupby(table.to_pylist(), key=lambda row: row["row"]):
-            yield place, int(summary.committed_at), list(rows)
-
-
-def _completion(
-    config: RunConfig, name: str, created: int, body: Any, rows: list[dict[str, Any]]
-) -> dict[str, Any]:
-    """A chat.completion.
-
-    `model` is the one that was asked for; the fingerprint stands for the one that answered.
-    """
-    prompt = json.loads(rows[0]["counters"])["prompt_tokens"]
-    answer = sum(row["tokens"] for row in rows)
+    prompt_tokens = json.loads(answer.rows[0]["counters"])["prompt_tokens"]
+    completion_tokens = sum(row["tokens"] for row in answer.rows)
     choices = []
-    for row in sorted(rows, key=lambda row: row["sample"]):
+    for row in sorted(answer.rows, key=lambda row: row["sample"]):
         message = {"role": "assistant", "content": row["text"], "refusal": None}
-        finish = row["finish_reason"]
-        choices.append(
-            {"index": row["sample"], "message": message, "logprobs": None, "finish_reason": finish}
-        )
+        choice = {
+            "index": row["sample"],
+            "message": message,
+            "logprobs": None,
+            "finish_reason": row["finish_reason"],
+        }
+        choices.append(choice)
     return {
         "id": f"chatcmpl-{name}",
         "object": "chat.completion",
-        "created": created,
-        "model": body["model"],
+        "created": answer.created,
+        "model": model,
         "choices": choices,
         "usage": {
-            "prompt_tokens": prompt,
-            "completion_tokens": answer,
-            "total_tokens": prompt + answer,
+            "prompt_tokens": prompt_tokens,
+            "completion_tokens": completion_tokens,
+            "total_tokens": prompt_tokens + completion_tokens,
         },
         "system_fingerprint": f"fp_{config.fingerprint()}",
     }
@@ -140,28 +190,33 @@ def _completion(
 def _error(
     config: RunConfig, name: str, line: Line, fields: dict[str, Any] | None, reason: str
 ) -> str:
-    """A line of errors.jsonl: of a line that is no request with its number, else what the API
-    answers to it.
+    """Return a line of errors.jsonl: what the API answers to the request.
+
+    A line that is no request, or one without a custom_id, is named by its number.
     """
-    fault = (
-        BadRequest(reason, None, "invalid_json_line")
-        if fields is None
-        else _fault(config, fields, reason)
-    )
+    if fields is None:
+        fault = BadRequest(reason, None, "invalid_json_line")
+    else:
+        fault = _fault(config, fields, reason)
     if fields is None or not isinstance(fields.get("custom_id"), str):
         error = {
             "code": fault.code,
             "message": f"line {line.number}: {reason}",
             "param": fault.param,
+            "line": line.number,
         }
-        return _encoded(name, None, None, {**error, "line": line.number})
-    status = 500 if fault.code == _SERVER_ERROR else 400
-    kind = "invalid_request_error" if status == 400 else _SERVER_ERROR
+        return _encoded(name, None, None, error)
+    status = 400
+    kind = "invalid_request_error"
+    if fault.code == _SERVER_ERROR:
+        status = 500
+        kind = _SERVER_ERROR
     body = {"error": {"message": reason, "type": kind, "param": fault.param, "code": fault.code}}
     return _encoded(name, fields, _response(status, name, body), None)
 
 
 def _fault(config: RunConfig, fields: dict[str, Any], reason: str) -> BadRequest:
+    """Return the code and parameter that the API gives for an error of a run."""
     if reason.startswith(SCHEMA):
         return BadRequest(reason, RESPONSE_FORMAT, "invalid_value")
     try:
@@ -178,10 +233,12 @@ def _response(status: int, name: str, body: dict[str, Any]) -> dict[str, Any]:
 
 
 def _encoded(name: str, fields: dict[str, Any] | None, response: Any, error: Any) -> str:
-    id = None if fields is None else fields.get("custom_id")
-    return (
-        json.dumps(
-            {"id": f"batch_req_{name}", "custom_id": id, "response": response, "error": error}
-        )
-        + "\n"
-    )
+    """Return a line of either file."""
+    custom_id = None if fields is None else fields.get("custom_id")
+    line = {
+        "id": f"batch_req_{name}",
+        "custom_id": custom_id,
+        "response": response,
+        "error": error,
+    }
+    return json.dumps(line) + "\n"

@@ -23,10 +23,11 @@ _MARKS = {
     codecs.BOM_UTF16_LE: "utf-16",
     codecs.BOM_UTF16_BE: "utf-16",
 }
-# So many characters in valid UTF-8 for each invalid one are damaged UTF-8 and no other encoding.
+# A text with so many valid characters for each invalid one is damaged UTF-8 and has no other
+# encoding.
 _DAMAGED = 4
-# How much worse Western European may fit than the best guess: of most texts in it, Central European
-# makes sense too.
+# How much worse Western European may fit than the best guess. Most texts in it make sense as
+# Central European, too.
 _TOLERANCE = 0.02
 
 

@@ -1,9 +1,8 @@
-"""Lines of JSONL files, plain or compressed: the one place that counts them, for planning and for
-reading alike.
-"""
+"""Lines of files, plain or compressed. Planning and reading both count them here, and so alike."""
 
 import gzip
 import io
+import shlex
 import zlib
 from collections.abc import Iterator
 from typing import Any, BinaryIO, NamedTuple, cast
@@ -13,14 +12,17 @@ import zstandard
 
 from raypd import storage
 from raypd.errors import InputError
+from raypd.run.unit import Part
 
-_SKIP = 1 << 20  # bytes at a time of a line that is passed over
-_FRAME_HEADER_BYTES = 18  # the most that the header of a zstd frame has
+_SKIP = 1 << 20  # bytes that are read at once of a line that is passed over
+_FRAME_HEADER_BYTES = 18  # the header of a zstd frame is no longer
 LARGE_WINDOW = 1 << 27  # bytes; Arrow reads no frame with a larger window
 _MAX_WINDOW = 1 << 31  # bytes: `zstd --long=31`
 # Compressed bytes that are decompressed at once: few of them may stand for very many.
 _COMPRESSED_BYTES = 1 << 12
-# Of a file that is cut or damaged, or cannot be reached.
+_BUFFER_BYTES = 1 << 20
+_LARGE_WINDOW_ERROR = "too much memory"  # in zstd's own message about a window
+# Raised for a file that is cut short or damaged, or cannot be reached.
 UNREADABLE = (EOFError, zlib.error, OSError)
 BOM = b"\xef\xbb\xbf"
 # Bytes of blank lines in a row in a compressed file, which stores a thousandth of them. It is not a
@@ -29,8 +31,9 @@ BLANK_LIMIT = 8 << 20
 
 
 def line_limit(max_document_bytes: int) -> int:
-    """Bytes of a line, or of a record of CSV, beyond which it is not parsed: room for escapes and
-    for other columns.
+    """Return the bytes of a line, or of a record of CSV, beyond which it is not parsed.
+
+    The limit leaves room for escapes and for columns that are not read.
     """
     return 4 * max_document_bytes + 65536
 
@@ -47,19 +50,29 @@ class Line(NamedTuple):
 def open_lines(
     path: str, compression: str | None, offset: int = 0, version: str | None = None
 ) -> BinaryIO:
-    """Uncompressed bytes of a file; `offset`: if uncompressed.
+    """Open a file to read its uncompressed bytes.
 
-    Raises storage.Changed, OSError, also at later reads.
+    Args:
+        path: The file.
+        compression: "gz", "zst" or None.
+        offset: The byte to start from; 0 for a compressed file.
+        version: The only version to read; None reads whichever version is there.
+
+    Raises:
+        storage.Changed: Here or while reading, if the file is no longer that version.
+        OSError: Here or while reading, if the file cannot be read.
     """
     raw = storage.open_read(path, offset, version)
+    if compression is None:
+        return raw
+    stream: Any
     if compression == "gz":
-        return cast(BinaryIO, io.BufferedReader(gzip.GzipFile(fileobj=raw), 1 << 20))
-    if compression == "zst" and window_bytes(raw) > LARGE_WINDOW:
-        return cast(BinaryIO, io.BufferedReader(_LargeWindowFrames(raw), 1 << 20))
-    if compression == "zst":
-        frames = pa.CompressedInputStream(pa.PythonFile(raw, mode="r"), "zstd")
-        return cast(BinaryIO, io.BufferedReader(frames, 1 << 20))
-    return raw
+        stream = gzip.GzipFile(fileobj=raw)
+    elif window_bytes(raw) > LARGE_WINDOW:
+        stream = _LargeWindowFrames(raw)
+    else:
+        stream = pa.CompressedInputStream(pa.PythonFile(raw, mode="r"), "zstd")
+    return cast(BinaryIO, io.BufferedReader(stream, _BUFFER_BYTES))
 
 
 def window_bytes(raw: BinaryIO) -> int:
@@ -78,6 +91,31 @@ def window_bytes(raw: BinaryIO) -> int:
         return 0
 
 
+def stream_error(error: Exception, part: Part, line: int) -> Exception:
+    """Return what to raise if reading a file fails.
+
+    Args:
+        error: What the stream raised, one of UNREADABLE.
+        part: The file.
+        line: The last line that could be read.
+
+    Returns:
+        InputError if the compressed stream is damaged, else the error itself.
+    """
+    is_of_storage = isinstance(error, OSError) and (
+        error.errno is not None or isinstance(error, storage.StorageError)
+    )
+    if part.compression is None or is_of_storage:
+        return error
+    reason = "it is damaged or cut short"
+    if _LARGE_WINDOW_ERROR in str(error):
+        reason = (
+            "its window is too large: compress it anew, "
+            f"zstd -dc --long=31 {shlex.quote(part.path)} | zstd -o NEW.zst"
+        )
+    return InputError(f"cannot be read as {part.compression} after line {line}: {error}; {reason}")
+
+
 class _LargeWindowFrames(io.RawIOBase):
     """The uncompressed bytes of zstd frames whose window is larger than Arrow allows."""
 
@@ -86,7 +124,7 @@ class _LargeWindowFrames(io.RawIOBase):
         self._compressed = b""
         self._data = memoryview(b"")
         self._frame = self._new_frame()
-        self._begun = False  # whether bytes were given to the frame
+        self._is_in_frame = False  # whether the frame has got bytes
 
     @staticmethod
     def _new_frame() -> Any:
@@ -100,7 +138,7 @@ class _LargeWindowFrames(io.RawIOBase):
             if not self._compressed:
                 self._compressed = self._raw.read(_COMPRESSED_BYTES)
             if not self._compressed:
-                if self._begun:
+                if self._is_in_frame:
                     raise EOFError("the file ends within a zstd frame")
                 return 0
             self._decompress()
@@ -115,12 +153,12 @@ class _LargeWindowFrames(io.RawIOBase):
         except zstandard.ZstdError as error:
             raise OSError(str(error)) from None
         self._data = memoryview(data)
-        self._begun = True
+        self._is_in_frame = True
         self._compressed = b""
         if self._frame.eof:
             self._compressed = self._frame.unused_data
             self._frame = self._new_frame()
-            self._begun = False
+            self._is_in_frame = False
 
     def close(self) -> None:
         self._raw.close()
@@ -128,21 +166,40 @@ class _LargeWindowFrames(io.RawIOBase):
 
 
 def lines_of_range(file: BinaryIO, limit: int, start: int, end: int) -> Iterator[Line]:
-    """The lines whose first byte lies in [start, end); numbers count from the first.
+    """Yield the lines whose first byte lies in a range, numbered from the first of them.
 
-    The file is opened at max(0, start - 1): a line begins at `start` where the byte before it ends
-    one.
+    Args:
+        file: Opened at max(0, start - 1), because a line begins at `start` if the byte before it
+            ends one.
+        limit: Bytes of a line beyond which its text is left out.
+        start: First byte of the range.
+        end: The byte behind the range.
     """
     offset = start
     if start > 0:
-        offset -= 1
-        while offset < end and (data := file.readline(min(_SKIP, end - offset))):
-            offset += len(data)
-            if data.endswith(b"\n"):
-                break
-        else:
-            return  # no line begins in this range: it lies within one
+        line_start = _next_line_start(file, start - 1, end)
+        if line_start is None:
+            return
+        offset = line_start
     yield from lines(file, limit, offset, end)
+
+
+def _next_line_start(file: BinaryIO, offset: int, end: int) -> int | None:
+    """Read up to the next line break and return the offset behind it; None if none is before `end`.
+
+    Args:
+        file: Opened at `offset`.
+        offset: The byte to start from.
+        end: The byte at which to give up.
+    """
+    while offset < end:
+        data = file.readline(min(_SKIP, end - offset))
+        if not data:
+            return None
+        offset += len(data)
+        if data.endswith(b"\n"):
+            return offset
+    return None
 
 
 def packed_lines(file: BinaryIO, limit: int) -> Iterator[Line]:
@@ -165,27 +222,41 @@ def lines(
     end: int | None = None,
     blank_limit: int | None = None,
 ) -> Iterator[Line]:
-    """Lines that are not blank and begin before byte `end`; above `limit` bytes without text, so
-    memory is bounded.
+    """Yield the lines that are not blank, in bounded memory.
+
+    Args:
+        file: Opened at `offset`.
+        limit: Bytes of a line beyond which its text is left out.
+        offset: The byte to start from.
+        end: Lines that begin here or later are not read; None reads all.
+        blank_limit: Bytes of blank lines that may follow on each other; None for any number.
 
     Raises:
         InputError: More than `blank_limit` bytes of blank lines follow on each other.
     """
     number = 1
     blank_bytes = 0
-    while (end is None or offset < end) and (data := file.readline(limit + 2)):
-        first, length = data, len(data)
-        blank = not (data.removeprefix(BOM) if offset == 0 else data).strip()
-        while not data.endswith(b"\n") and (data := file.readline(_SKIP)):
-            length += len(data)
-            blank = blank and not data.strip()
-        if blank:
+    while end is None or offset < end:
+        head = file.readline(limit + 2)
+        if not head:
+            return
+        length = len(head)
+        text = head.removeprefix(BOM) if offset == 0 else head
+        is_blank = not text.strip()
+        chunk = head
+        while not chunk.endswith(b"\n"):
+            chunk = file.readline(_SKIP)
+            if not chunk:
+                break
+            length += len(chunk)
+            is_blank = is_blank and not chunk.strip()
+        if is_blank:
             blank_bytes += length
             if blank_limit is not None and blank_bytes > blank_limit:
                 raise too_many_blanks(blank_limit)
         else:
             blank_bytes = 0
-            complete = length == len(first) and len(first.rstrip(b"\r\n")) <= limit
-            yield Line(number, offset, length, first if complete else None)
+            is_complete = length == len(head) and len(head.rstrip(b"\r\n")) <= limit
+            yield Line(number, offset, length, head if is_complete else None)
         offset += length
         number += 1

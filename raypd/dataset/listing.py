@@ -1,6 +1,4 @@
-"""The input's objects as a stream: which there are, what format each has, and under which name it
-is known.
-"""
+"""The files of the input as a stream: what format each has, and under which name it is known."""
 
 import os
 import re
@@ -10,39 +8,38 @@ from urllib.parse import unquote
 
 from raypd import storage
 from raypd.config import TABLES, InputConfig
-from raypd.config.data import ENDINGS
-from raypd.dataset import tables
+from raypd.dataset import formats, tables
+from raypd.dataset.formats import CustomReader, Detector, Format, what_is_read
 from raypd.errors import InputError
 from raypd.run.left_out import CACHE, HIDDEN, LINK, LeftOut
+from raypd.run.unit import Part
 from raypd.storage import literal
 from raypd.text import counted
 
-_COMPRESSIONS = {".gz": "gz", ".zst": "zst"}
-_FORMATS = {".ndjson": "jsonl"} | {
-    f".{name}": name for name in ("jsonl", "csv", "tsv", "parquet", "arrow")
-}
-_ENDINGS = "raypd reads .jsonl, .csv and .tsv (also with .gz or .zst), .parquet and .arrow"
 _NULL = "__HIVE_DEFAULT_PARTITION__"
-# Of Hugging Face, beside a saved dataset.
+# Hugging Face writes such files beside a saved dataset.
 _CACHE = re.compile(r"(?:.*/)?cache-[0-9a-f]{16}[^/]*\.arrow")
+# Ends a name that is told apart by its root's number.
+_ROOT_NUMBER = re.compile(r"#\d+$")
 
 
 class InputObject(NamedTuple):
-    """An object of the input.
-
-    `name` differs from all others' and is the same wherever the input lies.
-    """
+    """A file of the input."""
 
     path: str
-    name: str
-    size: int
-    stamp: str  # see storage.Object: by it a later session knows the object again
-    format: str
-    compression: str | None
+    name: str  # differs from all others', and is the same wherever the input lies
+    size: int  # bytes
+    stamp: str  # see storage.Object: by it a later session recognizes the file
+    format: str  # see `formats.FORMATS`
+    compression: str | None  # "gz", "zst" or None
+
+    def as_part(self, version: str) -> Part:
+        """Return the whole file as a part without a range."""
+        return Part(**self._asdict(), version=version)
 
 
 def objects(source: InputConfig, left_out: LeftOut | None = None) -> Iterator[InputObject]:
-    """Yield the input's objects, each once, by root and name.
+    """Yield the files of the input, each once, by root and name.
 
     Args:
         source: Section `input` of a configuration; a table has its version.
@@ -52,125 +49,158 @@ def objects(source: InputConfig, left_out: LeftOut | None = None) -> Iterator[In
     Raises:
         InputError: A root holds nothing that can be read.
     """
-    left_out = left_out or LeftOut()
-    names = tables.file_names(source) if source.format in TABLES else None
+    if left_out is None:
+        left_out = LeftOut()
+    if source.format in TABLES:
+        yield from _table_objects(source)
+        return
+    roots = [source.path] if isinstance(source.path, str) else source.path
+    # Kept only where one root can hold what another one does.
+    path_hashes: set[int] = set()
+    for number, root in enumerate(roots):
+        is_repeated = _overlaps(root, roots[:number])
+        is_repeated_later = _overlaps(root, roots[number + 1 :])
+        for item in _root_objects(root, number, source, left_out):
+            if is_repeated and hash(item.path) in path_hashes:
+                continue
+            if is_repeated_later:
+                path_hashes.add(hash(item.path))
+            yield item
 
-    def take_hidden(item: storage.Object) -> bool:
-        if names is not None:
-            return item.name in names
-        left_out.add(HIDDEN, item.name, notable=_format(item.name, source.format)[0] is not None)
+
+def _root_objects(
+    root: str, number: int, source: InputConfig, left_out: LeftOut
+) -> Iterator[InputObject]:
+    """Yield the files of one root that can be read.
+
+    Args:
+        root: A file, a folder or a glob.
+        number: The root's number in `input.path`, from 0.
+        source: Section `input`.
+        left_out: Collects the other files.
+
+    Raises:
+        InputError: None of the root's files can be read, or one that a glob matches cannot.
+    """
+    detector = Detector(source.format)
+
+    def note_hidden(item: storage.Object) -> bool:
+        format, _ = detector.detect(item.name)
+        left_out.add(HIDDEN, item.name, notable=format is not None)
         return False
 
-    paths = [source.path] if isinstance(source.path, str) else source.path
-    roots = paths if names is None else [tables.folder(source)]
-    path_hashes: set[int] = set()  # kept only where one root can hold what another does
-    for number, root in enumerate(roots):
-        before, after = _overlaps(root, roots[:number]), _overlaps(root, roots[number + 1 :])
-        readable = 0
-        skipped: storage.Object | None = None
-        for item in storage.find(root, take_hidden):
-            if names is not None:
-                if item.name not in names:
-                    continue
-                names.remove(item.name)
-            if _CACHE.fullmatch(item.name) and not item.path.endswith(root):
-                left_out.add(CACHE, item.name)
-                continue
-            format, compression = (
-                ("reader", None) if source.reader else _format(item.name, source.format)
-            )
-            if format is None:
-                if literal(root) != root:
-                    raise InputError(_unsupported(item.path, source.format))
-                skipped = skipped or item
-                if not storage.is_remote(item.path) and os.path.isdir(item.path):
-                    left_out.add(LINK, item.name)
-                else:
-                    left_out.add(_of_another_type(source.format), item.name)
-                continue
-            readable += 1
-            try:
-                item.name.encode()
-            except UnicodeEncodeError:
-                raise InputError(f"{item.path!a}: the name is not UTF-8; rename the file") from None
-            if before and hash(item.path) in path_hashes:
-                continue
-            if after:
-                path_hashes.add(hash(item.path))
-            # With the root's number where another root may hold the same name.
-            name = (
-                f"{item.name}#{number + 1}"
-                if number or re.search(r"#\d+$", item.name)
-                else item.name
-            )
-            yield InputObject(item.path, name, item.size, item.stamp, format, compression)
-        if names:
-            lost = f"{counted(len(names), 'file')} of version {source.version} of the table"
-            raise InputError(
-                f"{root}: {lost} cannot be found, the first: {min(names)}; were they vacuumed?"
-            )
-        if not readable and skipped is not None:
-            where = (
-                "" if skipped.path.endswith(root) else f"{root}: nothing to read in this folder; "
-            )
-            raise InputError(where + _unsupported(skipped.path, source.format))
+    format_of = Detector(CustomReader.setting) if source.reader else detector
+    has_readable = False
+    first_skipped: storage.Object | None = None
+    for item in storage.find(root, note_hidden):
+        if _CACHE.fullmatch(item.name) and not item.path.endswith(root):
+            left_out.add(CACHE, item.name)
+            continue
+        format, compression = format_of.detect(item.name)
+        if format is not None:
+            has_readable = True
+            yield _input_object(item, number, format, compression)
+            continue
+        if literal(root) != root:
+            raise InputError(_unsupported(item.path, source.format))
+        if first_skipped is None:
+            first_skipped = item
+        if not storage.is_remote(item.path) and os.path.isdir(item.path):
+            left_out.add(LINK, item.name)
+        else:
+            left_out.add(f"of another type ({what_is_read(source.format)})", item.name)
+    if not has_readable and first_skipped is not None:
+        reason = _unsupported(first_skipped.path, source.format)
+        if not first_skipped.path.endswith(root):
+            reason = f"{root}: nothing to read in this folder; {reason}"
+        raise InputError(reason)
 
 
-def _overlaps(root: str, roots: list[str]) -> bool:
-    start, *starts = (literal(storage.absolute(path)) for path in (root, *roots))
-    return any(start.startswith(prefix) or prefix.startswith(start) for prefix in starts)
+def _table_objects(source: InputConfig) -> Iterator[InputObject]:
+    """Yield the files of a table's version.
+
+    Raises:
+        InputError: Some of them cannot be found.
+    """
+    names = tables.file_names(source)
+    root = tables.folder(source)
+    detector = Detector(source.format)
+    for item in storage.find(root, lambda hidden: hidden.name in names):
+        if item.name not in names:
+            continue
+        names.remove(item.name)
+        format, compression = detector.detect(item.name)
+        assert format is not None
+        yield _input_object(item, 0, format, compression)
+    if names:
+        files = f"{counted(len(names), 'file')} of version {source.version} of the table"
+        raise InputError(
+            f"{root}: {files} cannot be found, the first: {min(names)}; were they vacuumed?"
+        )
 
 
-def _format(name: str, setting: str) -> tuple[str | None, str | None]:
-    stem, suffix = os.path.splitext(name.lower())
-    compression = _COMPRESSIONS.get(suffix)
-    ending = os.path.splitext(stem)[1] if compression else suffix
-    if setting in ENDINGS:
-        return ENDINGS[setting].get(ending), compression
-    if setting in TABLES:
-        return "parquet", None
-    if setting != "auto":
-        return setting, compression if setting not in ("parquet", "arrow") else None
-    format = _FORMATS.get(ending)
-    return (None, None) if format in ("parquet", "arrow") and compression else (format, compression)
+def _input_object(
+    item: storage.Object, root_number: int, format: Format, compression: str | None
+) -> InputObject:
+    """Return a file of the input.
+
+    Raises:
+        InputError: Its name is not UTF-8.
+    """
+    try:
+        item.name.encode()
+    except UnicodeEncodeError:
+        raise InputError(f"{item.path!a}: the name is not UTF-8; rename the file") from None
+    name = item.name
+    # The root's number tells apart files of one name in several roots.
+    if root_number or _ROOT_NUMBER.search(name):
+        name = f"{name}#{root_number + 1}"
+    return InputObject(item.path, name, item.size, item.stamp, format.name, compression)
 
 
-def _of_another_type(setting: str) -> str:
-    """Return why a file whose name says no format is left out, to follow the number of files."""
-    reads = _reads(setting) if setting in ENDINGS else _ENDINGS
-    return f"of another type ({reads})"
-
-
-def _reads(setting: str) -> str:
-    kind = {"files": "a document", "excel": "a table, its first sheet"}.get(
-        setting, "an object or an array of them"
-    )
-    return f"input.format={setting} takes each file ({', '.join(ENDINGS[setting])}) as {kind}"
+def _overlaps(root: str, other_roots: list[str]) -> bool:
+    """Return whether one of the other roots may hold files of this one."""
+    start = literal(storage.absolute(root))
+    for other_root in other_roots:
+        other_start = literal(storage.absolute(other_root))
+        if start.startswith(other_start) or other_start.startswith(start):
+            return True
+    return False
 
 
 def _unsupported(path: str, setting: str) -> str:
-    if setting in ENDINGS:
-        return f"{path}: {_reads(setting)}"
-    for form in ENDINGS:
-        if _format(path, form)[0] is not None:
-            return f"{path}: {_reads(form)}"
-    others = (
-        "if it is one of these under another name, set input.format; input.reader names a "
-        "function for others"
-    )
+    """Return the message about a file whose name tells no format.
+
+    Args:
+        path: The file.
+        setting: `input.format`.
+    """
+    settings = formats.settings_by_ending()
+    if setting in settings:
+        return f"{path}: {what_is_read(setting)}"
+    for other_setting in settings:
+        format, _ = Detector(other_setting).detect(path)
+        if format is not None:
+            return f"{path}: {what_is_read(other_setting)}"
+    endings = [ending for name in settings for ending in formats.endings_of(name)]
     return (
-        f"{path}: {_ENDINGS}, whole "
-        f"{', '.join(end for ends in ENDINGS.values() for end in ends)}; {others}"
+        f"{path}: {what_is_read('auto')}, whole {', '.join(endings)}; if it is one of these under "
+        "another name, set input.format; input.reader names a function for others"
     )
 
 
 def partition_keys(name: str) -> dict[str, str | None]:
-    """Columns in an object's folders, as Hive has them: {"country": "DE"} of
-    "country=DE/part-0.parquet".
+    """Return the columns that a file's folders give, as Hive names them.
+
+    Args:
+        name: Such as "country=DE/part-0.parquet".
+
+    Returns:
+        Such as {"country": "DE"}.
     """
-    pairs = [folder.partition("=") for folder in name.split("/")[:-1]]
-    return {
-        unquote(key): None if value == _NULL else unquote(value)
-        for key, equals, value in pairs
-        if key and equals
-    }
+    columns: dict[str, str | None] = {}
+    for folder in name.split("/")[:-1]:
+        key, equals, value = folder.partition("=")
+        if key and equals:
+            columns[unquote(key)] = None if value == _NULL else unquote(value)
+    return columns

@@ -1,8 +1,10 @@
 """A plan: all units of a run, in chunks on disk or in the run's folder, read as a stream.
 
-In <output>/plan: plan.json (totals, what it was made from, the folder of its chunks; written last),
-<id>/<number>.parquet (the units), alone.json (objects that share no unit, where a unit of several
-could not be read).
+The folder <output>/plan contains:
+
+* plan.json: totals, what the plan was made from, and the folder of its chunks. It is written last.
+* <id>/<number>.parquet: the units.
+* alone.json: names of files that share no unit, because a unit of several could not be read.
 """
 
 import contextlib
@@ -22,7 +24,8 @@ from raypd.run.left_out import LeftOutFiles
 from raypd.run.temporary import TemporaryFolder, temporary_space
 from raypd.run.unit import Part, Unit, make_unit
 
-_CHUNK_PARTS = 20_000  # parts of a chunk: some tens of megabytes while it is made or read
+# Parts of a chunk; while it is made or read it takes some tens of megabytes.
+_CHUNK_PARTS = 20_000
 _BATCH_UNITS = 64
 _TYPES: dict[Any, pa.DataType] = {
     str: pa.string(),
@@ -64,56 +67,63 @@ class PlanTotals:
 
 
 class Plan:
-    """Iterates over its units in the input's order; `units`, `documents`, `bytes` leave damaged
-    ones out.
+    """The units of a run, in the order of the input. Iterating yields those that can be read.
+
+    Args:
+        totals: The record of the plan.
+        folder: Where its chunks are.
+        spool: The temporary folder of the chunks, until the plan is stored.
     """
 
     def __init__(
         self, totals: PlanTotals, folder: str, spool: TemporaryFolder | None = None
     ) -> None:
-        self.totals, self._folder, self._spool = totals, folder, spool  # spool: until it is stored
-        self.units, self.documents, self.bytes = totals.units, totals.documents, totals.bytes
+        self.totals = totals
+        self._folder = folder
+        self._spool = spool
+        # These three leave damaged units out.
+        self.units = totals.units
+        self.documents = totals.documents
+        self.bytes = totals.bytes
         # Whether `documents` is a count, or an estimate from the first lines of JSONL.
         self.exact = totals.exact
-        # Objects that are not what they were in the last session's plan, in words.
+        # In words, which files are not what they were in the last session's plan.
         self.changes = ""
-        # Files beside the input's objects, and objects without a document.
+        # Files that are no input, and input files without a document.
         self.left_out: list[LeftOutFiles] = []
 
     def __iter__(self) -> Iterator[Unit]:
-        """The units that can be read.
+        """Yield the units that can be read.
 
-        Raises RunError when a chunk is damaged; storage.Unavailable.
+        Raises:
+            RunError: A chunk is damaged.
+            storage.Unavailable: The storage is out of reach.
         """
         return (unit for unit in self.all() if unit.damaged is None)
 
     def damaged(self) -> Iterator[Unit]:
-        """The units that cannot be read, each with its reason in `damaged`."""
-        return (
-            (unit for unit in self.all() if unit.damaged is not None)
-            if self.totals.damaged
-            else iter(())
-        )
+        """Yield the units that cannot be read, each with its reason in `damaged`."""
+        if not self.totals.damaged:
+            return
+        for unit in self.all():
+            if unit.damaged is not None:
+                yield unit
 
     def all(self) -> Iterator[Unit]:
+        """Yield the units that can be read and those that cannot; raises as iterating does."""
         for number in range(self.totals.chunks):
             path = _chunk(self._folder, number)
             try:
                 with storage.open_file(path) as file:
                     for batch in pq.ParquetFile(file).iter_batches(batch_size=_BATCH_UNITS):
-                        for row in batch.to_pylist():
-                            parts = tuple(Part(**part) for part in row["parts"])
-                            only = None if row["only"] is None else tuple(row["only"])
-                            yield Unit(row["id"], parts, row["damaged"], only)
+                        yield from map(_unit, batch.to_pylist())
             except (pa.ArrowException, OSError, TypeError) as error:
-                if outage := storage.outage(error, path):
+                outage = storage.outage(error, path)
+                if outage is not None:
                     raise outage from None
-                advice = (
-                    f"delete {self._folder} and plan.json beside it, and the same command "
-                    "plans again"
-                )
                 raise RunError(
-                    f"{path}: a part of the plan cannot be read: {error}; {advice}"
+                    f"{path}: a part of the plan cannot be read: {error}; delete {self._folder} "
+                    "and plan.json beside it, and the same command plans again"
                 ) from None
 
     def keep(self, output: str) -> None:
@@ -133,26 +143,43 @@ class Plan:
             self._folder = folder
             self._spool = None
         plans = storage.join(output, layout.PLAN)
-        with contextlib.suppress(OSError):  # no right to delete is needed
+        # A user without the right to delete keeps the other plans.
+        with contextlib.suppress(OSError):
             for name in storage.folders(plans):
                 if name != self.totals.id:
                     storage.delete_folder(storage.join(plans, name))
 
 
+def _unit(row: dict[str, Any]) -> Unit:
+    """Return the unit of a row of a chunk."""
+    parts = tuple(Part(**part) for part in row["parts"])
+    only = row["only"]
+    if only is not None:
+        only = tuple(only)
+    return Unit(row["id"], parts, row["damaged"], only)
+
+
 def stored(output: str) -> Plan | None:
-    """The plan that a session before has stored in a run's folder; None where there is none that
-    can be read.
+    """Return the plan that an earlier session has stored.
+
+    Args:
+        output: The run's folder.
+
+    Returns:
+        None if there is no plan, or only one whose writing was interrupted.
     """
     try:
         totals = records.read(PlanTotals, storage.join(output, layout.PLAN_TOTALS))
     except (FileNotFoundError, ValueError):
-        return None  # where it is torn it is made again
+        return None
     return Plan(totals, storage.join(output, layout.PLAN, totals.id))
 
 
 def alone(output: str) -> set[str]:
-    """Names of the objects that are to share no unit, so that an unreadable one keeps no other from
-    being done.
+    """Return the names of files that may share no unit, because one of them could not be read.
+
+    Args:
+        output: The run's folder.
     """
     try:
         return set(json.loads(storage.read(storage.join(output, layout.PLAN_ALONE))))
@@ -161,12 +188,21 @@ def alone(output: str) -> set[str]:
 
 
 def take_apart(output: str, plan: Plan, units: Sequence[Unit], fingerprint: str) -> list[Unit]:
-    """Units of one object each in place of these units of several, now and in later sessions; the
-    plan counts them.
+    """Replace units of several files by units of one file each, now and in later sessions.
+
+    Args:
+        output: The run's folder.
+        plan: The plan; its number of units is corrected.
+        units: The units to replace.
+        fingerprint: The configuration's.
+
+    Returns:
+        The units of one file each.
     """
-    names = alone(output) | {part.name for unit in units for part in unit.parts}
+    parts = [part for unit in units for part in unit.parts]
+    names = alone(output) | {part.name for part in parts}
     storage.put(storage.join(output, layout.PLAN_ALONE), json.dumps(sorted(names)).encode())
-    singles = [make_unit([part], fingerprint) for unit in units for part in unit.parts]
+    singles = [make_unit([part], fingerprint) for part in parts]
     plan.units += len(singles) - len(units)
     records.write(storage.join(output, layout.PLAN_TOTALS), replace(plan.totals, units=plan.units))
     return singles
@@ -177,15 +213,16 @@ def _chunk(folder: str, number: int) -> str:
 
 
 class PlanWriter:
-    """Takes units one by one and makes a plan of them, in a folder of its own on this machine."""
+    """Makes a plan of units that are added one by one, in a temporary folder on this machine."""
 
     def __init__(self) -> None:
         self._spool = TemporaryFolder("plan")
-        self._waiting: list[Unit] = []
-        self._parts = 0
+        self._buffer: list[Unit] = []
+        self._buffered_parts = 0
         self._totals = PlanTotals(uuid.uuid4().hex[:12])
 
     def add(self, unit: Unit) -> None:
+        """Add a unit, which may be damaged."""
         totals = self._totals
         if unit.damaged is not None:
             totals.damaged += 1
@@ -194,27 +231,34 @@ class PlanWriter:
             totals.documents += unit.expected
             totals.bytes += unit.bytes
             totals.exact &= unit.rows is not None
-        self._waiting.append(unit)
-        self._parts += len(unit.parts)
-        if self._parts >= _CHUNK_PARTS:
+        self._buffer.append(unit)
+        self._buffered_parts += len(unit.parts)
+        if self._buffered_parts >= _CHUNK_PARTS:
             self._flush()
 
     def _flush(self) -> None:
-        rows = [
-            {**vars(unit), "parts": [vars(part) for part in unit.parts]} for unit in self._waiting
-        ]
+        """Write the buffered units as a chunk."""
+        rows = []
+        for unit in self._buffer:
+            parts = [vars(part) for part in unit.parts]
+            rows.append({**vars(unit), "parts": parts})
         path = _chunk(self._spool.path, self._totals.chunks)
         with temporary_space(OSError):
             pq.write_table(pa.Table.from_pylist(rows, _SCHEMA), path, compression="zstd")
         self._totals.chunks += 1
-        self._waiting, self._parts = [], 0
+        self._buffer = []
+        self._buffered_parts = 0
 
     def finish(self, objects: int, listing: str, alone: int, cut: dict[str, Any]) -> Plan:
-        """The plan of all units that were added, of `objects` listed ones, of which `alone` share
-        no unit. listing: digest of these; a later session with the same one keeps the plan. cut:
-        the keys that cut objects.
+        """Return the plan of all units that were added.
+
+        Args:
+            objects: Files of the input.
+            listing: Digest of the files; a later session with the same one keeps the plan.
+            alone: How many files may share no unit.
+            cut: The keys of the configuration that cut files into parts.
         """
-        if self._waiting:
+        if self._buffer:
             self._flush()
         totals = replace(self._totals, objects=objects, listing=listing, alone=alone, cut=cut)
         return Plan(totals, self._spool.path, self._spool)

@@ -1,203 +1,256 @@
-"""Planning: the input's objects become units, as a stream, before anything is loaded or started.
+"""Planning: the files of the input become units, as a stream, before any model is loaded.
 
-Of a stored plan the units of unchanged objects are kept, all else is planned; the listing lies then
-in a small database on this machine's disk, so that memory does not grow with the number of objects.
+If an earlier session has stored a plan, the units of unchanged files are kept and only the other
+files are planned.
 """
 
 import contextlib
 import hashlib
 import itertools
 import os
-import sqlite3
 from collections import deque
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
 from functools import lru_cache
 
 from raypd import storage
 from raypd.config import InputConfig, RunConfig
-from raypd.dataset import delimited, tables
-from raypd.dataset.jsonl import line_limit, lines_of_range, open_lines
+from raypd.dataset import tables
+from raypd.dataset.earlier_plan import Listing, add_to_digest, unchanged_units
+from raypd.dataset.formats import FORMATS, Parquet
+from raypd.dataset.inspection import Inspected, inspect
 from raypd.dataset.listing import InputObject, objects
 from raypd.dataset.plan import Plan, PlanWriter, stored
 from raypd.dataset.plan import alone as stored_alone
-from raypd.dataset.split import Columns, Inspected, inspect
+from raypd.dataset.wanted_columns import WantedColumns
 from raypd.errors import InputError, RunError, UserError
 from raypd.run.left_out import EMPTY, LeftOut
-from raypd.run.temporary import temporary_space
 from raypd.run.unit import Part, Unit, make_unit
 
-_THREADS = 32  # that look into objects at once: mostly they wait for storage
-_EXAMPLES = 5  # of objects that are gone or others, in a message
-_COLUMNS = ", ".join(InputObject._fields)
-_HOPELESS = 100  # objects, of which not one can be read: the fault is not in the objects
+_THREADS = 32  # that look into files at once; mostly they wait for storage
+# If not one of so many files can be read, the fault is not in the files.
+_MAX_UNREADABLE = 100
 # At the end of a plan units are smaller, so that the workers of a run end at about the same time.
 _TAIL = 8  # the last eighth of the units that are planned
-_TAIL_UNITS, _TAIL_PARTS = 1024, 20_000  # of which no more than this is held in memory
-# Each is cut into so many units where it has at least so many documents.
-_TAIL_PIECES, _TAIL_DOCUMENTS = 4, 64
+# The tail is held in memory and never larger than this.
+_TAIL_UNITS = 1024
+_TAIL_PARTS = 20_000
+# Each unit of the tail is cut into so many pieces if it has at least so many documents.
+_TAIL_PIECES = 4
+_TAIL_DOCUMENTS = 64
 
 
 def plan(config: RunConfig, output: str | None = None) -> Plan:
-    """All units of a run; `Plan.keep` stores them for later sessions.
+    """Plan all units of a run; `Plan.keep` stores them for later sessions.
 
-    Of a plan stored in `output`, the run's folder, units of unchanged objects are kept and not read
-    again; what is new becomes units of its own, the last of them smaller. Without `output` units
-    have their full size, and are the same when objects are added. Raises InputError for a pointless
-    run (single unreadable objects are in the plan), RunError where storage failed: nothing is known
-    of what was not looked into.
+    Args:
+        config: The run's configuration.
+        output: The run's folder. Units of a plan stored there are kept if their files have not
+            changed; new files become units of their own, the last of them smaller. Without it units
+            have their full size and stay the same when files are added.
+
+    Raises:
+        InputError: The run would be pointless. Single unreadable files are in the plan instead.
+        RunError: Storage failed, so nothing is known of the files that were not looked into.
     """
     left_out = LeftOut()
     try:
         result = _plan(config, output, left_out)
-        if result.totals.empty is not None:
-            left_out.add_all(result.totals.empty)
-        result.left_out = left_out.files()
-        return result
     except OSError as error:
         outage = storage.outage(error, error.filename or str(config.input.path))
-        if outage is None:  # a folder that may not be listed
-            raise error if isinstance(error, UserError) else InputError(str(error)) from None
-        resumes = "" if "the same command resumes" in str(outage) else "; the same command resumes"
-        raise RunError(
-            f"{outage}; planning ended there, and no document is given up for it{resumes}"
-        ) from error
+        if outage is not None:
+            raise RunError(_interrupted(outage)) from error
+        if isinstance(error, UserError):
+            raise error from None
+        # Such as a folder that may not be listed.
+        raise InputError(str(error)) from None
+    if result.totals.empty is not None:
+        left_out.add_all(result.totals.empty)
+    result.left_out = left_out.files()
+    return result
+
+
+def _interrupted(outage: Exception) -> str:
+    message = f"{outage}; planning ended there, and no document is given up for it"
+    if "the same command resumes" not in str(outage):
+        message += "; the same command resumes"
+    return message
 
 
 def _plan(config: RunConfig, output: str | None, left_out: LeftOut) -> Plan:
     cut = {"unit_documents": config.cluster.unit_documents, "unit_bytes": config.cluster.unit_bytes}
-    before = stored(output) if output is not None else None
-    if before is not None and before.totals.fingerprint not in ("", config.fingerprint()):
-        before = None  # that run has committed nothing, or this one would not be here
-    alone = stored_alone(output) if output is not None else set()
-    source = tables.pinned(config.input, before.totals.version if before is not None else None)
-    planning = _Planning(config, source, alone, _TAIL_UNITS if output is not None else 0)
-    if before is None or before.totals.cut != cut:
+    earlier: Plan | None = None
+    alone: set[str] = set()
+    tail_units = 0
+    if output is not None:
+        earlier = stored(output)
+        alone = stored_alone(output)
+        tail_units = _TAIL_UNITS
+    if earlier is not None and earlier.totals.fingerprint not in ("", config.fingerprint()):
+        # That run has committed nothing, or this one would have been refused before.
+        earlier = None
+    version = earlier.totals.version if earlier is not None else None
+    source = tables.pinned(config.input, version)
+    planning = _Planning(config, source, alone, tail_units)
+    if earlier is None or earlier.totals.cut != cut:
         digest = hashlib.sha256()
-        planning.add(digested(objects(source, left_out), digest))
+        planning.add(add_to_digest(objects(source, left_out), digest))
         return planning.finish(planning.objects, digest.hexdigest(), cut)
-    with contextlib.closing(Listing(objects(source, left_out))) as now:
-        same = before.totals.listing == now.digest and before.totals.alone == len(alone)
-        if same and not before.totals.damaged:
-            return before
-        for unit in kept(before, now, alone):
+    with contextlib.closing(Listing(objects(source, left_out))) as listing:
+        is_unchanged = earlier.totals.listing == listing.digest and earlier.totals.alone == len(
+            alone
+        )
+        if is_unchanged and not earlier.totals.damaged:
+            return earlier
+        for unit in unchanged_units(earlier, listing, alone):
             planning.keep(unit)
-        planning.add(now.left())
-        result = planning.finish(now.objects, now.digest, cut)
-        result.changes = now.changes()
+        planning.add(listing.remaining())
+        result = planning.finish(listing.objects, listing.digest, cut)
+        result.changes = listing.changes()
         return result
 
 
 class _Planning:
+    """Makes one plan.
+
+    Args:
+        config: The run's configuration.
+        source: Section `input`; a table has its version.
+        alone: Names of files that may share no unit.
+        tail_units: How many units at the end may be cut into smaller ones.
+    """
+
     def __init__(
         self, config: RunConfig, source: InputConfig, alone: set[str], tail_units: int
     ) -> None:
-        self.config, self.alone, self.fingerprint = config, alone, config.fingerprint()
-        self._tail_units = tail_units
-        self.writer, self.columns = (
-            PlanWriter(),
-            Columns(config, tables.optional_columns(source, config)),
-        )
-        self.objects = 0  # that were looked into
+        self.config = config
+        self.alone = alone
+        self.fingerprint = config.fingerprint()
+        self.writer = PlanWriter()
+        self.columns = WantedColumns(config, tables.optional_columns(source, config))
+        self.objects = 0  # files that were looked into
         self.version = source.version  # of a table
-        self._paths = {
-            *map(storage.absolute, [source.path] if isinstance(source.path, str) else source.path)
-        }
-        self._kind_of = lru_cache(4096)(tables.kind_of)
-        self._kept = self._readable = 0
-        self._damage: str | None = None  # of the first object that cannot be read
-        self._empty = LeftOut()  # objects without a document
+        self._tail_units = tail_units
+        paths = [source.path] if isinstance(source.path, str) else source.path
+        self._paths = set(map(storage.absolute, paths))
+        self._kind_of_table = lru_cache(4096)(tables.kind_of)
+        self._kept_units = 0
+        self._readable_files = 0
+        self._first_damage: str | None = None
+        self._empty_files = LeftOut()
 
     def keep(self, unit: Unit) -> None:
-        self._kept += 1
+        """Add a unit of an earlier plan."""
+        self._kept_units += 1
         self.writer.add(unit)
 
-    def add(self, items: Iterable[InputObject]) -> None:
-        """Looks into objects and cuts them into units, the last of them into smaller ones."""
-        inspected = storage.in_threads(self._inspected, items, _THREADS)
+    def add(self, files: Iterable[InputObject]) -> None:
+        """Look into files and cut them into units, the last of them into smaller ones."""
+        inspected = storage.in_threads(self._inspect, files, _THREADS)
         tail: deque[Unit] = deque()
-        parts = 0
-        for count, unit in enumerate(self._units(self._looked_into(inspected)), 1):
+        tail_parts = 0
+        for number, unit in enumerate(self._units(self._checked(inspected)), 1):
             tail.append(unit)
-            parts += len(unit.parts)
-            while len(tail) > min(count // _TAIL, self._tail_units) or parts > _TAIL_PARTS:
-                parts -= len(tail[0].parts)
-                self.writer.add(tail.popleft())
-        for unit in itertools.chain.from_iterable(storage.in_threads(self._pieces, tail, _THREADS)):
-            self.writer.add(unit)
+            tail_parts += len(unit.parts)
+            tail_limit = min(number // _TAIL, self._tail_units)
+            while len(tail) > tail_limit or tail_parts > _TAIL_PARTS:
+                first = tail.popleft()
+                tail_parts -= len(first.parts)
+                self.writer.add(first)
+        for pieces in storage.in_threads(self._pieces, tail, _THREADS):
+            for piece in pieces:
+                self.writer.add(piece)
 
-    def _inspected(self, item: InputObject) -> Inspected:
-        """Raises InputError for a file of a table, beside which those of earlier versions lie."""
-        folder = item.path
-        if (
-            item.format == "parquet"
-            and self.config.input.format == "auto"
-            and folder not in self._paths
-        ):
-            for _ in item.name.split("/"):  # up to the folder that was given
-                folder = folder.rpartition("/")[0]
-                if "=" not in os.path.basename(folder) and (kind := self._kind_of(folder)):
-                    advice = "or to parquet to read files of earlier versions, too"
-                    raise InputError(
-                        f"{folder}: with this folder as input.path set input.format to {kind}; "
-                        f"{advice}"
-                    )
+    def _inspect(self, item: InputObject) -> Inspected:
+        """Look into a file.
+
+        Raises:
+            InputError: It belongs to a table, whose folder also holds files of earlier versions.
+        """
+        if item.format == Parquet.name and self.config.input.format == "auto":
+            self._check_no_table(item)
         return inspect(item, self.config, self.columns)
 
-    def _looked_into(self, inspected: Iterable[Inspected]) -> Iterator[Inspected]:
+    def _check_no_table(self, item: InputObject) -> None:
+        folder = item.path
+        if folder in self._paths:
+            return
+        # The folders of the file, up to the one in `input.path`.
+        for _ in item.name.split("/"):
+            folder = folder.rpartition("/")[0]
+            if "=" in os.path.basename(folder):
+                continue
+            kind = self._kind_of_table(folder)
+            if kind is not None:
+                raise InputError(
+                    f"{folder}: with this folder as input.path set input.format to {kind}; or to "
+                    "parquet to read files of earlier versions, too"
+                )
+
+    def _checked(self, inspected: Iterable[Inspected]) -> Iterator[Inspected]:
+        """Yield the files after counting them.
+
+        Raises:
+            InputError: None of the first files can be read.
+        """
         for item in inspected:
             self.objects += 1
             if item.damaged is None:
-                self._readable += 1
-                if item.object.format in ("jsonl", "json") and item.columns is not None:
+                self._readable_files += 1
+                if item.columns is not None and not FORMATS[item.object.format].has_schema:
                     self.columns.note(item.object.path, item.columns)
-            else:
-                self._damage = self._damage or item.damaged
-                if not self._kept and not self._readable and self.objects >= _HOPELESS:
-                    raise InputError(
-                        f"{self._damage}\nand so it is with the first {self.objects} objects"
-                    )
+            elif self._first_damage is None:
+                self._first_damage = item.damaged
+            has_readable = self._kept_units or self._readable_files
+            if not has_readable and self.objects >= _MAX_UNREADABLE:
+                raise InputError(
+                    f"{self._first_damage}\nand so it is with the first {self.objects} objects"
+                )
             yield item
 
     def _units(self, inspected: Iterable[Inspected]) -> Iterator[Unit]:
-        """Small objects that follow on each other become a unit together, all others units of their
-        own.
-        """
-        max_documents, max_bytes = (
-            self.config.cluster.unit_documents,
-            self.config.cluster.unit_bytes,
-        )
+        """Yield units: small files that follow on each other share one."""
+        cluster = self.config.cluster
         group: list[Part] = []
-        expected = size = 0  # of the group
+        group_documents = 0
+        group_bytes = 0
         for item in inspected:
-            head = list(itertools.islice(item.parts, 2))
-            if not head:
-                self._empty.add(EMPTY, item.object.name)
-            if (
-                item.damaged is None
-                and len(head) == 1
-                and head[0].exact
-                and item.object.name not in self.alone
-            ):
-                part = head[0]
-                if group and (
-                    expected + part.expected > max_documents or size + part.bytes > max_bytes
-                ):
-                    yield make_unit(group, self.fingerprint)
-                    group, expected, size = [], 0, 0
-                group.append(part)
-                expected, size = expected + part.expected, size + part.bytes
+            first_parts = list(itertools.islice(item.parts, 2))
+            if not first_parts:
+                self._empty_files.add(EMPTY, item.object.name)
+            if not self._may_share_unit(item, first_parts):
+                for part in itertools.chain(first_parts, item.parts):
+                    yield make_unit([part], self.fingerprint, item.damaged)
                 continue
-            for part in itertools.chain(head, item.parts):
-                yield make_unit([part], self.fingerprint, item.damaged)
+            part = first_parts[0]
+            is_full = (
+                group_documents + part.expected > cluster.unit_documents
+                or group_bytes + part.bytes > cluster.unit_bytes
+            )
+            if group and is_full:
+                yield make_unit(group, self.fingerprint)
+                group = []
+                group_documents = 0
+                group_bytes = 0
+            group.append(part)
+            group_documents += part.expected
+            group_bytes += part.bytes
         if group:
             yield make_unit(group, self.fingerprint)
 
+    def _may_share_unit(self, item: Inspected, first_parts: list[Part]) -> bool:
+        """Return whether a file is small: a single part, whose documents are counted."""
+        return (
+            item.damaged is None
+            and len(first_parts) == 1
+            and first_parts[0].exact
+            and item.object.name not in self.alone
+        )
+
     def _pieces(self, unit: Unit) -> list[Unit]:
-        """A unit as smaller ones: between its objects, or by rows or bytes of the only one."""
-        # May be committed as it is.
-        alone = not self.alone.isdisjoint(part.name for part in unit.parts)
-        if unit.damaged is not None or alone or unit.expected < _TAIL_DOCUMENTS:
+        """Cut a unit into smaller ones: between its files, or within the only one."""
+        # A unit of such files may have been committed as it is.
+        has_alone = any(part.name in self.alone for part in unit.parts)
+        if unit.damaged is not None or has_alone or unit.expected < _TAIL_DOCUMENTS:
             return [unit]
         pieces: list[list[Part]] = [[] for _ in range(_TAIL_PIECES)]
         if len(unit.parts) > 1:
@@ -206,170 +259,55 @@ class _Planning:
                 pieces[documents * _TAIL_PIECES // unit.expected].append(part)
                 documents += part.expected
         else:
+            part = unit.parts[0]
             try:
-                pieces = [[part] for part in _cut(unit.parts[0], self.config.input)]
+                parts = FORMATS[part.format].cut(part, self.config.input, _TAIL_PIECES)
             except (storage.Changed, FileNotFoundError):
-                return [unit]  # reading it tells what is wrong
+                # Reading the unit tells what is wrong.
+                return [unit]
+            pieces = [[piece] for piece in parts]
         return [make_unit(piece, self.fingerprint) for piece in pieces if piece]
 
-    def finish(self, count: int, listing: str, cut: dict[str, int]) -> Plan:
-        """The plan.
+    def finish(self, file_count: int, listing: str, cut: dict[str, int]) -> Plan:
+        """Return the plan.
 
-        Raises InputError where it holds nothing, or the configuration names what is nowhere.
+        Args:
+            file_count: Files of the input.
+            listing: Digest of the files.
+            cut: The keys of the configuration that cut files into parts.
+
+        Raises:
+            InputError: The plan holds nothing, or the configuration names a column that no file
+                has.
         """
-        if self.objects and not self._readable and not self._kept:
-            suffix = (
-                f"\nand none of the {self.objects} objects can be read" if self.objects > 1 else ""
-            )
-            raise InputError(f"{self._damage}{suffix}")
-        if not self._kept and (nowhere := self.columns.nowhere()):
-            raise InputError(nowhere)
-        result = self.writer.finish(count, listing, len(self.alone), cut)
+        if self.objects and not self._readable_files and not self._kept_units:
+            reason = str(self._first_damage)
+            if self.objects > 1:
+                reason += f"\nand none of the {self.objects} objects can be read"
+            raise InputError(reason)
+        if not self._kept_units:
+            missing = self.columns.missing_everywhere()
+            if missing is not None:
+                raise InputError(missing)
+        result = self.writer.finish(file_count, listing, len(self.alone), cut)
         result.totals.version = self.version
         result.totals.fingerprint = self.fingerprint
-        result.totals.empty = self._empty.group(EMPTY)
+        result.totals.empty = self._empty_files.group(EMPTY)
         if not result.units:
-            shown = self.config.input.path
-            raise InputError(
-                f"{shown if isinstance(shown, str) else ', '.join(shown)}: no documents in it"
-            )
+            paths = self.config.input.path
+            shown = paths if isinstance(paths, str) else ", ".join(paths)
+            raise InputError(f"{shown}: no documents in it")
         return result
 
 
 def documents_of_last_unit(documents: float, unit_documents: int) -> float:
-    """How many a unit at the end of a plan has."""
-    smaller = unit_documents >= _TAIL_DOCUMENTS and documents >= _TAIL * unit_documents
-    return unit_documents / _TAIL_PIECES if smaller else unit_documents
+    """Return how many documents a unit at the end of a plan has.
 
-
-def _cut(part: Part, source: InputConfig) -> list[Part]:
-    """Pieces of a range, of which every document is in one, with the same totals."""
-    starts, documents, size = (
-        [first + count * i // _TAIL_PIECES for i in range(_TAIL_PIECES + 1)]
-        for first, count in (
-            (part.start, part.end - part.start),
-            (0, part.expected),
-            (0, part.bytes),
-        )
-    )
-    if part.format == "jsonl" and part.compression is None:
-        if part.exact:  # it stays exact where a piece begins with a line
-            limit = line_limit(source.max_document_bytes)
-            with open_lines(part.path, None, max(0, part.start - 1), part.version) as file:
-                begins = [line.offset for line in lines_of_range(file, limit, part.start, part.end)]
-            starts[1:-1] = [begins[number] for number in documents[1:-1]]
-        size = starts
-    lines = [part.line] * len(starts)
-    if part.format in delimited.DELIMITERS:
-        if not delimited.can_seek(part, source):
-            return [part]  # each piece would have to read the file from its beginning
-        _, records = delimited.ranged(part, source)
-        places = [(record.offset, record.line) for record in records]
-        starts[1:-1], lines[1:-1] = zip(
-            *(places[number] for number in documents[1:-1]), strict=True
-        )
-    ends = itertools.pairwise(zip(starts, documents, size, lines, strict=True))
-    return [
-        replace(part, start=start, end=end, expected=till - since, bytes=upto - begin, line=line)
-        for (start, since, begin, line), (end, till, upto, _) in ends
-    ]
-
-
-class Listing:
-    """The input's objects of now, by name."""
-
-    def __init__(self, objects: Iterable[InputObject]) -> None:
-        self._base = sqlite3.connect("")  # a file that SQLite removes itself
-        self._base.executescript(
-            "PRAGMA journal_mode = OFF; PRAGMA synchronous = OFF; PRAGMA cache_size = -32768;"
-            "CREATE TABLE now (number INTEGER PRIMARY KEY, kept INTEGER NOT NULL DEFAULT "
-            f"0, {_COLUMNS});"
-        )
-        digest = hashlib.sha256()
-        with temporary_space(sqlite3.OperationalError):
-            self._base.executemany(
-                f"INSERT INTO now ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?)",
-                digested(objects, digest),
-            )
-            self._base.execute("CREATE UNIQUE INDEX by_name ON now (name)")
-        # Of all that is known of each: with the same one nothing has changed.
-        self.digest = digest.hexdigest()
-        self.objects: int = self._base.execute("SELECT count(*) FROM now").fetchone()[0]
-        self._last: tuple[str, InputObject | None] | None = None
-        self._changed, self._examples = 0, list[str]()
-
-    def close(self) -> None:
-        self._base.close()
-
-    def find(self, part: Part) -> InputObject | None:
-        """The object of a part as it is now, or None where it is gone or another."""
-        # An object's parts follow on each other.
-        if self._last is None or self._last[0] != part.name:
-            row = self._base.execute(
-                f"SELECT {_COLUMNS} FROM now WHERE name = ?", (part.name,)
-            ).fetchone()
-            item = InputObject(*row) if row is not None else None
-            same = item is not None and _same(part, item)
-            if not same:
-                self._changed += 1
-                if self._changed <= _EXAMPLES:
-                    self._examples.append(
-                        f"{part.name} {'is gone' if item is None else 'was replaced'}"
-                    )
-            self._last = part.name, item if same else None
-        return self._last[1]
-
-    def changes(self) -> str:
-        """The objects that were looked for and are gone or others: the first of them, and how many
-        more.
-        """
-        remainder = f", and {self._changed - _EXAMPLES} more" if self._changed > _EXAMPLES else ""
-        return ", ".join(self._examples) + remainder
-
-    def keep(self, name: str) -> None:
-        with temporary_space(sqlite3.OperationalError):
-            self._base.execute("UPDATE now SET kept = 1 WHERE name = ?", (name,))
-
-    def left(self) -> Iterator[InputObject]:
-        """The objects that are not marked, in the order of the input."""
-        for row in self._base.execute(f"SELECT {_COLUMNS} FROM now WHERE kept = 0 ORDER BY number"):
-            yield InputObject(*row)
-
-
-def _same(part: Part, item: InputObject) -> bool:
-    if part.size != item.size:
-        return False
-    if part.stamp == item.stamp or storage.is_remote(item.path):
-        return part.stamp == item.stamp
-    try:  # a copied or touched local file has another stamp, and may be the same all the same
-        return part.version == storage.version(item.path)
-    except OSError as error:
-        if outage := storage.outage(error, item.path):
-            raise outage from None
-        return False  # looking into it tells why
-
-
-def digested(objects: Iterable[InputObject], digest: "hashlib._Hash") -> Iterator[InputObject]:
-    """The objects, each added to the digest."""
-    for item in objects:
-        digest.update("\0".join(map(str, item)).encode() + b"\n")
-        yield item
-
-
-def kept(before: Plan, now: Listing, alone: set[str]) -> Iterator[Unit]:
-    """The units whose objects are all as they were, which it marks; no damaged ones, nor shared
-    ones of `alone`.
+    Args:
+        documents: Documents of the run.
+        unit_documents: `cluster.unit_documents`.
     """
-    keep = lru_cache(1)(now.keep)  # once an object, whose parts follow on each other
-    for unit in before.all():
-        pairs = [(part, now.find(part)) for part in unit.parts]
-        shared = len(unit.parts) > 1 and not alone.isdisjoint(part.name for part in unit.parts)
-        if unit.damaged is not None or shared or any(item is None for _, item in pairs):
-            continue
-        for part in unit.parts:
-            keep(part.name)
-        # The folder of the input may have another place than in the last session.
-        yield Unit(
-            unit.id,
-            tuple(replace(part, path=item.path, stamp=item.stamp) for part, item in pairs if item),
-        )
+    has_tail = unit_documents >= _TAIL_DOCUMENTS and documents >= _TAIL * unit_documents
+    if has_tail:
+        return unit_documents / _TAIL_PIECES
+    return unit_documents

@@ -1,7 +1,8 @@
 """Delta and Iceberg tables as input.
 
-A version of a table is a list of Parquet files, read as any others; one of which rows were deleted
-beside these files is refused. A plan keeps its version, so that a resumed run reads the same.
+A version of a table is a list of Parquet files, which are read as any others. A table of which rows
+were deleted beside these files is refused. A plan keeps its version, so that a resumed run reads
+the same rows.
 """
 
 import re
@@ -14,117 +15,185 @@ from raypd import storage
 from raypd.config import TABLES, InputConfig, RunConfig
 from raypd.errors import ConfigError, InputError
 
-_METADATA = "metadata"
-_NUMBER = re.compile(r"v?(\d+)[^/]*\.metadata\.json")
+_METADATA = "metadata"  # the folder of an Iceberg table's metadata files
+_METADATA_FILE = re.compile(r"v?(\d+)[^/]*\.metadata\.json")
+_PHYSICAL_NAME = "delta.columnMapping.physicalName"
+# pyiceberg's names of the settings that reach S3, and those of the storage.
+_S3_PROPERTIES = {
+    "s3.endpoint": "aws_endpoint_url",
+    "s3.anonymous": "aws_skip_signature",
+    "s3.region": "aws_region",
+    "s3.access-key-id": "aws_access_key_id",
+    "s3.secret-access-key": "aws_secret_access_key",
+    "s3.session-token": "aws_session_token",
+}
 
 
 def pinned(source: InputConfig, version: int | None) -> InputConfig:
-    """A table with its version: as asked, else of an earlier plan, or the newest.
+    """Return section `input` with the version of its table; without a table, as it is.
 
-    Raises ConfigError, InputError.
+    Args:
+        source: Section `input`. The version that it sets has precedence.
+        version: The version of an earlier plan; None for the newest.
+
+    Raises:
+        ConfigError: The package that reads such tables is not installed.
+        InputError: There is no such table, or it cannot be read.
     """
     if source.format not in TABLES or source.version is not None:
         return source
-    if version is None and source.format == "delta":
-        version = int(_delta(str(source.path), None).version())
-    elif (
-        version is None and (snapshot := _iceberg(str(source.path)).current_snapshot()) is not None
-    ):
-        version = int(snapshot.snapshot_id)
+    if version is None:
+        version = _newest_version(source)
     return source.model_copy(update={"version": version})
 
 
+def _newest_version(source: InputConfig) -> int | None:
+    """Return the newest version of a table; None for an Iceberg table without a snapshot."""
+    if source.format == "delta":
+        return int(_delta(str(source.path), None).version())
+    snapshot = _iceberg(str(source.path)).current_snapshot()
+    if snapshot is None:
+        return None
+    return int(snapshot.snapshot_id)
+
+
 def kind_of(folder: str) -> str | None:
-    """Whether a folder is of such a table, whose files are not all of its newest version."""
+    """Return "delta" or "iceberg" if a folder is such a table, else None."""
     if storage.is_folder(storage.join(folder, "_delta_log")):
         return "delta"
-    return (
-        "iceberg"
-        if any(map(_NUMBER.fullmatch, storage.names(storage.join(folder, _METADATA))))
-        else None
-    )
+    for name in storage.names(storage.join(folder, _METADATA)):
+        if _METADATA_FILE.fullmatch(name):
+            return "iceberg"
+    return None
 
 
 def folder(source: InputConfig) -> str:
-    """The folder of a table's files; of Iceberg the path may be a metadata file in it."""
-    root, inside, _ = str(source.path).rpartition(f"/{_METADATA}/")
-    return root if inside and str(source.path).endswith(".json") else str(source.path)
+    """Return the folder of a table's files.
+
+    Args:
+        source: Section `input`, whose path is this folder or a metadata file of an Iceberg table.
+    """
+    path = str(source.path)
+    root, is_inside, _ = path.rpartition(f"/{_METADATA}/")
+    if is_inside and path.endswith(".json"):
+        return root
+    return path
 
 
 def optional_columns(source: InputConfig, config: RunConfig) -> set[str]:
-    """The columns of a table's version that are null in files which lack them: those that were
-    written before. Raises ConfigError; InputError, also where files may have a wanted column under
-    another name.
+    """Return the columns of a table's version that are null in files which lack them.
+
+    Files lack a column if they were written before it was added.
+
+    Args:
+        source: Section `input`; a table has its version.
+        config: The run's configuration.
+
+    Raises:
+        ConfigError: The package that reads such tables is not installed.
+        InputError: The table cannot be read, or files may have a wanted column under another name.
     """
     if source.format == "delta":
-        table = _delta(str(source.path), source.version)
-        partitions, fields = table.metadata().partition_columns, table.schema().fields
-        renamed = {
-            f.name
-            for f in fields
-            if f.metadata.get("delta.columnMapping.physicalName", f.name) != f.name
-        }
-        optional = {f.name for f in fields if f.nullable and f.name not in partitions}
+        optional, renamed = _delta_columns(source)
     elif source.format == "iceberg":
-        table = _iceberg(str(source.path), source.version)
-        partitions = {field.source_id for spec in table.specs().values() for field in spec.fields}
-        fields = table.scan(snapshot_id=source.version).projection().fields
-        ever = {(f.name, f.field_id) for schema in table.schemas().values() for f in schema.fields}
-        renamed = {
-            f.name for f in fields if any((n == f.name) != (i == f.field_id) for n, i in ever)
-        }
-        added = (f for f in fields if not f.required and f.initial_default is None)
-        optional = {f.name for f in added if f.field_id not in partitions}
+        optional, renamed = _iceberg_columns(source)
     else:
         return set()
-    if other := renamed.intersection(config.wanted_columns().values()):
+    wanted = renamed.intersection(config.wanted_columns().values())
+    if wanted:
         raise InputError(
-            f"{source.path}: column {min(other)!r} was renamed, or replaces another: write the "
+            f"{source.path}: column {min(wanted)!r} was renamed, or replaces another: write the "
             "table anew"
         )
     return optional
 
 
+def _delta_columns(source: InputConfig) -> tuple[set[str], set[str]]:
+    """Return the optional columns of a Delta table, and those that were renamed."""
+    table = _delta(str(source.path), source.version)
+    partitions = table.metadata().partition_columns
+    optional = set()
+    renamed = set()
+    for field in table.schema().fields:
+        if field.metadata.get(_PHYSICAL_NAME, field.name) != field.name:
+            renamed.add(field.name)
+        if field.nullable and field.name not in partitions:
+            optional.add(field.name)
+    return optional, renamed
+
+
+def _iceberg_columns(source: InputConfig) -> tuple[set[str], set[str]]:
+    """Return the optional columns of an Iceberg table, and those that were renamed."""
+    table = _iceberg(str(source.path), source.version)
+    partitions = {field.source_id for spec in table.specs().values() for field in spec.fields}
+    # Every column that the table has ever had, as (name, id).
+    all_columns = set()
+    for schema in table.schemas().values():
+        all_columns |= {(field.name, field.field_id) for field in schema.fields}
+    optional = set()
+    renamed = set()
+    for field in table.scan(snapshot_id=source.version).projection().fields:
+        for name, field_id in all_columns:
+            if (name == field.name) != (field_id == field.field_id):
+                renamed.add(field.name)
+        is_nullable = not field.required and field.initial_default is None
+        if is_nullable and field.field_id not in partitions:
+            optional.add(field.name)
+    return optional, renamed
+
+
 def file_names(source: InputConfig) -> set[str]:
-    """The files of a table's version, below its folder. Raises ConfigError, InputError."""
-    root = str(source.path)
+    """Return the names of the files of a table's version, below the table's folder.
+
+    Args:
+        source: Section `input` with the version.
+
+    Raises:
+        ConfigError: The package that reads such tables is not installed.
+        InputError: The table cannot be read, or rows were deleted beside its files.
+    """
     if source.format == "delta":
-        table = _delta(root, source.version)
-        if "deletionVectors" in (table.protocol().reader_features or ()):
-            advice = (
-                "REORG TABLE ... APPLY (PURGE), then ALTER TABLE ... DROP FEATURE deletionVectors"
-            )
-            raise InputError(
-                f"{root}: the table may have deletion vectors, rows deleted beside its files: "
-                f"{advice}"
-            )
-        return {
-            unquote(path)
-            for path in pa.table(table.get_add_actions(flatten=True))["path"].to_pylist()
-        }
-    table = _iceberg(root, source.version)
-    names, location = set(), table.location().rstrip("/") + "/"
-    try:
-        tasks = (
-            list(table.scan(snapshot_id=source.version).plan_files())
-            if source.version is not None
-            else []
+        return _delta_files(str(source.path), source.version)
+    return _iceberg_files(str(source.path), source.version)
+
+
+def _delta_files(root: str, version: int | None) -> set[str]:
+    table = _delta(root, version)
+    if "deletionVectors" in (table.protocol().reader_features or ()):
+        raise InputError(
+            f"{root}: the table may have deletion vectors, rows deleted beside its files: REORG "
+            "TABLE ... APPLY (PURGE), then ALTER TABLE ... DROP FEATURE deletionVectors"
         )
+    actions = pa.table(table.get_add_actions(flatten=True))
+    return set(map(unquote, actions["path"].to_pylist()))
+
+
+def _iceberg_files(root: str, version: int | None) -> set[str]:
+    table = _iceberg(root, version)
+    if version is None:
+        # The table has no snapshot yet, and so no files.
+        return set()
+    location = table.location().rstrip("/") + "/"
+    try:
+        tasks = list(table.scan(snapshot_id=version).plan_files())
     except Exception as error:  # pyiceberg's, and any of Python's for a damaged file
-        raise _unread(error, root, f"its snapshot {source.version} cannot be read") from None
+        raise _read_error(error, root, f"its snapshot {version} cannot be read") from None
+    names = set()
     for task in tasks:
         if task.delete_files:
-            advice = "rewrite_data_files puts them into these"
-            raise InputError(f"{root}: rows were deleted beside the table's files: {advice}")
-        if not task.file.file_path.startswith(location):
             raise InputError(
-                f"{root}: {task.file.file_path} of the table is not below its location, {location}"
+                f"{root}: rows were deleted beside the table's files: rewrite_data_files puts them "
+                "into these"
             )
-        names.add(task.file.file_path.removeprefix(location))
+        path = task.file.file_path
+        if not path.startswith(location):
+            raise InputError(f"{root}: {path} of the table is not below its location, {location}")
+        names.add(path.removeprefix(location))
     return names
 
 
 def _delta(root: str, version: int | None) -> Any:
+    """Return a Delta table in a version, or in its newest one."""
     try:
         from deltalake import DeltaTable
         from deltalake.exceptions import DeltaError, TableNotFoundError
@@ -137,11 +206,12 @@ def _delta(root: str, version: int | None) -> Any:
     except TableNotFoundError:
         raise InputError(f"{root}: no Delta table here (no _delta_log)") from None
     except (DeltaError, OSError) as error:
-        asked = "" if version is None else f" in version {version}"
-        raise InputError(f"{root}: the Delta table cannot be read{asked}: {error}") from None
+        suffix = "" if version is None else f" in version {version}"
+        raise InputError(f"{root}: the Delta table cannot be read{suffix}: {error}") from None
 
 
 def _iceberg(path: str, version: int | None = None) -> Any:
+    """Return an Iceberg table, after checking that it has the snapshot `version`."""
     try:
         from pyiceberg.table import StaticTable
     except ImportError:
@@ -152,36 +222,40 @@ def _iceberg(path: str, version: int | None = None) -> Any:
     try:
         table = StaticTable.from_metadata(storage.absolute(metadata), _properties(path))
     except Exception as error:  # pyiceberg's, pydantic's and pyarrow's
-        raise _unread(
-            error, metadata, "cannot be read as the metadata of an Iceberg table"
-        ) from None
+        reason = "cannot be read as the metadata of an Iceberg table"
+        raise _read_error(error, metadata, reason) from None
     if version is not None and table.snapshot_by_id(version) is None:
         raise InputError(f"{path}: input.version {version}: no such snapshot, or it has expired")
     return table
 
 
-def _unread(error: Exception, path: str, what: str) -> Exception:
-    return storage.outage(error, path) or InputError(
-        f"{path}: {what}: {error or type(error).__name__}"
-    )
+def _read_error(error: Exception, path: str, reason: str) -> Exception:
+    """Return what to raise if a table cannot be read: the outage of its storage, or InputError."""
+    outage = storage.outage(error, path)
+    if outage is not None:
+        return outage
+    return InputError(f"{path}: {reason}: {error or type(error).__name__}")
 
 
 def _newest_metadata(root: str) -> str:
-    folder = storage.join(root, _METADATA)
-    numbered = [
-        (int(match[1]), name)
-        for name in storage.names(folder)
-        if (match := _NUMBER.fullmatch(name))
-    ]
+    """Return the path of an Iceberg table's newest metadata file."""
+    metadata_folder = storage.join(root, _METADATA)
+    numbered = []
+    for name in storage.names(metadata_folder):
+        match = _METADATA_FILE.fullmatch(name)
+        if match is not None:
+            numbered.append((int(match[1]), name))
     if not numbered:
         raise InputError(f"{root}: no Iceberg table here (no metadata/*.metadata.json)")
-    return storage.join(folder, max(numbered)[1])
+    _, newest = max(numbered)
+    return storage.join(metadata_folder, newest)
 
 
 def _properties(path: str) -> dict[str, str]:
-    """pyiceberg's names of the settings and credentials that S3 is reached with."""
+    """Return the settings and credentials that S3 is reached with, by pyiceberg's names."""
     options = storage.object_store(path)
-    names = ("region", "access-key-id", "secret-access-key", "session-token")
-    keys = {"endpoint": "aws_endpoint_url", "anonymous": "aws_skip_signature"}
-    keys |= {name: f"aws_{name}".replace("-", "_") for name in names}
-    return {f"s3.{name}": options[key] for name, key in keys.items() if key in options}
+    return {
+        property_name: options[option]
+        for property_name, option in _S3_PROPERTIES.items()
+        if option in options
+    }

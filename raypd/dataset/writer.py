@@ -1,6 +1,7 @@
-"""Commits: one Parquet object a unit.
+"""Commits: one Parquet file per unit.
 
-That it exists is the commit; it is written whole and never overwritten.
+A unit is committed if its file exists. The file is written atomically and never overwritten, except
+by a retry.
 """
 
 import contextlib
@@ -25,29 +26,46 @@ from raypd.tasks.base import Document, Record
 from raypd.tasks.columns import OWN, columns_of, parts_of, record_row, typed_row
 
 COUNTS = ("prefill_tokens", "shared_tokens", "decode_tokens", "steps")
-_KEY = b"raypd"
-# Raised for a value that fits no column.
+_SUMMARY_KEY = b"raypd"  # in the metadata of the file's schema
+_SUMMARY_THREADS = 16
+# Raised if a value does not fit its column.
 _MISFITS = (pa.ArrowException, ValueError, TypeError, OverflowError)
 
 
 def units_folder(output: str) -> str:
+    """Return the folder of the committed units in a run's folder."""
     return storage.join(output, layout.UNITS)
 
 
 def unit_path(output: str, unit_id: str, partition: Mapping[str, str] | None = None) -> str:
-    """units/<id>.parquet, or units/key=value/<id>.parquet."""
-    folders = [f"{key}={value}" for key, value in (partition or {}).items()]
+    """Return the path of a unit: units/<id>.parquet, or units/key=value/<id>.parquet.
+
+    Args:
+        output: The run's folder.
+        unit_id: The unit.
+        partition: `output.partition` of the run's configuration.
+    """
+    folders = []
+    if partition is not None:
+        folders = [f"{key}={value}" for key, value in partition.items()]
     return storage.join(units_folder(output), *folders, f"{unit_id}.parquet")
 
 
 def output_schema(task_columns: pa.Schema, partition: Iterable[str] = ()) -> pa.Schema:
-    """All columns.
+    """Return all columns of the output: raypd's own and those of the task.
 
-    Raises ConfigError where a partition's key is among them, ValueError where a task's hides one.
+    Args:
+        task_columns: The columns of the task.
+        partition: Keys of `output.partition`.
+
+    Raises:
+        ConfigError: A partition's key is the name of a column.
+        ValueError: A column of the task is called like one of raypd's own.
     """
-    if twice := set(OWN.names) & set(task_columns.names):
+    repeated = set(OWN.names) & set(task_columns.names)
+    if repeated:
         raise ValueError(
-            f"the task's columns {sorted(twice)} are names that every output has already"
+            f"the task's columns {sorted(repeated)} are names that every output has already"
         )
     schema = pa.schema([*OWN, *task_columns])
     for key in partition:
@@ -61,107 +79,147 @@ def output_schema(task_columns: pa.Schema, partition: Iterable[str] = ()) -> pa.
 def make_table(
     documents: Sequence[Document], records: Sequence[Record], columns: pa.Schema, attempts: int
 ) -> pa.Table:
-    """A unit's rows in the order of its documents, an error row where one has none.
+    """Return the rows of a unit in the order of its documents.
 
-    Raises RunError: one is doubled.
+    Args:
+        documents: All documents of the unit.
+        records: Their answers. A document without one gets an error row.
+        columns: The columns of the task.
+        attempts: How often the unit was tried, with this time.
+
+    Raises:
+        RunError: A document has the same answer twice.
     """
     schema = output_schema(columns)
-    by_row: defaultdict[int, list[Record]] = defaultdict(list)
+    records_by_document: defaultdict[int, list[Record]] = defaultdict(list)
     for record in records:
-        by_row[record.index].append(record)
+        records_by_document[record.index].append(record)
     rows: list[dict[str, Any]] = []
     for document in documents:
-        for record in by_row[document.index] or [
-            Record(document.index, error=document.error or "it got no answer")
-        ]:
-            row = {
-                "id": document.id,
-                "source": document.source,
-                "row": document.place,
-                "attempts": attempts,
-            }
-            error = None if record.error is None else _printable(record.error)
-            rows.append(
-                {
-                    **row,
-                    "status": "ok" if error is None else "error",
-                    "error": error,
-                    **record.columns,
-                }
-            )
+        answers = records_by_document[document.index]
+        if not answers:
+            error = document.error or "it got no answer"
+            answers = [Record(document.index, error=error)]
+        rows += [_row(document, answer, attempts) for answer in answers]
     try:
         table = pa.Table.from_pylist(rows, schema)
     except _MISFITS:
         table = pa.Table.from_pylist([_writable(row, schema) for row in rows], schema)
-    places = pa.table([table["source"], table["row"], parts_of(table)], ["source", "row", "part"])
-    if twice := len(table) - places.group_by(places.column_names).aggregate([]).num_rows:
-        raise RunError(f"{twice} answers of a unit stand in it twice; this is a fault of raypd")
+    repeated = _repeated_rows(table)
+    if repeated:
+        raise RunError(f"{repeated} answers of a unit stand in it twice; this is a fault of raypd")
     return table
 
 
+def _row(document: Document, record: Record, attempts: int) -> dict[str, Any]:
+    """Return the row of one answer."""
+    row: dict[str, Any] = {
+        "id": document.id,
+        "source": document.source,
+        "row": document.place,
+        "attempts": attempts,
+        "status": "ok",
+        "error": None,
+    }
+    if record.error is not None:
+        row["status"] = "error"
+        row["error"] = _printable(record.error)
+    row.update(record.columns)
+    return row
+
+
+def _repeated_rows(table: pa.Table) -> int:
+    """Return how many rows of a unit repeat the part of a document that another row has."""
+    names = ["source", "row", "part"]
+    keys = pa.table([table["source"], table["row"], parts_of(table)], names)
+    return int(len(table) - keys.group_by(names).aggregate([]).num_rows)
+
+
 def _writable(row: dict[str, Any], schema: pa.Schema) -> dict[str, Any]:
-    """The row, or an error row in its place when a value does not fit its column."""
+    """Return the row, or an error row if a value does not fit its column."""
     try:
         pa.Table.from_pylist([row], schema)
         return row
     except _MISFITS as error:
-        values = {name: row.get(name) for name in OWN.names}
-        return {
-            **values,
-            "status": "error",
-            "error": _printable(f"the answer cannot be written: {error}"),
-        }
+        error_row = {name: row.get(name) for name in OWN.names}
+        error_row["status"] = "error"
+        error_row["error"] = _printable(f"the answer cannot be written: {error}")
+        return error_row
 
 
 def _printable(text: str) -> str:
+    """Return a text without characters that cannot be written or shown."""
     return text.encode("utf-8", "replace").decode().replace("\0", "\\0")
 
 
 def count_documents(table: pa.Table) -> tuple[int, int]:
-    """(ok, failed) documents of a unit's rows; a document with any error row counts as failed."""
-    failed = _places(table.filter(pc.not_equal(table["status"], "ok")))
-    return len(_places(table) - failed), len(failed)
+    """Return how many documents of a unit's rows are (ok, failed).
+
+    A document with any error row counts as failed.
+    """
+    failed = _document_keys(table.filter(pc.not_equal(table["status"], "ok")))
+    return len(_document_keys(table) - failed), len(failed)
 
 
 def count_truncated(table: pa.Table) -> int:
-    """Documents of a unit's rows that were cut to fit the model's context."""
-    return (
-        len(_places(table.filter(table["truncated"]))) if "truncated" in table.column_names else 0
-    )
+    """Return how many documents of a unit's rows were cut to fit the model's context."""
+    if "truncated" not in table.column_names:
+        return 0
+    return len(_document_keys(table.filter(table["truncated"])))
 
 
-def _places(table: pa.Table) -> set[tuple[str, int]]:
+def _document_keys(table: pa.Table) -> set[tuple[str, int]]:
+    """Return the (source, row) of every document of a unit's rows."""
     return set(zip(table["source"].to_pylist(), table["row"].to_pylist(), strict=True))
 
 
 def commit(
     output: str, table: pa.Table, summary: UnitSummary, partition: Mapping[str, str] | None = None
 ) -> bool:
-    """Writes a unit's object, with the summary in its metadata; False where there is one already,
-    which stays.
+    """Write a unit's file, unless it exists.
+
+    Args:
+        output: The run's folder.
+        table: The unit's rows.
+        summary: Written into the file's metadata, with the time of the commit.
+        partition: `output.partition` of the run's configuration.
+
+    Returns:
+        Whether this call has committed the unit.
     """
     summary.committed_at = time.time()
     return storage.put_new(unit_path(output, summary.unit, partition), _encoded(table, summary))
 
 
 def replace_rows(path: str, table: pa.Table, summary: UnitSummary, version: str) -> bool:
-    """Replaces this version of a unit's object, as only a retry may; False when it is another
-    version by now.
+    """Replace a unit's file, as only a retry may.
+
+    Args:
+        path: The unit's file.
+        table: The new rows.
+        summary: The new summary.
+        version: The version to replace.
+
+    Returns:
+        False if the file has another version by now.
     """
     return storage.put_if(path, _encoded(table, summary), version)
 
 
 def _encoded(table: pa.Table, summary: UnitSummary) -> bytes:
     sink = pa.BufferOutputStream()
+    table = table.replace_schema_metadata({_SUMMARY_KEY: encoded(summary, indent=None)})
     # With checksums `raypd verify` sees a flipped bit in any column.
-    table = table.replace_schema_metadata({_KEY: encoded(summary, indent=None)})
     pq.write_table(table, sink, compression="zstd", write_page_checksum=True)
     return bytes(sink.getvalue().to_pybytes())
 
 
 def typed_table(rows: pa.Table, config: RunConfig) -> pa.Table:
-    """Rows of a run with `output.columns: typed` in its configuration, whatever they were written
-    as.
+    """Return the rows of a run with a column of its own type for each attribute.
+
+    Args:
+        rows: Rows with the columns `record` and `values`, or rows that are typed already.
+        config: The run's configuration with `output.columns: typed`.
     """
     if "record" not in rows.column_names:
         return rows
@@ -170,7 +228,7 @@ def typed_table(rows: pa.Table, config: RunConfig) -> pa.Table:
 
 
 def objects(output: str) -> Iterator[tuple[str, str]]:
-    """(unit id, path) of every committed unit, in all partitions."""
+    """Yield the (unit id, path) of every committed unit, in all partitions."""
     for item in storage.walk(units_folder(output)):
         name = item.name.rpartition("/")[2]
         if name.endswith(".parquet") and not name.startswith((".", "_")):
@@ -178,24 +236,36 @@ def objects(output: str) -> Iterator[tuple[str, str]]:
 
 
 def summaries(output: str) -> list[UnitSummary]:
-    """What the committed units hold, in the order of their ids. Raises as `read_summary` does."""
-    return list(
-        storage.in_threads(lambda item: read_summary(output, *item), sorted(objects(output)), 16)
-    )
+    """Return the summaries of the committed units, by their ids; raises as `read_summary` does."""
+
+    def read(unit: tuple[str, str]) -> UnitSummary:
+        unit_id, path = unit
+        return read_summary(output, unit_id, path)
+
+    return list(storage.in_threads(read, sorted(objects(output)), _SUMMARY_THREADS))
 
 
 def committed(output: str) -> set[str]:
-    return {unit for unit, _ in objects(output)}
+    """Return the ids of the committed units."""
+    return {unit_id for unit_id, _ in objects(output)}
 
 
 def is_committed(output: str, unit_id: str, partition: Mapping[str, str] | None = None) -> bool:
+    """Return whether a unit is committed in this partition; it costs one request."""
     return storage.exists(unit_path(output, unit_id, partition))
 
 
 def read_summary(output: str, unit_id: str, path: str | None = None) -> UnitSummary:
-    """What a committed unit holds; without `path`, partitions are searched.
+    """Return the summary of a committed unit.
 
-    Raises Damaged; RunError (unreachable).
+    Args:
+        output: The run's folder.
+        unit_id: The unit.
+        path: The unit's file; None searches all partitions.
+
+    Raises:
+        Damaged: The file is damaged.
+        RunError: The file cannot be reached.
     """
     with _opened(path or _locate(output, unit_id)) as parquet:
         return _summary(parquet)
@@ -204,22 +274,31 @@ def read_summary(output: str, unit_id: str, path: str | None = None) -> UnitSumm
 def read_table(
     output: str, unit_id: str, columns: Sequence[str] | None = None, path: str | None = None
 ) -> tuple[UnitSummary, pa.Table]:
-    """A committed unit: its summary and its rows, with these columns or all.
+    """Return the summary and the rows of a committed unit; raises as `read_summary` does.
 
-    Raises as `read_summary` does.
+    Args:
+        output: The run's folder.
+        unit_id: The unit.
+        columns: The columns to read; None reads all.
+        path: The unit's file; None searches all partitions.
     """
+    names = None if columns is None else list(columns)
     with _opened(path or _locate(output, unit_id)) as parquet:
-        return _summary(parquet), parquet.read(columns=None if columns is None else list(columns))
+        return _summary(parquet), parquet.read(columns=names)
 
 
 def _summary(parquet: pq.ParquetFile) -> UnitSummary:
-    return from_json(UnitSummary, json.loads(parquet.schema_arrow.metadata[_KEY]), "its summary")
+    tree = json.loads(parquet.schema_arrow.metadata[_SUMMARY_KEY])
+    return from_json(UnitSummary, tree, "its summary")
 
 
 @contextlib.contextmanager
 def _opened(path: str) -> Iterator[pq.ParquetFile]:
-    """Raises Damaged where an object is, RunError where it is out of reach or refused and must not
-    be deleted.
+    """Open a unit's file.
+
+    Raises:
+        Damaged: The file, here or while it is read, is damaged.
+        RunError: It is out of reach or access is denied, so it must not be deleted.
     """
     try:
         with storage.open_file(path) as file:
@@ -227,7 +306,7 @@ def _opened(path: str) -> Iterator[pq.ParquetFile]:
     except storage.StorageError as error:
         raise RunError(f"{error}; the same command resumes") from None
     except (pa.ArrowException, OSError, KeyError, TypeError, ValueError) as error:
-        # Pyarrow's own have no number.
+        # Errors of pyarrow about the content have no number.
         if isinstance(error, OSError) and error.errno not in (None, errno.ENOENT):
             raise RunError(f"{path}: cannot be read: {error}") from None
         advice = "delete it and the same command redoes it"
@@ -235,21 +314,32 @@ def _opened(path: str) -> Iterator[pq.ParquetFile]:
 
 
 def _locate(output: str, unit_id: str) -> str:
-    """The path of a unit's object, in whichever partition; the plain one where there is none."""
-    plain = unit_path(output, unit_id)
-    return plain if storage.exists(plain) else dict(objects(output)).get(unit_id, plain)
+    """Return the path of a unit in its partition; without any, the path outside of partitions."""
+    plain_path = unit_path(output, unit_id)
+    if storage.exists(plain_path):
+        return plain_path
+    return dict(objects(output)).get(unit_id, plain_path)
 
 
 def read_rows(output: str, unit_id: str, limit: int) -> list[dict[str, Any]]:
-    return as_records(read_table(output, unit_id)[1].slice(0, limit))
+    """Return the first rows of a committed unit; raises as `read_summary` does."""
+    _, table = read_table(output, unit_id)
+    return as_records(table.slice(0, limit))
 
 
 def rows_of(run: str, columns: Sequence[str] | None = None) -> Iterator[dict[str, Any]]:
+    """Yield the rows of all committed units, by the units' ids; raises as `read_summary` does.
+
+    Args:
+        run: The run's folder.
+        columns: The columns to read; None reads all.
+    """
     folder = storage.absolute(run)
-    for unit, path in sorted(objects(folder)):
-        yield from as_records(read_table(folder, unit, columns, path)[1])
+    for unit_id, path in sorted(objects(folder)):
+        _, table = read_table(folder, unit_id, columns, path)
+        yield from as_records(table)
 
 
 def as_records(table: pa.Table | pa.RecordBatch) -> list[dict[str, Any]]:
-    """The rows of a table; those of typed columns with `record` and `values` in their place."""
+    """Return the rows of a table; typed columns become the columns `record` and `values`."""
     return [record_row(row) for row in table.to_pylist()]

@@ -12,7 +12,7 @@ import numpy as np
 
 from raypd.billing import prices
 from raypd.config import CostConfig, RunConfig
-from raypd.dataset.planner import documents_of_last_unit
+from raypd.dataset import documents_of_last_unit
 from raypd.errors import ConfigError, did_you_mean
 from raypd.estimation.bootstrap import Array, figure
 from raypd.estimation.records import BillEstimate, Estimate, MachineEstimate, SpeedEstimate

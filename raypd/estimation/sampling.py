@@ -12,8 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from raypd.config import ExtractionConfig, QuestionAnsweringConfig, RunConfig
-from raypd.dataset import planner
-from raypd.dataset.reader import read_unit
+from raypd.dataset import planner, read_unit
 from raypd.errors import InputError
 from raypd.estimation import bootstrap
 from raypd.run.left_out import LeftOutFiles

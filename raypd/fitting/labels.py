@@ -6,10 +6,8 @@ from typing import Any
 from raypd import storage
 from raypd.config import RunConfig
 from raypd.config.load import with_changes
-from raypd.dataset.label_file import label_rows, without_documents
+from raypd.dataset import kind_of, label_rows, read_unit, without_documents
 from raypd.dataset.planner import plan
-from raypd.dataset.reader import read_unit
-from raypd.dataset.tables import kind_of
 from raypd.errors import InputError
 from raypd.estimation import sampling
 from raypd.evaluation import flat_values

@@ -17,8 +17,7 @@ import pyarrow as pa
 
 from raypd import storage
 from raypd.config import RunConfig
-from raypd.dataset.plan import Plan
-from raypd.dataset.reader import read_unit
+from raypd.dataset import Plan, read_unit
 from raypd.errors import InputError
 from raypd.run.unit import Unit, make_unit
 from raypd.run.unreadable import Unreadable

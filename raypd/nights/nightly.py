@@ -11,8 +11,7 @@ from raypd import storage
 from raypd.answering.components import Build
 from raypd.cluster import driver
 from raypd.config import RunConfig
-from raypd.dataset import planner
-from raypd.dataset.plan import Plan, PlanWriter
+from raypd.dataset import Plan, PlanWriter, planner
 from raypd.errors import ConfigError, RunError, raised_as
 from raypd.nights import changes, delta, schema_change, table
 from raypd.nights.changes import Input

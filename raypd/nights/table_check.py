@@ -2,8 +2,7 @@
 
 from raypd import storage
 from raypd.config import RunConfig
-from raypd.dataset import planner
-from raypd.dataset.reader import read_unit
+from raypd.dataset import planner, read_unit
 from raypd.errors import Damaged
 from raypd.nights import changes, delta
 from raypd.run.unit import Unit

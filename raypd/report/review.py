@@ -13,8 +13,7 @@ from typing import Any
 
 from raypd import storage
 from raypd.config import Category, ExtractionConfig, RunConfig
-from raypd.dataset import delimited, planner, writer
-from raypd.dataset.reader import read_unit
+from raypd.dataset import delimited, planner, read_unit, writer
 from raypd.errors import ConfigError, InputError, raised_as
 from raypd.report import page
 from raypd.report.texts import marked, text_in

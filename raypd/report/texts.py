@@ -6,8 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from raypd import storage
 from raypd.config import ExtractionConfig, RunConfig
-from raypd.dataset import planner
-from raypd.dataset.reader import read_unit
+from raypd.dataset import planner, read_unit
 from raypd.errors import ConfigError, InputError, raised_as
 from raypd.report.data import RunReport
 from raypd.run.load import load_run

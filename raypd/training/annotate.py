@@ -13,9 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from raypd.config import RunConfig
+from raypd.dataset import read_unit, rows_of
 from raypd.dataset.planner import plan
-from raypd.dataset.reader import read_unit
-from raypd.dataset.writer import rows_of
 from raypd.errors import InputError
 from raypd.tasks.base import Document
 from raypd.training.example import Skip

@@ -10,8 +10,8 @@ import raypd.training.annotate as annotate
 import raypd.training.preference as preference
 import raypd.training.teacher as teacher
 from raypd.config import RunConfig
+from raypd.dataset import read_unit
 from raypd.dataset.planner import plan
-from raypd.dataset.reader import read_unit
 from raypd.errors import ConfigError, InputError
 from raypd.run.training import TrainingData
 from raypd.tasks.base import Document

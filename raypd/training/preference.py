@@ -17,9 +17,8 @@ from typing import Any
 
 from raypd import storage
 from raypd.config import ANSWER_KEYS, GenerationConfig, RunConfig
+from raypd.dataset import read_unit, rows_of
 from raypd.dataset.planner import plan
-from raypd.dataset.reader import read_unit
-from raypd.dataset.writer import rows_of
 from raypd.decoding.methods.pasta_lang import Lexer, Piece, readable
 from raypd.errors import ConfigError, InputError, raised_as
 from raypd.run.load import load_record

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from raypd.config import RunConfig
-from raypd.dataset.label_file import ENDINGS, label_rows
-from raypd.dataset.writer import rows_of
+from raypd.dataset import LABEL_ENDINGS as ENDINGS
+from raypd.dataset import label_rows, rows_of
 from raypd.errors import InputError
 from raypd.run.read import by_document
 from raypd.tasks.base import Document

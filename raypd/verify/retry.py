@@ -17,8 +17,7 @@ from raypd.billing.budget import BudgetReached
 from raypd.billing.meter import added
 from raypd.cluster import driver
 from raypd.config import RunConfig
-from raypd.dataset import planner, writer
-from raypd.dataset.plan import PlanWriter, stored
+from raypd.dataset import PlanWriter, planner, stored, writer
 from raypd.errors import ConfigError, RunError
 from raypd.run import console, layout, manifest, records
 from raypd.run.lease import held

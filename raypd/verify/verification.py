@@ -10,8 +10,7 @@ import pyarrow.compute as pc
 
 from raypd import storage
 from raypd.config import RunConfig
-from raypd.dataset import planner, writer
-from raypd.dataset.reader import read_unit
+from raypd.dataset import planner, read_unit, writer
 from raypd.errors import Damaged, InputError
 from raypd.run.left_out import LeftOutFiles
 from raypd.run.unit import Unit

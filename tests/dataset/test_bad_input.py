@@ -76,35 +76,36 @@ BAD = [
 
 
 def ids(run) -> Counter[str]:
-    """How often each id stands in the output."""
+    """Return how often each id occurs in the output."""
     return Counter(pq.read_table(f"{run.output.path}/units")["id"].to_pylist())
 
 
 @pytest.fixture
 def corpus(tmp_path, config):
-    """Good files around what a test puts between them: 30 documents with ids 0 to 29."""
+    """Three good files with the ids 0 to 29; a test puts bad ones between them."""
     for name, first in (("a", 0), ("k", 10), ("z", 20)):
-        write_rows(
-            tmp_path / f"in/{name}.jsonl", ({"id": str(first + i), "title": "t"} for i in range(10))
-        )
+        rows = [{"id": str(number), "title": "t"} for number in range(first, first + 10)]
+        write_rows(tmp_path / f"in/{name}.jsonl", rows)
     return config(str(tmp_path / "in"))
 
 
 @pytest.mark.parametrize("name", DAMAGED)
-def test_a_damaged_object_is_listed_and_nothing_else_is_lost(tmp_path, corpus, name) -> None:
+def test_a_damaged_file_is_listed_and_no_other_document_is_lost(tmp_path, corpus, name) -> None:
     data, reason = DAMAGED[name]
     (tmp_path / "in" / name).write_bytes(data)
     units = plan(corpus)
     (bad,) = units.damaged()
     assert f"{name}: {reason}" in (bad.damaged or "")
-    assert (bad.name, bad.bytes) == (name, len(data))
-    assert (units.documents, units.totals.damaged) == (30, 1)
+    assert bad.name == name
+    assert bad.bytes == len(data)
+    assert units.documents == 30
+    assert units.totals.damaged == 1
     assert Counter(d.id for d in read_all(corpus)) == Counter(map(str, range(30)))
     with pytest.raises(InputError, match=name):
         read_unit(bad, corpus)
 
 
-def test_a_run_ends_with_what_is_damaged_and_does_it_when_it_is_put_right(
+def test_a_run_ends_with_the_damaged_files_and_reads_them_once_they_are_repaired(
     tmp_path, corpus, in_process
 ) -> None:
     (tmp_path / "in/m.jsonl.gz").write_bytes(gzip.compress(LINES)[:-500])
@@ -119,22 +120,30 @@ def test_a_run_ends_with_what_is_damaged_and_does_it_when_it_is_put_right(
         "manifest.json",
         "same command",
     )
-    assert (getattr(caught.value, "exit_code", 1), ids(corpus)) == (1, Counter(map(str, range(30))))
+    assert getattr(caught.value, "exit_code", 1) == 1
+    assert ids(corpus) == Counter(map(str, range(30)))
     tree = json.loads((tmp_path / "out/manifest.json").read_text())
-    assert (tree["documents"], tree["units_unreadable"]) == (30, 2)
+    assert tree["documents"] == 30
+    assert tree["units_unreadable"] == 2
     assert [entry["source"] for entry in tree["unreadable"]] == ["m.jsonl.gz", "m.parquet"]
-    assert all(entry["error"] and entry["bytes"] for entry in tree["unreadable"])
+    for entry in tree["unreadable"]:
+        assert entry["error"]
+        assert entry["bytes"] > 0
     skip = with_keys(corpus, input={"on_damaged": "skip"})
     assert skip.fingerprint() == corpus.fingerprint()
-    assert driver.run_extract(skip, build=fakes.build).units_unreadable == 2  # and it ends well
+    # With on_damaged=skip the run succeeds.
+    assert driver.run_extract(skip, build=fakes.build).units_unreadable == 2
     (tmp_path / "in/m.jsonl.gz").write_bytes(gzip.compress(LINES))
     (tmp_path / "in/m.parquet").unlink()
     result = driver.run_extract(corpus, build=fakes.build)
-    assert (result.documents, result.units_unreadable) == (430, 0)
-    assert ids(corpus) == Counter([*map(str, range(30)), *(f"x{i}" for i in range(400))])
+    assert result.documents == 430
+    assert result.units_unreadable == 0
+    expected = [str(number) for number in range(30)]
+    expected += [f"x{number}" for number in range(400)]
+    assert ids(corpus) == Counter(expected)
 
 
-def test_what_is_no_file_is_unreadable_and_what_is_of_no_format_is_named(
+def test_a_pipe_or_broken_link_is_unreadable_and_a_file_of_another_type_is_named(
     tmp_path, corpus, capsys
 ) -> None:
     os.mkfifo(tmp_path / "in/pipe.parquet")
@@ -149,7 +158,8 @@ def test_what_is_no_file_is_unreadable_and_what_is_of_no_format_is_named(
     for name, target in links.items():
         (tmp_path / "in" / name).symlink_to(target)
     units = plan(corpus)
-    assert (units.documents, units.totals.damaged) == (30, 3)
+    assert units.documents == 30
+    assert units.totals.damaged == 3
     for unit, words in zip(
         units.damaged(),
         (
@@ -164,24 +174,25 @@ def test_what_is_no_file_is_unreadable_and_what_is_of_no_format_is_named(
     with pytest.raises(
         RunError, match=r"(?s)3 units of the input cannot be read.*gone.jsonl: .*pipe.parquet: "
     ):
-        driver.run_extract(corpus)  # exit code 1
+        driver.run_extract(corpus)
     by_reason = {group.reason: group.examples for group in units.left_out}
     assert sorted(by_reason.values()) == [["b.xlsx", "deep/READ.ME"], ["linked"]]
     line = left_out.describe(units.left_out)
     assert capsys.readouterr().err.count(line) == 1
     result = verification.verify(corpus.output.path, corpus)
-    assert (result.passed, result.damaged_input.units) == (False, 3)
+    assert not result.passed
+    assert result.damaged_input.units == 3
     assert f"note: {line}" in findings.describe(result)
     for unit in units.damaged():
         (tmp_path / "in" / unit.name).unlink()
-    # Files of other formats end no run badly.
+    # A file of another type does not make the run fail.
     assert driver.run_extract(corpus).units_unreadable == 0
     result = verification.verify(corpus.output.path, corpus)
     assert result.passed
     assert line in findings.describe(result)
 
 
-def test_ten_thousand_tiny_files_are_one_run(tmp_path, config, in_process) -> None:
+def test_ten_thousand_tiny_files_share_units(tmp_path, config, in_process) -> None:
     (tmp_path / "in").mkdir()
     for number in range(10_000):
         (tmp_path / f"in/{number}.jsonl").write_text(f'{{"id": {number}, "title": "t"}}\n')
@@ -190,24 +201,25 @@ def test_ten_thousand_tiny_files_are_one_run(tmp_path, config, in_process) -> No
     assert ids(run) == Counter(map(str, range(10_000)))
 
 
-@pytest.mark.parametrize("most", [1_000_000, 6_000_000])
-def test_a_row_of_five_megabytes_is_an_error_row_or_an_answer(
-    tmp_path, config, in_process, most: int
+@pytest.mark.parametrize(
+    ("limit", "lengths", "error"),
+    [
+        (1_000_000, [0, 1, 1], "input.max_document_bytes is 1000000"),
+        (6_000_000, [5_000_000, 1, 1], "None"),
+    ],
+)
+def test_a_row_of_five_megabytes_is_answered_only_if_the_limit_allows_it(
+    tmp_path, config, in_process, limit: int, lengths: list[int], error: str
 ) -> None:
-    run = config(
-        str(write_jsonl(tmp_path / "a.jsonl", ["b" * 5_000_000, "a", "c"])), max_document_bytes=most
-    )
+    path = write_jsonl(tmp_path / "a.jsonl", ["b" * 5_000_000, "a", "c"])
+    run = config(str(path), max_document_bytes=limit)
     driver.run_extract(run, build=fakes.build)
     rows = pq.read_table(f"{run.output.path}/units").sort_by("row").to_pylist()
-    assert [len(row["category"] or "") for row in rows] == [
-        5_000_000 if most > 5_000_000 else 0,
-        1,
-        1,
-    ]
-    assert ("input.max_document_bytes is 1000000" in str(rows[0]["error"])) == (most < 5_000_000)
+    assert [len(row["category"] or "") for row in rows] == lengths
+    assert error in str(rows[0]["error"])
 
 
-def test_ids_that_are_objects_are_none_and_the_place_stands_for_them(tmp_path, config) -> None:
+def test_an_id_that_is_an_object_or_a_list_is_replaced_by_the_offset(tmp_path, config) -> None:
     (tmp_path / "a.jsonl").write_text(
         '{"id": {"a": 1}, "title": "x"}\n{"id": ["b"], "title": "y"}\n'
     )
@@ -225,7 +237,7 @@ def test_a_category_named_as_a_path_writes_nothing_outside_the_output(tmp_path, 
     assert {p for p in tmp_path.rglob("*") if p.is_file() and "a/b/out/" not in str(p)} == {path}
 
 
-def test_many_files_of_no_format_are_counted(tmp_path, corpus) -> None:
+def test_many_files_of_another_type_are_counted(tmp_path, corpus) -> None:
     for number in range(1200):
         (tmp_path / f"in/{number:04d}.txt").touch()
     (group,) = plan(corpus).left_out
@@ -234,7 +246,9 @@ def test_many_files_of_no_format_are_counted(tmp_path, corpus) -> None:
 
 
 @pytest.mark.parametrize("kind", ["link", "pipe", "folder"])
-def test_a_path_that_is_no_file_is_named_and_never_offered_again(tmp_path, config, kind) -> None:
+def test_a_path_that_is_no_file_is_named_and_not_offered_as_a_correction(
+    tmp_path, config, kind
+) -> None:
     path = tmp_path / "a.jsonl"
     if kind == "pipe":
         os.mkfifo(path)
@@ -250,7 +264,7 @@ def test_a_path_that_is_no_file_is_named_and_never_offered_again(tmp_path, confi
     assert "did you mean" not in str(caught.value)
 
 
-def test_one_file_of_many_units_is_told_once_beside_the_others(
+def test_a_changed_file_of_many_units_is_reported_once(
     tmp_path, config, ray_here, between, capfd
 ) -> None:
     for name, documents in (("a", 300), ("b", 10), ("c", 10), ("d", 10), ("e", 10)):
@@ -263,21 +277,24 @@ def test_one_file_of_many_units_is_told_once_beside_the_others(
         assert str(caught.value).count(f"in/{name}.jsonl: has changed since it was planned") == 1
     assert re.search(r"replaced or deleted \(\d\d units of it\)", str(caught.value))
     messages = [line for line in capfd.readouterr().err.splitlines() if "has changed since" in line]
-    assert len(messages) == len(set(messages)) == 4
+    assert len(messages) == 4
+    assert len(set(messages)) == 4
     tree = json.loads((tmp_path / "out/manifest.json").read_text())
-    assert sorted(entry["source"] for entry in tree["unreadable"]) == [
-        f"{name}.jsonl" for name in "abcd"
-    ]
-    assert sum(entry["units"] for entry in tree["unreadable"]) == tree["units_unreadable"] >= 33
-    assert sum(ids(run).values()) == 10  # all that can be read is done
+    sources = sorted(entry["source"] for entry in tree["unreadable"])
+    assert sources == ["a.jsonl", "b.jsonl", "c.jsonl", "d.jsonl"]
+    assert tree["units_unreadable"] >= 33
+    assert sum(entry["units"] for entry in tree["unreadable"]) == tree["units_unreadable"]
+    # The file that can be read is processed.
+    assert sum(ids(run).values()) == 10
 
 
-def test_the_advice_for_a_file_that_changed_in_mid_run_works(
+def test_the_advice_for_a_file_that_changed_during_a_run_works(
     tmp_path, config, ray_here, between, monkeypatch
 ) -> None:
     path = write_jsonl(tmp_path / "in/a.jsonl", ["a"] * 40)
     write_jsonl(tmp_path / "in/b.jsonl", ["b"] * 10)
-    run, before = config(str(tmp_path / "in")), path.read_bytes()
+    run = config(str(tmp_path / "in"))
+    before = path.read_bytes()
     with pytest.raises(RunError, match="cut off"):
         run_here(run, most=2)
     between(lambda: write_jsonl(path, ["other"] * 40))
@@ -288,7 +305,7 @@ def test_the_advice_for_a_file_that_changed_in_mid_run_works(
         "Units of a.jsonl were committed before the content changed. Restore the old content"
         in str(caught.value)
     )
-    # Which would not help.
+    # Neither would help here.
     assert not re.search("same command tries|on_damaged=skip", str(caught.value))
     with pytest.raises(ConfigError, match=r"a\.jsonl was replaced"):
         driver.run_extract(run, build=fakes.build)
@@ -298,14 +315,16 @@ def test_the_advice_for_a_file_that_changed_in_mid_run_works(
     assert driver.run_extract(run, build=fakes.build).documents == 50
 
 
-def test_what_can_be_done_about_each_file() -> None:
-    part, unreadable = Part("/in/x", "x", "v", "s", 9, "jsonl", None), Unreadable()
+def test_the_advice_depends_on_the_files_that_have_committed_units() -> None:
+    part = Part("/in/x", "x", "v", "s", 9, "jsonl", None)
+    unreadable = Unreadable()
     changed = [
         ("a", "has changed since it was planned"),
         ("b", "cannot be read: no"),
         ("c", "gone"),
     ]
-    for name, error in (*changed, *((f"d{n}", "gone") for n in range(12))):
+    deleted = [(f"d{number}", "gone") for number in range(12)]
+    for name, error in changed + deleted:
         unreadable.add(make_unit([replace(part, name=name)], "f"), error)
     assert unreadable.shown().endswith("  gone\n  and 5 more\n")
     again = "Repair or remove the files, and the same command tries them again."
@@ -319,45 +338,43 @@ def test_what_can_be_done_about_each_file() -> None:
 
 
 def damage_pages(path, groups) -> None:
-    """Damages the second column, in some of the row groups of a Parquet file."""
-    data, metadata = bytearray(path.read_bytes()), pq.ParquetFile(path).metadata
-    for chunk in (metadata.row_group(group).column(1) for group in groups):
+    """Damage the second column in some of the row groups of a Parquet file."""
+    data = bytearray(path.read_bytes())
+    metadata = pq.ParquetFile(path).metadata
+    for group in groups:
+        chunk = metadata.row_group(group).column(1)
         begin = chunk.dictionary_page_offset or chunk.data_page_offset
         for position in range(begin, begin + chunk.total_compressed_size):
             data[position] ^= 0x5A
     path.write_bytes(data)
 
 
-def test_a_page_that_is_damaged_costs_the_units_that_touch_it_and_verify_names_each_file(
+def test_a_damaged_page_costs_the_units_that_contain_it_and_verify_names_each_file(
     tmp_path, config
 ) -> None:
-    table = pa.table(
-        {"id": [str(i) for i in range(30)], "title": [os.urandom(40).hex() for _ in range(30)]}
-    )
+    titles = [os.urandom(40).hex() for _ in range(30)]
+    table = pa.table({"id": [str(i) for i in range(30)], "title": titles})
     (tmp_path / "in").mkdir()
     for name, groups in (("a", [1]), ("b", [0, 1, 2]), ("c", [0, 1, 2])):
-        pq.write_table(
-            table, tmp_path / f"in/{name}.parquet", row_group_size=10, compression="zstd"
-        )
-        damage_pages(tmp_path / f"in/{name}.parquet", groups)
+        path = tmp_path / f"in/{name}.parquet"
+        pq.write_table(table, path, row_group_size=10, compression="zstd")
+        damage_pages(path, groups)
     run = config(str(tmp_path / "in/a.parquet"))
     first, second, third = plan(run)
-    assert [int(d.id) for unit in (first, third) for d in read_unit(unit, run)] == [
-        *range(10),
-        *range(20, 30),
-    ]
+    assert [int(d.id) for d in read_unit(first, run)] == [*range(10)]
+    assert [int(d.id) for d in read_unit(third, run)] == [*range(20, 30)]
     with pytest.raises(InputError, match=r"a\.parquet: cannot be read"):
         read_unit(second, run)
     run = config(str(tmp_path / "in"))
     unreadable = verification.verify(run.output.path, run).damaged_input
-    assert (unreadable.units, len(unreadable.examples)) == (7, 3)
-    assert all(
-        f"in/{name}.parquet: " in text
-        for name, text in zip("abc", unreadable.examples, strict=True)
-    )
+    assert unreadable.units == 7
+    first_file, second_file, third_file = unreadable.examples
+    assert "in/a.parquet: " in first_file
+    assert "in/b.parquet: " in second_file
+    assert "in/c.parquet: " in third_file
 
 
-def test_a_column_that_is_missing_everywhere_is_the_configurations_fault(tmp_path, config) -> None:
+def test_a_column_that_no_file_has_is_reported_and_planning_ends_early(tmp_path, config) -> None:
     for name in "abc":
         (tmp_path / f"{name}.parquet").write_bytes(parquet({"id": ["1"], "titles": ["x"]}))
     with pytest.raises(
@@ -371,7 +388,7 @@ def test_a_column_that_is_missing_everywhere_is_the_configurations_fault(tmp_pat
         plan(config(str(tmp_path / "*.parquet")))
 
 
-def test_columns_of_another_type_are_read_as_they_are(tmp_path, config) -> None:
+def test_columns_of_other_types_become_text_or_an_error(tmp_path, config) -> None:
     (tmp_path / "in").mkdir()
     for name, columns in {
         "a": {"id": ["1"], "title": ["text"]},
@@ -391,7 +408,7 @@ def test_columns_of_another_type_are_read_as_they_are(tmp_path, config) -> None:
     assert "no text in title" in (nothing.error or "")
 
 
-def test_of_columns_that_differ_in_case_the_one_that_is_named_is_read(tmp_path, config) -> None:
+def test_names_of_columns_are_compared_with_their_case(tmp_path, config) -> None:
     (tmp_path / "a.parquet").write_bytes(parquet({"id": ["1"], "Title": ["other"], "title": ["x"]}))
     (tmp_path / "b.jsonl").write_text('{"id": "1", "Title": "other", "title": "x"}\n')
     (tmp_path / "c.csv").write_text("id,Title,title\n1,other,x\n")
@@ -412,54 +429,63 @@ def test_of_columns_that_differ_in_case_the_one_that_is_named_is_read(tmp_path, 
         (pa.array([["x"], ["y"]]), ["a.parquet:0", "a.parquet:1"]),
     ],
 )
-def test_ids_that_are_not_strings(tmp_path, config, column, expected) -> None:
+def test_ids_of_other_types_become_text(tmp_path, config, column, expected) -> None:
     pq.write_table(pa.table({"id": column, "title": ["t"] * len(column)}), tmp_path / "a.parquet")
     assert [d.id for d in read_all(config(str(tmp_path / "a.parquet")))] == expected
 
 
-def test_ids_that_repeat_keep_a_row_each(tmp_path, config) -> None:
+def test_documents_with_the_same_id_keep_a_row_each(tmp_path, config) -> None:
     run = config(str(write_rows(tmp_path / "a.jsonl", [{"id": "same", "title": "t"}] * 25)))
     run_here(run)
     rows = [row for unit in plan(run) for row in writer.read_rows(run.output.path, unit.id, 100)]
-    assert ({row["id"] for row in rows}, len({(row["source"], row["row"]) for row in rows})) == (
-        {"same"},
-        25,
-    )
+    assert {row["id"] for row in rows} == {"same"}
+    assert len({(row["source"], row["row"]) for row in rows}) == 25
 
 
 def test_every_kind_of_bad_line_is_a_document_with_an_error(tmp_path, config) -> None:
     good = b'{"id": "good", "title": "text"}'
-    (tmp_path / "a.jsonl").write_bytes(b"\n".join(part for bad, _ in BAD for part in (bad, good)))
-    documents, place = read_all(config(str(tmp_path / "a.jsonl"), max_document_bytes=2000)), 0
-    for (bad, message), of_bad, of_good in zip(BAD, documents[::2], documents[1::2], strict=True):
-        assert message.format(place) in (of_bad.error or ""), of_bad
-        assert (of_good.id, of_good.error) == ("good", None)
-        place += len(bad) + len(good) + 2
+    content = b""
+    for bad, _ in BAD:
+        content += bad + b"\n" + good + b"\n"
+    (tmp_path / "a.jsonl").write_bytes(content)
+    documents = read_all(config(str(tmp_path / "a.jsonl"), max_document_bytes=2000))
+    offset = 0
+    pairs = zip(documents[::2], documents[1::2], strict=True)
+    for (bad, message), (bad_document, good_document) in zip(BAD, pairs, strict=True):
+        assert message.format(offset) in str(bad_document.error)
+        assert good_document.id == "good"
+        assert good_document.error is None
+        offset += len(bad) + len(good) + 2
 
 
-def test_lists_and_numbers_and_ids_become_text_and_ids_are_made_where_they_are_missing(
+def test_lists_and_numbers_become_text_and_missing_ids_are_made_of_the_offset(
     tmp_path, config
 ) -> None:
-    path = write_rows(
-        tmp_path / "a.jsonl", ({"title": title} for title in (["a", "b"], 7, True, ["a", 1]))
-    )
+    titles = (["a", "b"], 7, True, ["a", 1])
+    path = write_rows(tmp_path / "a.jsonl", [{"title": title} for title in titles])
     documents = read_all(config(str(path), id_column=None))
     assert [d.fields.get("title") for d in documents] == ["a\nb", "7", "true", None]
     assert "holds a list with a number in it, not text" in (documents[3].error or "")
     rows = [{"id": 7}, {"id": "x"}, {}, {"id": None}, {"id": "x"}, {"id": ["no"]}, {"id": "\ud800"}]
     texts = [json.dumps({**row, "title": "t"}) + "\n" for row in rows]
     path.write_text("".join(texts))
-    made = [f"a.jsonl:{sum(map(len, texts[:i]))}" for i in range(len(texts))]
-    expected = ["7", "x", made[2], made[3], "x", made[5], "?"]
-    assert [(d.id, d.error) for d in read_all(config(str(path)))] == [(id, None) for id in expected]
-    assert [d.id for d in read_all(config(str(path), id_column=None))] == made
+    default_ids = []
+    offset = 0
+    for text in texts:
+        default_ids.append(f"a.jsonl:{offset}")
+        offset += len(text)
+    documents = read_all(config(str(path)))
+    assert {document.error for document in documents} == {None}
+    expected = ["7", "x", default_ids[2], default_ids[3], "x", default_ids[5], "?"]
+    assert [document.id for document in documents] == expected
+    numbered = read_all(config(str(path), id_column=None))
+    assert [document.id for document in numbered] == default_ids
 
 
-def test_parquet_values_become_text_and_bad_ones_errors(tmp_path, config) -> None:
+def test_parquet_values_become_text_and_bad_values_become_errors(tmp_path, config) -> None:
     path = tmp_path / "a.parquet"
-    title = pa.Array.from_buffers(
-        pa.string(), 4, pa.array([b"fine", b"\xff", None, b"a\x00"], pa.binary()).buffers()
-    )
+    values = pa.array([b"fine", b"\xff", None, b"a\x00"], pa.binary())
+    title = pa.Array.from_buffers(pa.string(), 4, values.buffers())
     pq.write_table(pa.table({"id": [1, 2, 3, 4], "title": title, "other": [1, 2, 3, 4]}), path)
     run = config(str(path))
     (unit,) = plan(run)
@@ -470,10 +496,8 @@ def test_parquet_values_become_text_and_bad_ones_errors(tmp_path, config) -> Non
         "a.parquet, row 2: no text in title",
         "a.parquet, row 3: column 'title' holds NUL characters",
     ]
-    assert (documents[0].fields, read_unit(unit, run, ["other"])[0].fields["other"]) == (
-        {"id": 1, "title": "fine"},
-        1,
-    )
+    assert documents[0].fields == {"id": 1, "title": "fine"}
+    assert read_unit(unit, run, ["other"])[0].fields["other"] == 1
 
 
 def test_a_file_that_changed_since_the_plan_is_refused(tmp_path, config) -> None:

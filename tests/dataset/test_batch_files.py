@@ -108,9 +108,10 @@ def generate(tmp_path, monkeypatch: pytest.MonkeyPatch):
     folder.
     """
     model = save_tiny(tmp_path / "model")
-    finish = lambda run, planned: driver.finish(  # noqa: E731
-        run, run.output.path, run_here(run, components.build, planned)
-    )
+
+    def finish(run, planned):
+        return driver.finish(run, run.output.path, run_here(run, components.build, planned))
+
     monkeypatch.setattr(
         driver, "run_extract", lambda run, *, planned=None, **_: finish(run, planned)
     )
@@ -151,7 +152,8 @@ def test_every_request_has_its_line_in_one_of_the_two_files(tmp_path, generate) 
         request("three again", n=3, temperature=1.5, seed=7, max_tokens=5),
     )
     folder = generate(source)
-    answers, errors = read(folder / "output.jsonl"), read(folder / "errors.jsonl")
+    answers = read(folder / "output.jsonl")
+    errors = read(folder / "errors.jsonl")
     assert [entry["custom_id"] for entry in answers] == ["greedy", "three", "chat", "three again"]
     assert all(
         entry["error"] is None and entry["response"]["status_code"] == 200 for entry in answers
@@ -166,7 +168,8 @@ def test_every_request_has_its_line_in_one_of_the_two_files(tmp_path, generate) 
         for name in ("three", "three again")
     )
     assert again == three  # a seed of its own decides
-    assert ([choice.index for choice in found["three"].choices], len({*three})) == ([0, 1, 2], 3)
+    assert [choice.index for choice in found["three"].choices] == [0, 1, 2]
+    assert len({*three}) == 3
     assert found["three"].usage.completion_tokens <= 15
     assert {choice.finish_reason for choice in found["three"].choices} <= {"stop", "length"}
     assert len({line["id"] for line in answers + errors}) == 8
@@ -188,7 +191,8 @@ def test_every_request_has_its_line_in_one_of_the_two_files(tmp_path, generate) 
         written = model.generate(**prompt, max_new_tokens=limit, do_sample=False, pad_token_id=0)[
             0, size:
         ]
-        choice, usage = found[name].choices[0], found[name].usage
+        choice = found[name].choices[0]
+        usage = found[name].usage
         assert choice.message.content == tokenizer.decode(written, skip_special_tokens=True)
         assert choice.finish_reason == ("stop" if written[-1] == 2 else "length")
         counts = (usage.prompt_tokens, usage.completion_tokens, usage.total_tokens)
@@ -197,7 +201,8 @@ def test_every_request_has_its_line_in_one_of_the_two_files(tmp_path, generate) 
     broken, schema, nameless, long = errors
     for number, line in ((4, broken), (7, nameless)):
         fault = BatchError.model_validate(line["error"], strict=True)
-        assert (line["response"], fault.line) == (None, number)
+        assert line["response"] is None
+        assert fault.line == number
         assert fault.message.startswith(f"line {number}: ")
     assert broken["error"]["code"] == "invalid_json_line"
     for line, words, param in (
@@ -205,12 +210,11 @@ def test_every_request_has_its_line_in_one_of_the_two_files(tmp_path, generate) 
         (long, "too long", "messages"),
     ):
         fault = TypeAdapter(ErrorObject).validate_python(body(line)["error"], strict=True)
-        assert (line["error"], line["response"]["status_code"]) == (None, 400)
-        assert (fault.type, fault.param, words in fault.message) == (
-            "invalid_request_error",
-            param,
-            True,
-        )
+        assert line["error"] is None
+        assert line["response"]["status_code"] == 400
+        assert fault.type == "invalid_request_error"
+        assert fault.param == param
+        assert words in fault.message
     # everything is committed: the files come back as they were, whatever became of them
     before = {name: (folder / name).read_bytes() for name in ("output.jsonl", "errors.jsonl")}
     (folder / "output.jsonl").unlink()
@@ -227,10 +231,8 @@ def test_parameters_are_those_of_the_request(tmp_path, generate) -> None:
     as the API does.
     """
     (text,) = texts(generate(write(tmp_path / "a.jsonl", request("a", max_tokens=12)), output="a"))
-    stop, free = (
-        text[4],
-        {key: value for key, value in request("free")["body"].items() if key != "temperature"},
-    )
+    stop = text[4]
+    free = {key: value for key, value in request("free")["body"].items() if key != "temperature"}
     source = write(
         tmp_path / "b.jsonl",
         request("text", max_tokens=12, stop=stop),
@@ -268,7 +270,8 @@ def test_an_answer_is_held_to_its_response_format(tmp_path, generate) -> None:
     }
     assert len(choices) == len(draws) + len(objects)
     for name, choice in choices.items():
-        content, ended = choice["message"]["content"], choice["finish_reason"] == "stop"
+        content = choice["message"]["content"]
+        ended = choice["finish_reason"] == "stop"
         if name.startswith("schema"):
             jsonschema.validate(json.loads(content), PRODUCT)
         assert content.startswith("{")
@@ -276,7 +279,8 @@ def test_an_answer_is_held_to_its_response_format(tmp_path, generate) -> None:
         assert not ended or isinstance(json.loads(content), dict)
     (line,) = read(folder / "errors.jsonl")
     fault = body(line)["error"]
-    assert (line["custom_id"], fault["param"]) == ("short", "response_format")
+    assert line["custom_id"] == "short"
+    assert fault["param"] == "response_format"
     assert re.search(r"its shortest answer takes \d+ tokens, 9 may be written", fault["message"])
     source = write(tmp_path / "b.jsonl", draws[0], request("text"))
     (line,) = read(generate(source, "decoding.method=pasta", output="other") / "errors.jsonl")
@@ -403,11 +407,9 @@ def test_what_cannot_be_done_is_said(tmp_path) -> None:
         zip(read(tmp_path / "out/errors.jsonl"), WRONG, strict=True)
     ):
         fault = body(line)["error"]
-        assert (line["custom_id"], line["response"]["status_code"], fault["param"]) == (
-            str(number),
-            400,
-            param,
-        )
+        assert line["custom_id"] == str(number)
+        assert line["response"]["status_code"] == 400
+        assert fault["param"] == param
         assert words in fault["message"]
 
 

@@ -17,11 +17,12 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from raypd.dataset import delimited, split
+from raypd.dataset import delimited
+from raypd.dataset.formats import json_lines
+from raypd.dataset.formats.ranges import cut_rows
 from raypd.dataset.jsonl import BOM, lines, lines_of_range
 from raypd.dataset.planner import plan
 from raypd.dataset.reader import read_unit
-from raypd.dataset.split import cut_rows
 from raypd.errors import InputError
 from raypd.run.unit import make_unit
 from raypd.storage.local import Local
@@ -85,13 +86,15 @@ UNREADABLE = {
 def test_what_a_csv_writer_wrote_is_read(
     tmp_path, config, rows, form, encoding, compression, size, quoting
 ) -> None:
-    text, begins = io.StringIO(newline=""), []
+    text = io.StringIO(newline="")
+    begins = []
     writer = csv.writer(text, delimiter=form[3], quoting=quoting)
     for row in [("title", "n"), *((f"x{title}", n) for title, n in rows)]:
         begins.append(text.tell())
         writer.writerow(row)
     content = text.getvalue()
-    data, path = content.encode(encoding), tmp_path / f"a.{form[:3]}{compression}"
+    data = content.encode(encoding)
+    path = tmp_path / f"a.{form[:3]}{compression}"
     path.write_bytes(
         {"": bytes, ".gz": gzip.compress, ".zst": zstandard.compress}[compression](data)
     )
@@ -103,12 +106,11 @@ def test_what_a_csv_writer_wrote_is_read(
         (f"x{t}", n) for t, n in rows
     ]
     assert all(len(unit) <= size for unit in documents)
-    assert (planned.exact, planned.documents) == (True, len(rows))
+    assert planned.exact
+    assert planned.documents == len(rows)
     as_read = data if encoding in ("utf-8-sig", "latin-1") else content.encode()
-    mark, of_letters = (
-        3 if encoding == "utf-8-sig" else 0,
-        "latin-1" if encoding == "latin-1" else "utf-8",
-    )
+    mark = 3 if encoding == "utf-8-sig" else 0
+    of_letters = "latin-1" if encoding == "latin-1" else "utf-8"
     widths = [len(content[:begin].encode(of_letters)) + mark for begin in begins]
     assert [d.place for unit in documents for d in unit] == widths[1:]
     assert all(as_read[place:].lstrip(b'"').startswith(b"x") for place in widths[1:])
@@ -117,10 +119,8 @@ def test_what_a_csv_writer_wrote_is_read(
 def test_a_large_file_is_cut_into_units_that_each_read_their_own_part_alone(
     tmp_path, config, monkeypatch
 ) -> None:
-    path, titles = (
-        tmp_path / "a.csv",
-        ["x" * 200_000, *(f'line\n"{i}", and more' * 20 for i in range(1, 4999))],
-    )
+    path = tmp_path / "a.csv"
+    titles = ["x" * 200_000, *(f'line\n"{i}", and more' * 20 for i in range(1, 4999))]
     pd.DataFrame({"id": range(4999), "title": titles}).to_csv(path, index=False)
     before = path.read_bytes()
     path.write_bytes(before + b"4999\n")
@@ -190,16 +190,15 @@ def test_a_file_that_cannot_be_understood_is_named_and_the_others_are_read(
         (tmp_path / "in" / good).write_text(text)
     run = config(str(tmp_path / "in"), max_document_bytes=1000)
     (bad,) = plan(run).damaged()
-    assert (bad.name, [d.id for d in read_all(run)]) == (name, ["1", "2"])
+    assert bad.name == name
+    assert [d.id for d in read_all(run)] == ["1", "2"]
 
 
 def test_another_encoding_is_used_as_given_and_one_that_is_wrong_is_seen(tmp_path, config) -> None:
     path = tmp_path / "a.csv"
     path.write_bytes("id,title\n1,größe\n2,plain\n".encode("cp1252"))
-    run, wrong = (
-        config(str(path), encoding="cp1252"),
-        f"not UTF-8: invalid start byte at byte 4 of line 2{ENCODING}",
-    )
+    run = config(str(path), encoding="cp1252")
+    wrong = f"not UTF-8: invalid start byte at byte 4 of line 2{ENCODING}"
     assert [d.error for d in read_all(config(str(path)))] == [f"a.csv, line 2: {wrong}", None]
     assert [d.fields["title"] for d in read_all(run)] == ["größe", "plain"]
     assert run.fingerprint() != config(str(path)).fingerprint()
@@ -266,7 +265,8 @@ def texts(draw: st.DrawFn) -> bytes:
 
 def naive(text: bytes) -> list[tuple[int, bytes]]:
     """(offset, line without its end) of every line that is not blank, by splitting the whole."""
-    expected, offset = [], 0
+    expected = []
+    offset = 0
     for line in text.split(b"\n"):
         if (line.removeprefix(BOM) if offset == 0 else line).strip():
             expected.append((offset, line.rstrip(b"\r")))
@@ -280,7 +280,8 @@ def naive(text: bytes) -> list[tuple[int, bytes]]:
 @example(b"x" * 300 + b"\ny", [10, 20, 300, 301], 5)  # ranges within one line
 @settings(max_examples=400, deadline=None)
 def test_every_line_is_in_exactly_one_range(text: bytes, cuts: list[int], limit: int) -> None:
-    bounds, found_lines = sorted({0, len(text), *(cut for cut in cuts if cut < len(text))}), []
+    bounds = sorted({0, len(text), *(cut for cut in cuts if cut < len(text))})
+    found_lines = []
     for start, end in itertools.pairwise(bounds):
         file = io.BytesIO(text)
         file.seek(max(0, start - 1))
@@ -303,13 +304,14 @@ def test_every_line_is_in_exactly_one_range(text: bytes, cuts: list[int], limit:
 def test_plan_and_read_together_lose_and_double_nothing(
     tmp_path, config, text, documents, size, head
 ) -> None:
-    text, path = b'{"id": "first"}\n' + text, tmp_path / "a.jsonl"
+    text = b'{"id": "first"}\n' + text
+    path = tmp_path / "a.jsonl"
     path.write_bytes(text)
     run = config(
         str(path), text_columns=["id"], id_column=None, unit_documents=documents, unit_bytes=size
     )
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(split, "HEAD_BYTES", head)
+        patch.setattr(json_lines, "HEAD_BYTES", head)
         planned = plan(run)
         pairs = [(unit, read_unit(unit, run)) for unit in planned]
     assert [d.place for _, part in pairs for d in part] == [offset for offset, _ in naive(text)]
@@ -322,7 +324,8 @@ def test_plan_and_read_together_lose_and_double_nothing(
 
 @pytest.mark.slow
 def test_a_line_of_30_mb_among_ranges_is_read_once_in_bounded_memory(tmp_path, config) -> None:
-    path, short = tmp_path / "a.jsonl", [b'{"id": "%d"}\n' % i for i in range(400)]
+    path = tmp_path / "a.jsonl"
+    short = [b'{"id": "%d"}\n' % i for i in range(400)]
     path.write_bytes(
         b"".join([*short[:200], b'{"id": "' + b"x" * (30 << 20) + b'"}\n', *short[200:]])
     )
@@ -341,7 +344,8 @@ def test_a_line_of_30_mb_among_ranges_is_read_once_in_bounded_memory(tmp_path, c
     (bad,) = [d for d in documents if d.error is not None]
     assert "the line has 31457" in (bad.error or "")
     assert peak < 24 << 20, peak
-    assert (planned.exact, planned.units >= 6) == (False, True)
+    assert not planned.exact
+    assert planned.units >= 6
 
 
 @given(
@@ -351,11 +355,10 @@ def test_a_line_of_30_mb_among_ranges_is_read_once_in_bounded_memory(tmp_path, c
 )
 @example([(1, 2), (1, 0)], 2, 1)
 def test_rows_are_cut_without_gap_and_within_the_limits(groups: list, rows: int, size: int) -> None:
-    cut, total = list(cut_rows(groups, rows, size)), sum(count for count, _ in groups)
-    assert ([start for start, _ in cut], cut[-1][1] if cut else 0) == (
-        [0, *(end for _, end in cut)][: len(cut)],
-        total,
-    )
+    cut = list(cut_rows(groups, rows, size))
+    total = sum(count for count, _ in groups)
+    assert [start for start, _ in cut] == [0, *(end for _, end in cut)][: len(cut)]
+    assert (cut[-1][1] if cut else 0) == total
     each = [length / count for count, length in groups for _ in range(count)]
     for start, end in cut:
         assert 1 <= end - start <= rows

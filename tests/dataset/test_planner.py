@@ -1,6 +1,4 @@
-"""What the input is cut into, ids, what is refused before anything starts; and the stored plan,
-used again.
-"""
+"""Planning: units and their ids, input that is refused, and resuming from a stored plan."""
 
 import gzip
 import io
@@ -17,7 +15,8 @@ import pytest
 import zstandard
 
 from raypd import storage
-from raypd.dataset import planner, split
+from raypd.dataset import inspection, planner
+from raypd.dataset.formats import json_lines
 from raypd.dataset.plan import Plan, stored, take_apart
 from raypd.dataset.planner import plan
 from raypd.dataset.reader import read_unit
@@ -29,38 +28,53 @@ ROWS = [{"id": f"d{i}", "title": f"title {i} ü"} for i in range(25)]
 
 
 def lines(end: str = "\n", last: bool = True) -> bytes:
-    return (
-        end.join(json.dumps(row, ensure_ascii=False) for row in ROWS) + (end if last else "")
-    ).encode()
+    """Return ROWS as JSON Lines.
+
+    Args:
+        end: What ends a line.
+        last: Whether the last line has an end, too.
+    """
+    text = end.join(json.dumps(row, ensure_ascii=False) for row in ROWS)
+    if last:
+        text += end
+    return text.encode()
 
 
 def write(path, data: bytes):
-    if path.suffix == ".zst":  # of two frames
-        data = zstandard.compress(data[: len(data) // 2]) + zstandard.compress(
-            data[len(data) // 2 :]
-        )
-    path.write_bytes(gzip.compress(data) if path.suffix == ".gz" else data)
+    """Write a file, compressed as its name says; a .zst has two frames."""
+    if path.suffix == ".zst":
+        middle = len(data) // 2
+        first_frame = zstandard.compress(data[:middle])
+        second_frame = zstandard.compress(data[middle:])
+        data = first_frame + second_frame
+    elif path.suffix == ".gz":
+        data = gzip.compress(data)
+    path.write_bytes(data)
     return path
 
 
 @pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz", "a.jsonl.zst"])
 @pytest.mark.parametrize("end", ["\n", "\r\n"])
 @pytest.mark.parametrize("last", [True, False])
-def test_jsonl_is_cut_and_read_back(tmp_path, config, name, end, last) -> None:
-    run = config(str(write(tmp_path / name, lines(end, last))))
-    units, text = list(plan(run)), lines(end, last)
-    read = [read_unit(unit, run) for unit in units]
-    flat = [d for documents in read for d in documents]
-    expected = [(row["id"], row["title"], name, None) for row in ROWS]
-    assert [(d.id, d.fields["title"], d.source, d.error) for d in flat] == expected
-    assert [len(documents) for documents in read] == [u.rows for u in units] == [10, 10, 5]
-    assert [d.index for d in flat] == [*range(10), *range(10), *range(5)]
-    assert all(text[d.place :].startswith(f'{{"id": "{d.id}"'.encode()) for d in flat)
-
-
-def test_ids_are_the_same_wherever_the_folder_lies_and_change_with_the_content(
-    tmp_path, config
+def test_json_lines_are_cut_into_units_and_every_line_is_read(
+    tmp_path, config, name, end, last
 ) -> None:
+    text = lines(end, last)
+    run = config(str(write(tmp_path / name, text)))
+    units = list(plan(run))
+    documents_by_unit = [read_unit(unit, run) for unit in units]
+    documents = [document for unit in documents_by_unit for document in unit]
+    expected = [(row["id"], row["title"], name, None) for row in ROWS]
+    assert [(d.id, d.fields["title"], d.source, d.error) for d in documents] == expected
+    assert [unit.rows for unit in units] == [10, 10, 5]
+    assert [len(unit) for unit in documents_by_unit] == [10, 10, 5]
+    assert [d.index for d in documents] == [*range(10), *range(10), *range(5)]
+    for document in documents:
+        line_start = f'{{"id": "{document.id}"'.encode()
+        assert text[document.place :].startswith(line_start)
+
+
+def test_unit_ids_depend_on_the_content_and_not_on_the_folder(tmp_path, config) -> None:
     write_jsonl(tmp_path / "one/x/a.jsonl", ["a"] * 15)
     shutil.copytree(tmp_path / "one", tmp_path / "two")
 
@@ -117,7 +131,7 @@ def test_a_list_of_files_folders_and_globs_reads_each_file_once(tmp_path, config
         ),
     ],
 )
-def test_what_cannot_be_planned_is_refused(tmp_path, config, make, pattern, message) -> None:
+def test_input_that_cannot_be_planned_is_refused(tmp_path, config, make, pattern, message) -> None:
     (tmp_path / "in").mkdir()
     if make is not None:
         (tmp_path / "in" / make[0]).write_bytes(make[1])
@@ -126,13 +140,13 @@ def test_what_cannot_be_planned_is_refused(tmp_path, config, make, pattern, mess
 
 
 def kept(run) -> Plan:
-    """Plans as a session does."""
+    """Plan and store the plan, as a session does."""
     planned = plan(run, run.output.path)
     planned.keep(run.output.path)
     return planned
 
 
-def test_a_plan_is_kept_without_the_right_to_delete_the_one_before(
+def test_a_plan_is_stored_without_the_right_to_delete_the_earlier_one(
     config, tmp_path, monkeypatch
 ) -> None:
     run = config(str(tmp_path / "*.jsonl"))
@@ -144,9 +158,7 @@ def test_a_plan_is_kept_without_the_right_to_delete_the_one_before(
     assert storage.delete_folder.called
 
 
-def test_a_plan_that_a_killed_session_did_not_complete_is_removed(
-    config, tmp_path, monkeypatch
-) -> None:
+def test_the_incomplete_plan_of_a_killed_session_is_removed(config, tmp_path, monkeypatch) -> None:
     run = config(str(tmp_path / "*.jsonl"))
     plans = tmp_path / "out/plan"
     write(tmp_path / "a.jsonl", b'{"id": "a", "title": "A"}')
@@ -170,17 +182,18 @@ def ids(planned: Plan, run) -> list[str]:
 
 
 def write_many(path, count: int):
-    """Documents of different lengths, in row groups of 30, or in lines with blank ones between
-    some.
+    """Write documents of different lengths: Parquet in row groups of 30, or JSON Lines with some
+    blank lines.
     """
     rows = [{"id": str(i), "title": "ü" * (1 + i * 7 % 40)} for i in range(count)]
     if path.suffix == ".parquet":
         pq.write_table(pa.Table.from_pylist(rows), path, row_group_size=30)
         return path
-    text = "".join(
-        json.dumps(row, ensure_ascii=False) + "\n" * (1 + i % 50 // 49)
-        for i, row in enumerate(rows)
-    )
+    text = ""
+    for i, row in enumerate(rows):
+        text += json.dumps(row, ensure_ascii=False) + "\n"
+        if i % 50 == 49:
+            text += "\n"
     return write(path, text.encode())
 
 
@@ -188,26 +201,35 @@ def write_many(path, count: int):
 def large(request, tmp_path, config, monkeypatch):
     """1,610 documents in units of 100."""
     if request.param == "estimated.jsonl":
-        monkeypatch.setattr(split, "HEAD_BYTES", 4000)
+        monkeypatch.setattr(json_lines, "HEAD_BYTES", 4000)
     return config(str(write_many(tmp_path / request.param, 1610)), unit_documents=100)
 
 
 def test_the_last_units_are_smaller_and_hold_every_document_once(large) -> None:
-    run, full_units, planned = large, plan(large), plan(large, large.output.path)
+    run = large
+    full_plan = plan(run)
+    planned = plan(run, run.output.path)
     assert ids(planned, run) == [str(i) for i in range(1610)]
-    before, after = list(full_units), list(planned)
-    cut = len(before) // 8
-    assert after[: len(before) - cut] == before[: len(before) - cut]
-    pieces = after[len(before) - cut :]
-    assert len(pieces) == sum(4 if unit.expected >= 64 else 1 for unit in before[-cut:]) > cut
+    full_units = list(full_plan)
+    units = list(planned)
+    tail = len(full_units) // 8
+    body = len(full_units) - tail
+    assert units[:body] == full_units[:body]
+    expected_pieces = 0
+    for unit in full_units[body:]:
+        expected_pieces += 4 if unit.expected >= 64 else 1
+    pieces = units[body:]
+    assert len(pieces) == expected_pieces
+    assert len(pieces) > tail
     assert max(unit.expected for unit in pieces) <= 25
-    first, second = ((one.documents, one.bytes, one.exact) for one in (planned, full_units))
-    assert (first, planned.exact) == (second, "estimated" not in str(run.input.path))
-    assert all(unit.rows in (None, len(read_unit(unit, run))) for unit in planned)
-    assert (len({unit.id for unit in planned}), list(plan(run, run.output.path))) == (
-        planned.units,
-        after,
-    )
+    assert planned.documents == full_plan.documents
+    assert planned.bytes == full_plan.bytes
+    assert planned.exact == full_plan.exact
+    assert planned.exact == ("estimated" not in str(run.input.path))
+    for unit in units:
+        assert unit.rows in (None, len(read_unit(unit, run)))
+    assert len({unit.id for unit in units}) == planned.units
+    assert list(plan(run, run.output.path)) == units
 
 
 @pytest.mark.parametrize(
@@ -241,44 +263,40 @@ def test_units_of_an_earlier_session_stay_as_they_are(tmp_path, config, monkeypa
     assert list(plan(run, run.output.path)) == first
     write_many(tmp_path / "in/b.jsonl", 800)
     second = kept(run)
-    assert ([unit.expected for unit in second], list(second)[:16]) == (
-        [100] * 16 + [100] * 7 + [25] * 4,
-        first,
-    )
-    write_many(tmp_path / "in/c.jsonl", 100)  # one unit: no eighth of it
+    assert [unit.expected for unit in second] == [100] * 16 + [100] * 7 + [25] * 4
+    assert list(second)[:16] == first
+    # A single new unit has no eighth that could be cut.
+    write_many(tmp_path / "in/c.jsonl", 100)
     assert list(plan(run, run.output.path))[:27] == list(second)
 
 
-def test_objects_that_were_taken_apart_are_not_cut(tmp_path, config) -> None:
+def test_files_that_may_share_no_unit_are_not_cut_at_the_end(tmp_path, config) -> None:
     run = config(str(tmp_path / "in"), unit_documents=180)
     for i in range(20):
         write_jsonl(tmp_path / f"in/{i:02d}.jsonl", ["a"] * 90)
     planned = kept(run)
     assert {len(unit.parts) for unit in planned} == {1, 2}
-    singles = take_apart(
-        run.output.path,
-        planned,
-        [unit for unit in planned if len(unit.parts) > 1],
-        run.fingerprint(),
-    )
+    shared = [unit for unit in planned if len(unit.parts) > 1]
+    singles = take_apart(run.output.path, planned, shared, run.fingerprint())
     assert {unit.id for unit in singles} <= {unit.id for unit in plan(run, run.output.path)}
 
 
 @pytest.mark.parametrize(
     "change", [lambda file: file.write_text("{}\n"), lambda file: file.unlink()]
 )
-def test_a_file_that_changes_before_it_is_cut_is_left_whole(
+def test_a_file_that_changes_before_its_unit_is_cut_keeps_the_unit(
     tmp_path, config, monkeypatch, change
 ) -> None:
     for i in range(8):
         write_jsonl(tmp_path / f"in/{i}.jsonl", ["a"] * 100)
-    run, cut = config(str(tmp_path / "in"), unit_documents=100), planner._cut
+    run = config(str(tmp_path / "in"), unit_documents=100)
+    cut = json_lines.JsonLines.cut
 
     def change_and_cut(*arguments):
         change(tmp_path / "in/7.jsonl")
         return cut(*arguments)
 
-    monkeypatch.setattr(planner, "_cut", change_and_cut)
+    monkeypatch.setattr(json_lines.JsonLines, "cut", change_and_cut)
     assert plan(run, run.output.path).units == 8
 
 
@@ -305,43 +323,49 @@ def run(tmp_path: Path, config):
 
 @pytest.fixture
 def inspected(monkeypatch) -> list[str]:
-    """The names of the objects that planning reads."""
+    """The names of the files that planning looks into."""
     names: list[str] = []
-    monkeypatch.setattr(
-        planner,
-        "inspect",
-        lambda item, *rest: names.append(item.name) or split.inspect(item, *rest),
-    )
+
+    def inspect(item, config, columns):
+        names.append(item.name)
+        return inspection.inspect(item, config, columns)
+
+    monkeypatch.setattr(planner, "inspect", inspect)
     return names
 
 
 def test_small_files_share_units_and_large_ones_are_split(run) -> None:
     planned = plan(run)
     assert shape(planned) == [["d.jsonl"]] * 3 + [["a.jsonl", "b.jsonl", "c.jsonl"], ["e.jsonl"]]
-    assert (planned.units, planned.documents, planned.exact) == (5, 36, True)
-    assert planned.bytes == sum(p.stat().st_size for p in Path(run.input.path).iterdir())  # type: ignore[arg-type]
-    assert (
-        len({(d.source, d.fields["title"]) for unit in planned for d in read_unit(unit, run)}) == 36
-    )
+    assert planned.units == 5
+    assert planned.documents == 36
+    assert planned.exact
+    assert planned.bytes == sum(file.stat().st_size for file in Path(run.input.path).iterdir())
+    titles = set()
+    for unit in planned:
+        titles |= {(d.source, d.fields["title"]) for d in read_unit(unit, run)}
+    assert len(titles) == 36
 
 
-def test_the_same_input_is_not_read_again_but_for_other_sizes_of_units(
+def test_unchanged_files_are_looked_into_again_only_if_units_get_another_size(
     run, tmp_path, config, inspected
 ) -> None:
     first = kept(run)
     assert len(inspected) == 5
     again = plan(run, run.output.path)
-    assert (len(inspected), [u.id for u in again]) == (5, [u.id for u in first])
-    assert (again.units, again.documents, again.bytes, again.exact) == (5, 36, first.bytes, True)
-    assert list(plan(run)) == list(again)  # and it is what a fresh one would be
+    assert len(inspected) == 5
+    assert [u.id for u in again] == [u.id for u in first]
+    assert again.units == 5
+    assert again.documents == 36
+    assert again.bytes == first.bytes
+    assert again.exact
+    assert list(plan(run)) == list(again)
     inspected.clear()
-    assert (
-        plan(config(str(tmp_path / "in"), unit_documents=5), run.output.path).units,
-        len(inspected),
-    ) == (8, 5)
+    assert plan(config(str(tmp_path / "in"), unit_documents=5), run.output.path).units == 8
+    assert len(inspected) == 5
 
 
-def test_what_is_new_becomes_units_of_its_own(run, tmp_path, inspected) -> None:
+def test_new_files_become_units_of_their_own(run, tmp_path, inspected) -> None:
     first = {u.id for u in kept(run)}
     write_jsonl(tmp_path / "in/aa.jsonl", ["new"] * 2)
     write_jsonl(tmp_path / "in/f.jsonl", ["new"])
@@ -350,57 +374,68 @@ def test_what_is_new_becomes_units_of_its_own(run, tmp_path, inspected) -> None:
     assert inspected == ["aa.jsonl", "f.jsonl"]
     assert first < {u.id for u in planned}
     assert [parts for parts in shape(planned) if "aa.jsonl" in parts] == [["aa.jsonl", "f.jsonl"]]
-    assert (planned.documents, planned.changes) == (39, "")
+    assert planned.documents == 39
+    assert planned.changes == ""
     folders = [p for p in (tmp_path / "out/plan").iterdir() if p.is_dir() and any(p.iterdir())]
     assert [p.name for p in folders] == [planned.totals.id]
 
 
-def test_what_was_replaced_or_is_gone_is_named_and_the_rest_kept(run, tmp_path, inspected) -> None:
+def test_replaced_and_deleted_files_are_named_and_the_units_of_others_kept(
+    run, tmp_path, inspected
+) -> None:
     first = {u.id: u for u in kept(run)}
     write_jsonl(tmp_path / "in/b.jsonl", ["other"] * 4)
     (tmp_path / "in/e.jsonl").unlink()
     inspected.clear()
     planned = plan(run, run.output.path)
     assert planned.changes == "b.jsonl was replaced, e.jsonl is gone"
-    assert inspected == ["a.jsonl", "b.jsonl", "c.jsonl"]  # they shared a unit
-    assert {u.id for u in planned} & set(first) == {
-        i for i, u in first.items() if u.name == "d.jsonl"
-    }
+    # These three shared a unit.
+    assert inspected == ["a.jsonl", "b.jsonl", "c.jsonl"]
+    units_of_d = {id for id, unit in first.items() if unit.name == "d.jsonl"}
+    assert {unit.id for unit in planned} & set(first) == units_of_d
     assert planned.documents == 34
 
 
-def test_a_touched_or_moved_input_is_the_same(run, tmp_path, config, inspected) -> None:
+def test_a_touched_or_moved_input_is_not_planned_again(run, tmp_path, config, inspected) -> None:
     first = kept(run)
     for file in (tmp_path / "in").iterdir():
         os.utime(file, (1, 1))
     shutil.move(tmp_path / "in", tmp_path / "moved")
     inspected.clear()
     planned = plan(config(str(tmp_path / "moved")), run.output.path)
-    assert (inspected, sorted(u.id for u in planned)) == ([], sorted(u.id for u in first))
+    assert inspected == []
+    assert sorted(u.id for u in planned) == sorted(u.id for u in first)
     assert sum(len(read_unit(u, run)) for u in planned) == 36
 
 
-def test_objects_that_were_damaged_are_looked_into_again(run, tmp_path, inspected) -> None:
+def test_damaged_files_are_looked_into_again(run, tmp_path, inspected) -> None:
     (tmp_path / "in/cc.parquet").write_bytes(b"PAR1")
     first = kept(run)
     assert [u.name for u in first.damaged()] == ["cc.parquet"]
-    assert (first.units, first.totals.damaged, first.documents) == (5, 1, 36)
+    assert first.units == 5
+    assert first.totals.damaged == 1
+    assert first.documents == 36
     inspected.clear()
-    assert (plan(run, run.output.path).totals.damaged, inspected) == (1, ["cc.parquet"])
+    assert plan(run, run.output.path).totals.damaged == 1
+    assert inspected == ["cc.parquet"]
 
 
 def test_units_that_were_taken_apart_stay_apart(run) -> None:
     first = kept(run)
     (shared,) = [u for u in first if len(u.parts) > 1]
-    before, singles = first.units, take_apart(run.output.path, first, [shared], run.fingerprint())
-    assert stored(run.output.path).units == first.units == before + len(singles) - 1 > before
+    before = first.units
+    singles = take_apart(run.output.path, first, [shared], run.fingerprint())
+    assert len(singles) > 1
+    assert first.units == before + len(singles) - 1
+    assert stored(run.output.path).units == first.units
     planned = kept(run)
     assert {u.id for u in singles} < {u.id for u in planned}
     assert all(len(parts) == 1 for parts in shape(planned))
-    assert (planned.documents, list(plan(run, run.output.path))) == (36, list(planned))
+    assert planned.documents == 36
+    assert list(plan(run, run.output.path)) == list(planned)
 
 
-def test_a_plan_that_is_torn_is_made_again_and_a_chunk_that_is_gone_is_named(run, tmp_path) -> None:
+def test_a_damaged_chunk_is_named_and_an_incomplete_plan_is_made_again(run, tmp_path) -> None:
     chunk = tmp_path / "out/plan" / kept(run).totals.id / "000000.parquet"
     chunk.write_bytes(chunk.read_bytes()[:50])
     with pytest.raises(
@@ -408,19 +443,21 @@ def test_a_plan_that_is_torn_is_made_again_and_a_chunk_that_is_gone_is_named(run
     ):
         list(plan(run, run.output.path))
     (tmp_path / "out/plan/plan.json").write_text("{")
-    assert (stored(run.output.path), plan(run, run.output.path).units) == (None, 5)
+    assert stored(run.output.path) is None
+    assert plan(run, run.output.path).units == 5
 
 
-def test_a_plan_of_many_chunks_is_read_in_its_order(run, monkeypatch) -> None:
+def test_a_plan_of_many_chunks_is_read_in_order(run, monkeypatch) -> None:
     monkeypatch.setattr("raypd.dataset.plan._CHUNK_PARTS", 2)
     planned = kept(run)
     assert planned.totals.chunks == 3
     loaded = stored(run.output.path)
     assert loaded is not None
-    assert list(loaded) == list(planned) == list(plan(run))
+    assert list(loaded) == list(planned)
+    assert list(loaded) == list(plan(run))
 
 
-def test_a_name_that_is_no_text_is_refused(tmp_path, config) -> None:
+def test_a_file_name_that_is_not_utf8_is_refused(tmp_path, config) -> None:
     write_jsonl(tmp_path / "in/a.jsonl", ["a"])
     with open(os.fsencode(tmp_path / "in") + b"/\xff.jsonl", "wb") as file:
         file.write(b'{"id": 1, "title": "x"}')
@@ -429,34 +466,44 @@ def test_a_name_that_is_no_text_is_refused(tmp_path, config) -> None:
 
 
 @pytest.mark.slow
-def test_memory_does_not_grow_with_the_number_of_objects(tmp_path, config, monkeypatch) -> None:
-    line, opened = b'{"id": "1", "title": "t"}\n', storage.open_read
+def test_memory_does_not_grow_with_the_number_of_files(tmp_path, config, monkeypatch) -> None:
+    line = b'{"id": "1", "title": "t"}\n'
+    opened = storage.open_read
     monkeypatch.setattr("raypd.dataset.plan._CHUNK_PARTS", 200)
     monkeypatch.setattr(planner, "_TAIL_PARTS", 200)
-    monkeypatch.setattr(
-        storage,
-        "open_read",
-        lambda p, *a, **k: io.BytesIO(line) if "://" in p else opened(p, *a, **k),
-    )
+
+    def open_read(path, *arguments, **keywords):
+        if "://" in path:
+            return io.BytesIO(line)
+        return opened(path, *arguments, **keywords)
+
+    monkeypatch.setattr(storage, "open_read", open_read)
+    monkeypatch.setattr(storage, "is_folder", lambda path: False)
+
+    def generated(first: int, count: int):
+        for number in range(first, first + count):
+            name = f"{number:09d}.jsonl"
+            yield storage.Object(f"s3://generated/in/{name}", name, len(line), name)
 
     def peaks(count: int) -> list[int]:
-        """Bytes at most while so many objects are planned, and while they are compared with the
-        stored plan.
+        """Return the peak memory in bytes while so many files are planned, and while they are
+        compared with the stored plan.
         """
-        run, sizes = config("s3://generated/in", f"out{count}"), []
+        run = config("s3://generated/in", f"out{count}")
+        sizes = []
         for first in (0, 1):
-            names = (f"{i:09d}.jsonl" for i in range(first, first + count))
-            objects = (storage.Object(f"s3://generated/in/{n}", n, len(line), n) for n in names)
-            monkeypatch.setattr(storage, "find", lambda path, objects=objects: objects)
-            monkeypatch.setattr(storage, "is_folder", lambda path: False)
+            files = generated(first, count)
+            monkeypatch.setattr(storage, "find", lambda path, on_hidden, files=files: files)
             tracemalloc.start()
             planned = plan(run, run.output.path)
             sizes.append(tracemalloc.get_traced_memory()[1])
             tracemalloc.stop()
-            assert sum(len(unit.parts) for unit in planned) == planned.documents == count
+            assert planned.documents == count
+            assert sum(len(unit.parts) for unit in planned) == count
             planned.keep(run.output.path)
         return sizes
 
-    peaks(500)  # imports and caches
+    # The first plan fills caches and imports modules.
+    peaks(500)
     for few, many in zip(peaks(1000), peaks(6_000), strict=True):
         assert many < 1.3 * few

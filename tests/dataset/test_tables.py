@@ -54,11 +54,10 @@ class Iceberg:
 
 @pytest.fixture(params=["delta", "iceberg", "delta on S3", "iceberg on S3"])
 def made(request, tmp_path: Path):
-    root = (
-        request.getfixturevalue("bucket") + "/a b"
-        if "S3" in request.param
-        else str(tmp_path / "a b")
-    )
+    if "S3" in request.param:
+        root = request.getfixturevalue("bucket") + "/a b"
+    else:
+        root = str(tmp_path / "a b")
     return request.param.partition(" ")[0], (Delta if "delta" in request.param else Iceberg)(root)
 
 

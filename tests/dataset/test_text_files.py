@@ -16,6 +16,7 @@ from docx.oxml import ns, parse_xml
 from matplotlib.figure import Figure
 
 from raypd.dataset import file_parsers
+from raypd.dataset.formats.documents import DocumentFormat
 from raypd.dataset.label_file import label_rows
 from raypd.dataset.planner import plan
 from raypd.errors import ConfigError, InputError
@@ -35,9 +36,11 @@ def cards(name, file):
 
 def pdf(*words: str, password: str | None = None) -> bytes:
     """A PDF of a page for each of some texts."""
-    writer, made = pypdf.PdfWriter(), io.BytesIO()
+    writer = pypdf.PdfWriter()
+    made = io.BytesIO()
     for text in words:
-        page, figure = io.BytesIO(), Figure()
+        page = io.BytesIO()
+        figure = Figure()
         figure.text(0.1, 0.5, text)
         figure.savefig(page, format="pdf")
         writer.append(page)
@@ -53,7 +56,8 @@ def word() -> bytes:
     """
     said = "<w:r><w:t>{}</w:t></w:r>".format
     text = f"{said('Lease to ')}<w:ins>{said('Acme')}</w:ins><w:del>{said('X')}</w:del><Fallback>{said('Y')}</Fallback>"  # noqa: E501
-    file, made = docx.Document(), io.BytesIO()
+    file = docx.Document()
+    made = io.BytesIO()
     file.element.body.insert(0, parse_xml(f"<w:p {ns.nsdecls('w')}>{text}</w:p>"))
     table = file.add_table(2, 2)
     for number, cell in enumerate(table._cells):
@@ -93,7 +97,7 @@ def test_each_file_is_a_document_with_its_text(tmp_path, config, monkeypatch) ->
         "g.docx": "Lease to Acme\ncell 0 cell 1\ncell 2 cell 3\nwithin",
         "below/c.HTML": "Mug & saucer\nMade of clay, 0.3 l\nblue\nBrand Acme\none\ntwo",
     }
-    monkeypatch.setattr("raypd.dataset.text_files._MARKUP", 1)
+    monkeypatch.setattr(DocumentFormat, "markup", 1)
     large = str(texts(tmp_path, config, max_document_bytes=len(word()))["g.docx"])
     assert large.startswith("g.docx: a Word file that has ")
     assert f"bytes unpacked, more than {len(word())}" in large
@@ -305,7 +309,8 @@ def test_json_that_is_no_lines(tmp_path, config) -> None:
 
 def test_a_workbook_is_read_as_a_csv_of_its_first_sheet(tmp_path, config) -> None:
     book = openpyxl.Workbook()
-    day, hour = datetime.datetime(2021, 9, 1), datetime.datetime(2021, 9, 1, 8, 30)
+    day = datetime.datetime(2021, 9, 1)
+    hour = datetime.datetime(2021, 9, 1, 8, 30)
     book.active["A1"] = "Our products"
     for row in (
         ["id", "title", None, "more"],

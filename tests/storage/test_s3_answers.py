@@ -285,7 +285,7 @@ def test_a_refusal_whose_body_breaks_off_is_asked_for_again(store: Store) -> Non
 
 def test_a_store_without_conditional_writes_is_refused_at_the_start_of_a_run(store: Store) -> None:
     with pytest.raises(
-        RunError, match=r"output\.path s3://bkt/run: the store there ignores conditional writes"
+        RunError, match=r"output\.path s3://bkt/run: this store ignores conditional writes"
     ):
         lease.RunLease("s3://bkt/run")
     store.answer = refusal("NotImplemented", "If-None-Match is not known", 501)

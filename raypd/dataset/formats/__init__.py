@@ -1,0 +1,142 @@
+"""The input formats.
+
+To add a format, write a subclass of `Format` in a file of its own and add it to `FORMATS`.
+`input.format=auto` then takes files by the format's endings. The configuration lists the other
+values of `input.format`.
+"""
+
+import os
+
+from raypd.config import TABLES
+from raypd.dataset.formats.arrow import Arrow
+from raypd.dataset.formats.base import (
+    Columns,
+    Fields,
+    Format,
+    RowFormat,
+    SeenColumns,
+    SourceRow,
+    Split,
+)
+from raypd.dataset.formats.csv_files import Csv, Tsv
+from raypd.dataset.formats.custom_reader import CustomReader
+from raypd.dataset.formats.documents import Text
+from raypd.dataset.formats.html import Html
+from raypd.dataset.formats.json_files import Json
+from raypd.dataset.formats.json_lines import JsonLines
+from raypd.dataset.formats.parquet import Parquet
+from raypd.dataset.formats.pdf import Pdf
+from raypd.dataset.formats.word import Word
+from raypd.dataset.formats.workbook import Workbook
+
+__all__ = [
+    "FORMATS",
+    "Columns",
+    "CustomReader",
+    "Detector",
+    "Fields",
+    "Format",
+    "Parquet",
+    "RowFormat",
+    "SeenColumns",
+    "SourceRow",
+    "Split",
+    "endings_of",
+    "settings_by_ending",
+    "what_is_read",
+]
+
+# The registry: name -> format. Messages list the formats in this order.
+FORMATS: dict[str, Format] = {
+    format.name: format
+    for format in (
+        JsonLines(),
+        Csv(),
+        Tsv(),
+        Parquet(),
+        Arrow(),
+        Text(),
+        Html(),
+        Pdf(),
+        Word(),
+        Json(),
+        Workbook(),
+        CustomReader(),
+    )
+}
+
+_COMPRESSIONS = {".gz": "gz", ".zst": "zst"}
+
+
+class Detector:
+    """Recognizes the format of files by their names, under one setting.
+
+    Args:
+        setting: `input.format`, or "reader" where `input.reader` reads every file.
+    """
+
+    def __init__(self, setting: str) -> None:
+        self._by_ending: dict[str, Format] = {}
+        for format in FORMATS.values():
+            if format.setting == setting:
+                self._by_ending.update(dict.fromkeys(format.endings, format))
+        # Where the setting names one format, every file is read as this one.
+        self._only: Format | None = None
+        if not self._by_ending:
+            self._only = FORMATS[Parquet.name if setting in TABLES else setting]
+
+    def detect(self, name: str) -> tuple[Format | None, str | None]:
+        """Return the format of a file and its compression ("gz", "zst" or None).
+
+        Args:
+            name: The file's name or path.
+
+        Returns:
+            (None, None) if no format reads a file of this name.
+        """
+        stem, suffix = os.path.splitext(name.lower())
+        compression = _COMPRESSIONS.get(suffix)
+        format = self._only
+        if format is not None:
+            return format, compression if format.compressible else None
+        ending = os.path.splitext(stem)[1] if compression else suffix
+        format = self._by_ending.get(ending)
+        if format is None or (compression is not None and not format.compressible):
+            return None, None
+        return format, compression
+
+
+def settings_by_ending() -> list[str]:
+    """Return the values of `input.format` besides auto that take files by their names."""
+    settings: dict[str, None] = {}
+    for format in FORMATS.values():
+        if format.endings and format.setting != "auto":
+            settings[format.setting] = None
+    return list(settings)
+
+
+def endings_of(setting: str) -> list[str]:
+    """Return the ends of names that a value of `input.format` takes."""
+    endings: list[str] = []
+    for format in FORMATS.values():
+        if format.setting == setting:
+            endings += format.endings
+    return endings
+
+
+def what_is_read(setting: str) -> str:
+    """Return which files a value of `input.format` takes, for a message."""
+    formats = [format for format in FORMATS.values() if format.setting == setting]
+    if setting in settings_by_ending():
+        endings = ", ".join(endings_of(setting))
+        return f"input.format={setting} takes each file ({endings}) as {formats[0].reads_as}"
+    by_default = [format for format in FORMATS.values() if format.setting == "auto"]
+    packed = [format.endings[0] for format in by_default if format.compressible]
+    plain = [format.endings[0] for format in by_default if not format.compressible]
+    return f"raypd reads {_listed(packed)} (also with .gz or .zst), {_listed(plain)}"
+
+
+def _listed(words: list[str]) -> str:
+    if len(words) == 1:
+        return words[0]
+    return f"{', '.join(words[:-1])} and {words[-1]}"

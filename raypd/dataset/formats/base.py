@@ -1,0 +1,150 @@
+"""What every input format provides: one subclass of `Format` for each format."""
+
+import contextlib
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Container, Iterator
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, NamedTuple
+
+from raypd.config import InputConfig, RunConfig
+from raypd.dataset.formats.ranges import (
+    RowGroups,
+    cut_rows,
+    even_boundaries,
+    parts_between,
+    row_parts,
+)
+from raypd.run.unit import Part
+
+# Rows of a file in which columns are looked for while it is planned.
+SAMPLED_ROWS = 100
+
+Fields = dict[str, Any]
+# The columns that a run reads.
+Columns = Container[str | None]
+
+
+class SourceRow(NamedTuple):
+    """A row of a file that becomes one document."""
+
+    # Where the row begins, as a default id and the column `row` of the output name it: a byte or a
+    # row number.
+    offset: int
+    # The same in words, such as "line 7", for messages; "" if the whole file is the document.
+    position: str
+    # Returns the row's fields; raises ValueError with what is wrong with the row.
+    read_fields: Callable[[], Fields]
+
+
+@dataclass
+class SeenColumns:
+    """The columns of a file, from its schema or from its first rows."""
+
+    names: list[str]
+    rows: int = 0  # rows that were looked at
+    objects: int = 0  # of these, the ones that have columns at all
+    is_schema: bool = False  # whether every row has these columns and no others
+
+
+class Split(NamedTuple):
+    """The result of planning one file."""
+
+    parts: Iterator[Part]
+    columns: SeenColumns
+
+
+class Format(ABC):
+    """How files of one format are recognized, cut into parts, read and looked at.
+
+    An instance has no state. Every method raises InputError if the file cannot be read, and OSError
+    or an error of pyarrow as the storage and the parser do.
+    """
+
+    # `Part.format`, and a value of `input.format` that reads every file as this format.
+    name: ClassVar[str]
+    # Ends of file names in lower case, with the dot. A compressed file has .gz or .zst after it.
+    endings: ClassVar[tuple[str, ...]] = ()
+    # The value of `input.format` that takes files of this format by their names.
+    setting: ClassVar[str] = "auto"
+    # What one file is read as, where `setting` is not auto; for messages.
+    reads_as: ClassVar[str] = ""
+    # The format's name in the message "cannot be read as ...".
+    title: ClassVar[str] = ""
+    # Whether files may be compressed with gzip or zstd as a whole.
+    compressible: ClassVar[bool] = True
+    # Whether all rows of a file have the same columns.
+    has_schema: ClassVar[bool] = True
+    # Whether each file is one document with the columns `id` and `text`.
+    is_document: ClassVar[bool] = False
+
+    @abstractmethod
+    def split(self, part: Part, config: RunConfig) -> Split:
+        """Cut a file into parts of at most a unit's documents and bytes.
+
+        Args:
+            part: The whole file, without a range.
+            config: The run's configuration.
+
+        Returns:
+            The parts, made as they are asked for, and the file's columns.
+        """
+
+    @abstractmethod
+    def read(self, part: Part, source: InputConfig, columns: Columns) -> Iterator[SourceRow]:
+        """Yield the rows of a part in the order of the file.
+
+        Args:
+            part: A planned part.
+            source: Section `input`.
+            columns: The columns that are needed; a format may read all others as well.
+        """
+
+    def sample(self, part: Part, source: InputConfig) -> Iterator[Fields]:
+        """Yield rows from the beginning of a file, for a look at its columns.
+
+        A row that cannot be read has no columns. Rows that only name columns may come first.
+
+        Args:
+            part: The whole file, without a range.
+            source: Section `input`.
+        """
+        for row in self.read(replace(part, end=sys.maxsize), source, _AllColumns()):
+            fields: Fields = {}
+            with contextlib.suppress(ValueError):
+                fields = row.read_fields()
+            yield fields
+
+    def cut(self, part: Part, source: InputConfig, pieces: int) -> list[Part]:
+        """Cut a planned part into smaller ones with the same documents and bytes in total.
+
+        Args:
+            part: A planned part.
+            source: Section `input`.
+            pieces: How many are wanted. A format that cannot enter a file there returns one.
+        """
+        return parts_between(part, even_boundaries(part, pieces))
+
+
+class _AllColumns(Container[str | None]):
+    def __contains__(self, name: object) -> bool:
+        return True
+
+
+class RowFormat(Format):
+    """A format whose parts are ranges of row numbers."""
+
+    @abstractmethod
+    def count(self, part: Part, config: RunConfig) -> tuple[RowGroups, SeenColumns]:
+        """Return the rows and bytes of a file in groups, and its columns.
+
+        Args:
+            part: The whole file, without a range.
+            config: The run's configuration.
+        """
+
+    def split(self, part: Part, config: RunConfig) -> Split:
+        groups, columns = self.count(part, config)
+        bounds = cut_rows(groups, config.cluster.unit_documents, config.cluster.unit_bytes)
+        rows = sum(group_rows for group_rows, _ in groups)
+        return Split(row_parts(part, bounds, rows), columns)

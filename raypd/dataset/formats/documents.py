@@ -1,0 +1,107 @@
+"""Files that are one document each; plain text and Markdown are read here."""
+
+import io
+from abc import abstractmethod
+from collections.abc import Iterator
+from functools import partial
+from typing import ClassVar
+
+from raypd.config import InputConfig, RunConfig
+from raypd.dataset import encodings
+from raypd.dataset.formats.base import Columns, Fields, RowFormat, SeenColumns, SourceRow
+from raypd.dataset.formats.ranges import RowGroups
+from raypd.dataset.jsonl import open_lines
+from raypd.errors import InputError, raised_as
+from raypd.run.unit import Part
+
+# The columns of the only row of such a file: its name and its text.
+ID = "id"
+TEXT = "text"
+# Bytes that a file may have for each byte of its text, such as tags, or the pictures of a PDF.
+MARKUP = 16
+
+
+class DocumentFormat(RowFormat):
+    """A format of which each file is one document with the columns `id` and `text`."""
+
+    setting = "files"
+    reads_as = "a document"
+    is_document = True
+    # Bytes that a file may have for each byte of its text.
+    markup: ClassVar[int] = MARKUP
+
+    @abstractmethod
+    def text(self, data: bytes, part: Part, source: InputConfig) -> str:
+        """Return the text of a file.
+
+        Raises:
+            ValueError: The file cannot be read; the text says why.
+        """
+
+    def count(self, part: Part, config: RunConfig) -> tuple[RowGroups, SeenColumns]:
+        return [(1, part.size)], SeenColumns([ID, TEXT], is_schema=True)
+
+    def read(self, part: Part, source: InputConfig, columns: Columns) -> Iterator[SourceRow]:
+        """Yield the only row; what is wrong with the file shows when its fields are read."""
+        limit = source.max_document_bytes * self.markup
+        with open_lines(part.path, part.compression, version=part.version) as file:
+            data = file.read(limit + 1)
+        yield SourceRow(0, "", partial(self._fields, data, part, source))
+
+    def _fields(self, data: bytes, part: Part, source: InputConfig) -> Fields:
+        limit = source.max_document_bytes * self.markup
+        if len(data) > limit:
+            raise ValueError(
+                f"the file has more than {limit} bytes; input.max_document_bytes is "
+                f"{source.max_document_bytes}"
+            )
+        return {ID: part.name, TEXT: self.text(data, part, source)}
+
+
+class Text(DocumentFormat):
+    """Plain text and Markdown."""
+
+    name = "text"
+    endings = (".txt", ".text", ".md", ".markdown")
+    markup = 1
+
+    def text(self, data: bytes, part: Part, source: InputConfig) -> str:
+        encoding = source.encoding
+        if encoding == encodings.AUTO:
+            encoding = detected_encoding(data)
+        return decode(data, encoding)
+
+
+def detected_encoding(data: bytes) -> str:
+    """Return the encoding of a file; raises ValueError if none is known that fits."""
+    with raised_as(ValueError, "a text that cannot be read", InputError):
+        return encodings.detect(io.BytesIO(data))
+
+
+def decode(data: bytes, encoding: str, errors: str = "strict") -> str:
+    """Return the text of a file, without a byte order mark in UTF-8.
+
+    Args:
+        data: The file.
+        encoding: The encoding as Python names it.
+        errors: How bytes that do not fit are handled, as `bytes.decode` takes it.
+
+    Raises:
+        ValueError: The file has another encoding, or Python does not know this one.
+    """
+    codec = "utf-8-sig" if encoding.lower() == "utf-8" else encoding
+    try:
+        return data.decode(codec, errors)
+    except UnicodeDecodeError as error:
+        raise ValueError(
+            f"not {encoding.upper()}: {error.reason} at byte {error.start}; input.encoding can be "
+            "another, such as cp1252"
+        ) from None
+    except LookupError:
+        raise unknown_charset(encoding) from None
+
+
+def unknown_charset(encoding: str) -> ValueError:
+    return ValueError(
+        f"its charset {encoding!r} is none that Python knows; input.encoding says another"
+    )

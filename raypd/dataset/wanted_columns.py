@@ -1,0 +1,102 @@
+"""The columns that a configuration names, looked for in the files of the input."""
+
+from collections.abc import Sequence
+
+from raypd.config import RunConfig
+from raypd.dataset.formats import SeenColumns
+from raypd.errors import did_you_mean
+
+_MAX_SHOWN = 20  # columns in a message
+# What to do about a missing column, by the key that names it.
+_ADVICE = {
+    "input.id_column": "; input.id_column=null numbers the documents",
+    "input.category_column": (
+        "; input.category_column=null with input.category gives all the same"
+    ),
+    "input.text_columns": (
+        "; input.text_columns=[NAME] says which hold text, and `raypd init` finds them"
+    ),
+}
+
+
+class WantedColumns:
+    """Finds out which columns of a configuration are missing, in one file and in all together.
+
+    Args:
+        config: The run's configuration.
+        optional: Columns that a table's schema has, and that some of its files may lack.
+    """
+
+    def __init__(self, config: RunConfig, optional: set[str]) -> None:
+        # Key of the configuration -> column.
+        self._wanted = config.wanted_columns()
+        self._optional = optional
+        # A file without any of these holds nothing to read.
+        self._content = dict(self._wanted)
+        self._content.pop("input.id_column", None)
+        self._content.pop("input.category_column", None)
+        # What was seen in files whose rows may have different columns.
+        self._seen: set[str] = set()
+        self._objects = 0
+        self._first_file: str | None = None
+        self._first_names: list[str] = []
+
+    def lacks(self, columns: SeenColumns) -> str | None:
+        """Return why a file cannot be read, or None.
+
+        A file with a schema needs every wanted column. Of a file whose rows may differ, at least
+        one row needs a column of text.
+        """
+        if columns.is_schema:
+            present = self._optional.union(columns.names)
+            for key, name in self._wanted.items():
+                if name not in present:
+                    return _missing(key, name, columns.names)
+            return None
+        if columns.objects and not set(columns.names).intersection(self._content.values()):
+            for key, name in self._content.items():
+                return _missing(key, name, columns.names)
+        return None
+
+    def note(self, path: str, columns: SeenColumns) -> None:
+        """Remember the columns of a file whose rows may have different ones."""
+        if not columns.rows:
+            return
+        if self._first_file is None:
+            self._first_file = path
+            self._first_names = columns.names[: 4 * _MAX_SHOWN]
+        self._objects += columns.objects
+        self._seen |= set(self._wanted.values()).intersection(columns.names)
+
+    def missing_everywhere(self) -> str | None:
+        """Return which column none of the noted files has; None if there is none such."""
+        if self._first_file is None:
+            return None
+        if not self._objects:
+            return (
+                f"{self._first_file}: none of its first rows is a JSON object; one of several "
+                "lines wants a name in .json"
+            )
+        for key, name in self._wanted.items():
+            if name not in self._seen:
+                return f"{self._first_file}: {_missing(key, name, self._first_names)}"
+        return None
+
+
+def _missing(key: str, name: str, present: Sequence[str]) -> str:
+    """Return the message about a missing column.
+
+    Args:
+        key: The key of the configuration that names it.
+        name: The column.
+        present: The columns that the file has.
+    """
+    shown = ", ".join(present[:_MAX_SHOWN])
+    if len(present) > _MAX_SHOWN:
+        shown += ", ..."
+    advice = _ADVICE.get(key.partition(" ")[0], "")
+    reason = f"it has {shown}{advice}"
+    hint = did_you_mean(name, present)
+    if hint:
+        reason = f"{hint} {reason}"
+    return f"no column {name!r} ({key}): {reason}"
