@@ -37,7 +37,7 @@ class DifferingDocument:
 
     id: str
     category: str
-    place: review.Place
+    place: review.Position
     rows: list[list[str]]
 
 

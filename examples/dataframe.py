@@ -1,4 +1,4 @@
-"""Attributes of the rows of a DataFrame: a durable run on a local Ray, from Python.
+"""Extract attributes from the rows of a DataFrame: a durable run on a local Ray.
 
 python examples/dataframe.py
 """
@@ -30,7 +30,5 @@ frame = pd.DataFrame(
 
 run = raypd.extract(frame, Listing, model="smollm2-135m-instruct", output="runs/example-dataframe")
 print(run.to_pandas()[["id", "record"]].to_string(index=False))
-print(
-    f"{run.bill.documents} documents, {sum(run.bill.seconds.values()):.0f} worker seconds; "
-    f"{run.report()}"
-)
+worker_seconds = sum(run.bill.seconds.values())
+print(f"{run.bill.documents} documents, {worker_seconds:.0f} worker seconds; {run.report()}")

@@ -1,7 +1,8 @@
-"""From 300 labelled listings to a trained model, its figures and a configuration: a quarter of an
-hour on two cores.
+"""Turn 300 labelled listings into a trained model, its scores and a configuration.
 
-python examples/fit.py
+This takes a quarter of an hour on two cores.
+
+    python examples/fit.py
 """
 
 from pathlib import Path
@@ -13,8 +14,6 @@ CONFIG = Path(__file__).resolve().parents[1] / "configs" / "quickstart" / "fit.y
 result = raypd.fit(CONFIG)
 for score in result.scores:
     if score.f1 is not None and score.documents_per_second is not None:
-        print(
-            f"{score.name}: F1 {score.f1.value:.3f}, {score.documents_per_second.value:.1f} "
-            "documents/s"
-        )
-print(f"recommended: {result.recommended}, to be run with {result.configuration}")
+        speed = score.documents_per_second.value
+        print(f"{score.name}: F1 {score.f1.value:.3f}, {speed:.1f} documents/s")
+print(f"recommended: {result.recommended}; run it with {result.configuration}")

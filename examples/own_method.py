@@ -1,10 +1,10 @@
-"""A decoding method of one's own: a generator that says what is fed and who sees whom.
+"""Write your own decoding method: a generator that says which tokens are fed and who sees whom.
 
-The engine does the rest.
+The engine does everything else.
 
-CoT-decoding (Wang and Zhou, 2024): the k most likely first tokens each begin an answer, all are
-decoded greedily, and the surest one counts. Here the k answers are segments of one row: each sees
-the prompt and itself, and a pass decodes a token of every one.
+The example is CoT-decoding (Wang and Zhou, 2024). The k most likely first tokens each start an
+answer, all answers are decoded greedily, and the most confident one counts. Here the k answers are
+segments of one sequence: each sees the prompt and itself, and a pass decodes one token of each.
 
     python examples/own_method.py
 """
@@ -21,30 +21,43 @@ from raypd.models.load import load_model
 def cot_decoding(
     prompt: Sequence[int], k: int, tokens: int, end: int
 ) -> Program[tuple[float, list[int]]]:
-    """(probability of the mean token, tokens) of the surest of k answers."""
+    """Decode k answers, and return the most confident one.
+
+    Args:
+        prompt: Token ids of the prompt.
+        k: Number of answers.
+        tokens: Limit of the tokens of an answer.
+        end: The token id that ends an answer.
+
+    Returns:
+        The mean log probability of its tokens, and its token ids.
+    """
     first = yield Feed(prompt, range(len(prompt)), sample_at=[len(prompt) - 1], want_logits=True)
-    chances = first.logits[0].float().log_softmax(-1).topk(k)
-    answers = [[token] for token in chances.indices.tolist()]
-    logprobs = [[chance] for chance in chances.values.tolist()]
-    open_ = list(range(k))
-    reach = {(branch + 1, 0): Reach.ALL for branch in open_} | {
-        (b + 1, b + 1): Reach.CAUSAL for b in open_
-    }
+    top = first.logits[0].float().log_softmax(-1).topk(k)
+    answers = [[token] for token in top.indices.tolist()]
+    logprobs = [[logprob] for logprob in top.values.tolist()]
+    # Segment 0 is the prompt, and segment i + 1 is answer i.
+    reach = {}
+    for answer in range(k):
+        reach[answer + 1, 0] = Reach.ALL
+        reach[answer + 1, answer + 1] = Reach.CAUSAL
+    unfinished = list(range(k))
     for step in range(tokens - 1):
         predicted = yield Feed(
-            [answers[branch][-1] for branch in open_],
-            [len(prompt) + step] * len(open_),
-            segments=[branch + 1 for branch in open_],
+            [answers[answer][-1] for answer in unfinished],
+            [len(prompt) + step] * len(unfinished),
+            segments=[answer + 1 for answer in unfinished],
             reach=reach if step == 0 else {},
-            sample_at=range(len(open_)),
+            sample_at=range(len(unfinished)),
         )
-        for branch, token, logprob in zip(open_, predicted.tokens, predicted.logprobs, strict=True):
-            answers[branch].append(token)
-            logprobs[branch].append(logprob)
-        open_ = [branch for branch in open_ if answers[branch][-1] != end]
-        if not open_:
+        for index, answer in enumerate(unfinished):
+            answers[answer].append(predicted.tokens[index])
+            logprobs[answer].append(predicted.logprobs[index])
+        unfinished = [answer for answer in unfinished if answers[answer][-1] != end]
+        if not unfinished:
             break
-    return max((sum(own) / len(own), answer) for own, answer in zip(logprobs, answers, strict=True))
+    means = [sum(values) / len(values) for values in logprobs]
+    return max(zip(means, answers, strict=True))
 
 
 loaded = load_model(ModelConfig(name="smollm2-135m-instruct"))
@@ -57,9 +70,7 @@ for question in ("Which is the largest planet?", "How many legs has a spider?"):
         cot_decoding(prompt, k=4, tokens=32, end=loaded.tokenizer.eos_token_id), tag=question
     )
 while engine.pending:
-    for done in engine.step():
-        logprob, answer = done.answer
-        print(
-            f"{done.tag} {loaded.tokenizer.decode(answer, skip_special_tokens=True)} "
-            f"({logprob:.2f} a token)"
-        )
+    for finished in engine.step():
+        logprob, answer = finished.answer
+        text = loaded.tokenizer.decode(answer, skip_special_tokens=True)
+        print(f"{finished.tag} {text} ({logprob:.2f} per token)")

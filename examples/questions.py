@@ -1,13 +1,17 @@
-"""Many questions on one context, answered side by side in one prompt (IPPD); in this process,
-without Ray.
+"""Answer many questions about one context in parallel, in one prompt (IPPD).
 
-python examples/questions.py
+This runs in the current process, without Ray.
+
+    python examples/questions.py
 """
 
 import raypd
 
-CONTEXT = """The night train from Vienna to Venice leaves at 21:27 and arrives at 8:34. It has couchettes and
-sleeping cars. Bicycles need a reservation. Breakfast is served from six. The dining car was taken off in 2019."""  # noqa: E501
+CONTEXT = (
+    "The night train from Vienna to Venice leaves at 21:27 and arrives at 8:34. It has couchettes "
+    "and\nsleeping cars. Bicycles need a reservation. Breakfast is served from six. The dining car "
+    "was taken off in 2019."
+)
 
 QUESTIONS = [
     "When does the train leave?",
@@ -21,5 +25,7 @@ QUESTIONS = [
 
 llm = raypd.LLM("smollm2-135m-instruct")
 for question, answer in zip(QUESTIONS, llm.answer(CONTEXT, QUESTIONS), strict=True):
-    asked = question if isinstance(question, str) else question["question"]
-    print(f"{asked} {answer.value} ({answer.confidence:.0%})")
+    text = question
+    if isinstance(question, dict):
+        text = question["question"]
+    print(f"{text} {answer.value} ({answer.confidence:.0%})")

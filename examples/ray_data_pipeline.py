@@ -1,4 +1,4 @@
-"""A stage of a Ray Data pipeline: rows in, the same rows with attributes, confidence and cost out.
+"""Add a stage to a Ray Data pipeline: its rows get attributes, confidences and cost.
 
 python examples/ray_data_pipeline.py
 """

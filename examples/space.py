@@ -1,6 +1,8 @@
-"""Text with SPACE: masks draft tokens and the model verifies them in the same pass, so that the
-text is that of plain decoding. The model here is not trained to draft, so hardly a draft is
-accepted; docs/training.md trains one.
+"""Generate text with SPACE.
+
+Masks draft tokens, and the model verifies them in the same pass, so that the text equals that of
+plain decoding. The model here is not trained to draft, so hardly any draft is accepted;
+docs/training.md trains one.
 
     python examples/space.py
 """
@@ -18,7 +20,7 @@ if not Path(MODEL).exists():
 
 plain = raypd.LLM("smollm2-135m-instruct", settings={"decoding.max_new_tokens": 48})
 space = raypd.LLM(MODEL, settings={"decoding.method": "space", "decoding.max_new_tokens": 48})
-for prompt, one, other in zip(
-    PROMPTS, plain.generate(PROMPTS), space.generate(PROMPTS), strict=True
-):
-    print(f"{prompt}\n  {one.value!r}\n  the same with SPACE: {one.value == other.value}")
+plain_texts = [generated.value for generated in plain.generate(PROMPTS)]
+space_texts = [generated.value for generated in space.generate(PROMPTS)]
+for prompt, plain_text, space_text in zip(PROMPTS, plain_texts, space_texts, strict=True):
+    print(f"{prompt}\n  {plain_text!r}\n  the same with SPACE: {plain_text == space_text}")

@@ -1,9 +1,10 @@
-"""Puts the values of a settings file into a file of this folder: python infra/fill.py SETTINGS FILE
-> FILLED
+"""Fill a file of this folder with the values of a settings file.
 
-`${RAYPD_NAME}` is replaced; everything else, shell variables and IAM's own `${aws:...}` among it,
-stays as it is. `--keep NAME` leaves a placeholder for later. An unset or empty value is an error,
-and nothing is printed.
+    python infra/fill.py SETTINGS FILE > FILLED
+
+`${RAYPD_NAME}` is replaced. Everything else stays as it is, for example shell variables and IAM's
+own `${aws:...}`. `--keep NAME` leaves a placeholder for later. If a value is unset or empty,
+nothing is printed and the exit code is 2.
 """
 
 from __future__ import annotations
@@ -17,9 +18,10 @@ PLACEHOLDER = re.compile(r"\$\{(RAYPD_[A-Z_]+)\}")
 
 
 def read_settings(path: Path) -> dict[str, str]:
-    """NAME=value lines; blank lines and comments are skipped.
+    """Read lines of the form NAME=value; blank lines and comments are skipped.
 
-    Raises ValueError with the line that is neither.
+    Raises:
+        ValueError: If a line has another form; the message contains it.
     """
     settings: dict[str, str] = {}
     for number, line in enumerate(path.read_text().splitlines(), 1):
@@ -33,26 +35,36 @@ def read_settings(path: Path) -> dict[str, str]:
 
 
 def fill(text: str, settings: dict[str, str], keep: frozenset[str] = frozenset()) -> str:
-    """The text with its placeholders replaced.
+    """Replace the placeholders of a text, except those to keep.
 
-    Raises ValueError that names all those without a value.
+    Raises:
+        ValueError: If placeholders have no value; the message names all of them.
     """
-    missing = sorted({n for n in PLACEHOLDER.findall(text) if not settings.get(n)} - keep)
+    missing = set()
+    for name in PLACEHOLDER.findall(text):
+        if not settings.get(name) and name not in keep:
+            missing.add(name)
     if missing:
-        raise ValueError(f"no value for {', '.join(missing)}: set it in the settings file")
-    return PLACEHOLDER.sub(lambda m: m[0] if m[1] in keep else settings[m[1]], text)
+        raise ValueError(f"no value for {', '.join(sorted(missing))}: set it in the settings file")
+
+    def value(match: re.Match[str]) -> str:
+        name = match[1]
+        if name in keep:
+            return match[0]
+        return settings[name]
+
+    return PLACEHOLDER.sub(value, text)
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Puts settings into a file of infra/.")
+    parser = argparse.ArgumentParser(description="Fill a file of infra/ with settings.")
     parser.add_argument("settings", type=Path)
     parser.add_argument("file", type=Path)
     parser.add_argument("--keep", action="append", default=[], metavar="NAME")
     arguments = parser.parse_args()
     try:
-        text = fill(
-            arguments.file.read_text(), read_settings(arguments.settings), frozenset(arguments.keep)
-        )
+        settings = read_settings(arguments.settings)
+        text = fill(arguments.file.read_text(), settings, frozenset(arguments.keep))
     except (OSError, ValueError) as error:
         print(f"fill.py: {error}", file=sys.stderr)
         return 2

@@ -1,8 +1,10 @@
-"""Say what a run will take and cost: python jobs/estimate.py [CONFIG] [key=value ...] [--sample N]
-...
+"""Estimate the time and cost of a run.
 
-As a job of a cluster it measures on a worker of it: ray job submit --working-dir . -- python
-jobs/estimate.py CONFIG
+    python jobs/estimate.py [CONFIG] [key=value ...] [--sample N] ...
+
+As a job of a cluster it measures on a worker of the cluster:
+
+    ray job submit --working-dir . -- python jobs/estimate.py CONFIG
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-# Works from a clone, without an installation.
+# The job works from a clone, without an installation.
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from raypd.__main__ import main

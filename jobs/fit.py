@@ -1,8 +1,10 @@
-"""Find the cheapest model that holds an F1 on your documents: python jobs/fit.py CONFIG [key=value
-...]
+"""Find the cheapest model that holds an F1 on your documents.
 
-Also as a job of a cluster: ray job submit --working-dir . -- python jobs/fit.py CONFIG [key=value
-...]
+    python jobs/fit.py CONFIG [key=value ...]
+
+It also runs as a job of a cluster:
+
+    ray job submit --working-dir . -- python jobs/fit.py CONFIG [key=value ...]
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-# Works from a clone, without an installation.
+# The job works from a clone, without an installation.
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from raypd.__main__ import main

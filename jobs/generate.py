@@ -1,7 +1,10 @@
-"""Write an answer to every prompt: python jobs/generate.py CONFIG [key=value ...]
+"""Write an answer to every prompt.
 
-Also as a job of a cluster: ray job submit --working-dir . -- python jobs/generate.py CONFIG
-[key=value ...]
+    python jobs/generate.py CONFIG [key=value ...]
+
+It also runs as a job of a cluster:
+
+    ray job submit --working-dir . -- python jobs/generate.py CONFIG [key=value ...]
 """
 
 from __future__ import annotations
@@ -9,7 +12,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-# Works from a clone, without an installation.
+# The job works from a clone, without an installation.
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from raypd.__main__ import main

@@ -1,7 +1,10 @@
-"""Bring a table up to tonight's input: python jobs/nightly.py CONFIG [key=value ...]
+"""Bring a table up to tonight's input.
 
-Also as a job of a cluster: ray job submit --working-dir . -- python jobs/nightly.py CONFIG
-[key=value ...]
+    python jobs/nightly.py CONFIG [key=value ...]
+
+It also runs as a job of a cluster:
+
+    ray job submit --working-dir . -- python jobs/nightly.py CONFIG [key=value ...]
 """
 
 from __future__ import annotations
@@ -9,7 +12,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-# Works from a clone, without an installation.
+# The job works from a clone, without an installation.
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from raypd.__main__ import main

@@ -1,7 +1,10 @@
-"""Fine-tune a model for the way that it is decoded: python jobs/train.py CONFIG [key=value ...]
+"""Fine-tune a model for its decoding method.
 
-Also as a job of a cluster: ray job submit --working-dir . -- python jobs/train.py CONFIG [key=value
-...]
+    python jobs/train.py CONFIG [key=value ...]
+
+It also runs as a job of a cluster:
+
+    ray job submit --working-dir . -- python jobs/train.py CONFIG [key=value ...]
 """
 
 from __future__ import annotations
@@ -9,7 +12,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-# Works from a clone, without an installation.
+# The job works from a clone, without an installation.
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from raypd.__main__ import main

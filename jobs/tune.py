@@ -1,8 +1,10 @@
-"""Find the cheapest settings of a run: python jobs/tune.py CONFIG [key=value ...] [--minutes N] ...
+"""Find the cheapest settings of a run.
 
-As a job of a cluster it measures on a worker of it: ray job submit --working-dir . -- python
-    jobs/tune.py CONFIG \
---output /shared/tuned.yaml
+    python jobs/tune.py CONFIG [key=value ...] [--minutes N] ...
+
+As a job of a cluster it measures on a worker of the cluster:
+
+    ray job submit --working-dir . -- python jobs/tune.py CONFIG --output /shared/tuned.yaml
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-# Works from a clone, without an installation.
+# The job works from a clone, without an installation.
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from raypd.__main__ import main

@@ -1,5 +1,7 @@
-"""What `import raypd` gives: durable runs as functions, which the same call goes on with where it
-was cut off, and LLM for a few texts in this process, which needs no Ray and writes no file.
+"""The Python API: what `import raypd` provides.
+
+`extract`, `answer`, `generate` and others are durable runs as functions; the same call resumes an
+interrupted run. `LLM` processes a few texts in the current process, without Ray and without files.
 """
 
 from __future__ import annotations
@@ -48,17 +50,25 @@ if TYPE_CHECKING:
     from raypd.tasks.base import Record
     from raypd.verify.verification import Verification
 
-# Ends of names.
+# Suffixes of data files.
 _DATA = (".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet", ".arrow", ".gz", ".zst", *EXCEL)
-_WHOLE = "_SUCCESS"  # beside the files of a table that was written whole
-Settings = Mapping[str, Any] | None  # other keys of the configuration, dotted
+# A file next to those of a table, once all of them are written.
+_COMPLETE = "_SUCCESS"
+# Columns that a notebook does not show.
+_HIDDEN_COLUMNS = ("values", "source", "row", "attempts")
+# Further keys of the configuration, dotted.
+Settings = Mapping[str, Any] | None
 Columns = str | Sequence[str] | None
 
 
 class Run:
-    """A run that has ended, by its folder.
+    """A run that has ended.
 
-    Raises ConfigError where there is none, or it has not ended yet.
+    Args:
+        path: The folder of the run.
+
+    Raises:
+        ConfigError: If there is no run, or it has not ended yet.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -68,36 +78,36 @@ class Run:
             self.manifest = records.read(Manifest, storage.join(self.path, layout.MANIFEST))
         except FileNotFoundError:
             raise ConfigError(
-                f"{self.path}: this run has not ended; what began it goes on with it"
+                f"{self.path}: this run has not ended; repeat the call or command that started it "
+                "to resume"
             ) from None
 
     def __repr__(self) -> str:
-        return (
-            f"Run({self.path!r}: {self.manifest.documents:,} documents, "
-            f"{self.manifest.failed:,} failed)"
-        )
+        documents = f"{self.manifest.documents:,} documents"
+        return f"Run({self.path!r}: {documents}, {self.manifest.failed:,} failed)"
 
     @cached_property
     def _table(self) -> pa.Table:
         from raypd.dataset import writer
 
-        parts = [
-            writer.read_table(self.path, unit, path=path)[1]
-            for unit, path in sorted(writer.objects(self.path))
-        ]
-        return pa.concat_tables([part.replace_schema_metadata(None) for part in parts])
+        tables = []
+        for unit, path in sorted(writer.objects(self.path)):
+            _, table = writer.read_table(self.path, unit, path=path)
+            tables.append(table.replace_schema_metadata(None))
+        return pa.concat_tables(tables)
 
     def to_arrow(self) -> pa.Table:
-        """All rows, units in the order of their ids: by file, and place in it.
-
-        It is held in memory whole.
-        """
+        """Return all rows, by file and position in the file. They are all held in memory."""
         return self._table
 
     def to_pandas(self, typed: bool = False) -> pd.DataFrame:
-        """All rows; a record is a JSON text, `values` a list of dicts. typed: of an extraction a
-        column for each attribute in their place, of its own type, and one for its confidence, as of
-        `output.columns: typed`.
+        """Return all rows.
+
+        Args:
+            typed: For an extraction, return a column of its own type for each attribute and a
+                column
+                for its confidence, as `output.columns: typed` does. Otherwise a record is a JSON
+                text, and `values` is a list of dicts.
         """
         from raypd.dataset import typed_table
 
@@ -108,32 +118,27 @@ class Run:
 
     @property
     def bill(self) -> RunCost | None:
-        """What it took and cost; None where no ledger ran."""
+        """The time and the cost of the run; None if they were not recorded."""
         return self.manifest.cost
 
     def _repr_html_(self) -> str:
-        """Its first rows, for a notebook."""
-        shown = [
-            name
-            for name in self._table.column_names
-            if name not in ("values", "source", "row", "attempts")
-        ]
-        return (
-            self._table.slice(0, 10).select(shown).to_pandas().to_html(index=False)
-            + f"<p>{escape(repr(self))}</p>"
-        )
+        """Return the first rows, for a notebook."""
+        names = [name for name in self._table.column_names if name not in _HIDDEN_COLUMNS]
+        rows = self._table.slice(0, 10).select(names).to_pandas()
+        return f"{rows.to_html(index=False)}<p>{escape(repr(self))}</p>"
 
     def errors(self) -> pa.Table:
-        """Every document without an answer: its id, source, row, attempts and reason."""
+        """Return the documents without an answer: their id, source, row, attempts and reason."""
         from raypd.verify import dead_letters
 
-        return pa.concat_tables(
-            [dead_letters.SCHEMA.empty_table(), *dead_letters.letters(self.path)]
-        )
+        empty = dead_letters.SCHEMA.empty_table()
+        return pa.concat_tables([empty, *dead_letters.letters(self.path)])
 
     def retry_errors(self, everything: bool = False) -> Run:
-        """Tries the failed documents again, as `--retry-errors`; everything: also what cannot be
-        read in the input.
+        """Retry the failed documents, as `--retry-errors` does.
+
+        Args:
+            everything: Whether to retry documents, too, that could not be read in the input.
         """
         from raypd.verify.retry import retry_errors
 
@@ -141,7 +146,10 @@ class Run:
         return Run(self.path)
 
     def verify(self) -> Verification:
-        """Reads the input again: whether the run lost or doubled a document, as `raypd verify`."""
+        """Check that no document was lost or duplicated, as `raypd verify` does.
+
+        This reads the input again.
+        """
         from raypd.verify.verification import verify
 
         return verify(self.path, load_run(self.path, []))
@@ -149,13 +157,23 @@ class Run:
     def evaluate(
         self, labels: str | Path, *, tolerance: float = 0.0, labels_column: str = "target"
     ) -> Evaluation:
-        """Scores the answers against labels, JSON lines, as `raypd evaluate`."""
+        """Score the answers against labels, as `raypd evaluate` does.
+
+        Args:
+            labels: A file of labels, such as JSON lines.
+            tolerance: Share by which a number may differ from its label.
+            labels_column: The column of the labelled values.
+        """
         from raypd.evaluation import evaluate
 
         return evaluate(self.path, str(labels), None, tolerance, labels_column)
 
     def report(self, path: str | None = None) -> str:
-        """Writes the report page, into the run's folder unless told where; returns its path."""
+        """Write the report page, and return its path.
+
+        Args:
+            path: The file to write; None for a page in the run's folder.
+        """
         from raypd.report import data, page
 
         return page.write(data.load(self.path), path)
@@ -163,86 +181,133 @@ class Run:
 
 @dataclass
 class Answer:
-    """What `LLM` makes of one document, question or prompt."""
+    """The answer of `LLM` to one document, question or prompt.
 
-    # The record, {attribute: value or None}; the answer or text. None where there is none.
+    Attributes:
+        value: The record, {attribute: value or None}, or the answer or text; None if there is none.
+        confidence: From 0 to 1 (see docs/values.md); for a record {attribute: confidence}.
+        status: ok, null, truncated, invalid, ambiguous or unsure, by attribute; for a text stop or
+            length.
+        error: Why there is no answer.
+        span: For a record, {attribute: [begin, end] of a text in its document}.
+        raw: For a record, {attribute: what was decoded, if it could not become a value}.
+        parsed: For a schema that is a pydantic model, an instance of it; None if it does not
+            validate.
+    """
+
     value: Any = None
-    confidence: Any = None  # 0 to 1 (docs/values.md), of a record {attribute: confidence}
-    # Ok, null, truncated, invalid, ambiguous or unsure, by attribute; of a text stop or length.
+    confidence: Any = None
     status: Any = None
-    error: str | None = None  # why there is nothing
-    span: Any = None  # of a record {attribute: [begin, end] of a text in its document}
-    raw: Any = None  # of a record {attribute: what was decoded, where no value could be made of it}
-    # Of a record asked for by a pydantic model: an instance, None where it does not validate.
+    error: str | None = None
+    span: Any = None
+    raw: Any = None
     parsed: Any = None
 
     def _repr_html_(self) -> str:
-        shown = {
-            k: v if isinstance(v, dict) else {"": v} for k, v in vars(self).items() if v is not None
-        }
-        return str(pd.DataFrame(shown).to_html())
+        columns = {}
+        for name, value in vars(self).items():
+            if isinstance(value, dict):
+                columns[name] = value
+            elif value is not None:
+                columns[name] = {"": value}
+        return str(pd.DataFrame(columns).to_html())
 
 
 class LLM:
-    """A model in this process, without Ray and files.
+    """A model in the current process, without Ray and without files.
 
-    Its first call raises ConfigError, ModelError.
+    The first call of a method loads the model, and raises ConfigError or ModelError if it cannot.
 
-    settings: other keys of the configuration, dotted: {"model.adapter": ..., "engine.max_num_seqs":
-    64}. A method (decoding.method) counts where it does what is asked.
+    Args:
+        model: A Hub id, a folder, or smollm2-135m-instruct.
+        settings: Further keys of the configuration, dotted: {"model.adapter": ...,
+            "engine.max_num_seqs": 64}. decoding.method applies to calls for which the method
+                exists.
     """
 
     def __init__(self, model: str = "smollm2-135m-instruct", *, settings: Settings = None) -> None:
         self.settings = {"model.name": model, **(settings or {})}
-        self._models: dict[str, LoadedModel] = {}  # by their section of the configuration
-        self._parts: dict[str, WorkerComponents] = {}  # the last one, by the whole configuration
+        # Loaded models, by their section of the configuration.
+        self._models: dict[str, LoadedModel] = {}
+        # The last engine and task, by the whole configuration.
+        self._parts: dict[str, WorkerComponents] = {}
 
     def extract(
         self, documents: str | Iterable[str | Mapping[str, Any]], schema: Any
     ) -> list[Answer]:
-        """A schema's attributes of texts, or of records (a DataFrame too): title, description or
-        text, category.
+        """Extract the attributes of a schema.
+
+        Args:
+            documents: Texts, or records (also as a DataFrame) with title, description or text, and
+                category.
+            schema: See `raypd.extract`.
+
+        Returns:
+            One answer per document.
         """
-        fields = [
-            dict(one) if isinstance(one, Mapping) else {"text": one} for one in _listed(documents)
-        ]
-        texts = [
-            "text" in record and not {"title", "description"} & record.keys() for record in fields
-        ]
+        rows = []
+        for document in _listed(documents):
+            rows.append(dict(document) if isinstance(document, Mapping) else {"text": document})
+        text_indices = []
+        record_indices = []
+        for index, row in enumerate(rows):
+            if "text" in row and not {"title", "description"} & row.keys():
+                text_indices.append(index)
+            else:
+                record_indices.append(index)
+        # Texts and records are processed apart, so that each is asked about as if it came alone.
+        groups: list[tuple[list[int], dict[str, Any]]] = []
+        if record_indices:
+            groups.append((record_indices, {"path": "-"}))
+        if text_indices or not rows:
+            # A call without documents still checks the schema.
+            groups.append((text_indices, {"path": "-", "text_columns": ["text"]}))
         answers: dict[int, Answer] = {}
-        for is_text in {*texts} or {True}:  # a text is asked about as if it came alone
-            numbers = [number for number, kind in enumerate(texts) if kind == is_text]
-            source = {"path": "-", **({"text_columns": ["text"]} if is_text else {})}
-            rows = self._rows(
-                "extraction",
-                {"input": source, "task": task_of(schema)},
-                [fields[n] for n in numbers],
-            )
-            answers |= {
-                n: _extracted(records[0], schema) for n, records in zip(numbers, rows, strict=True)
-            }
-        return [answers[number] for number in range(len(fields))]
+        for indices, source in groups:
+            tree = {"input": source, "task": task_of(schema)}
+            results = self._rows("extraction", tree, [rows[index] for index in indices])
+            for index, document_records in zip(indices, results, strict=True):
+                answers[index] = _extracted(document_records[0], schema)
+        return [answers[index] for index in range(len(rows))]
 
     def answer(
         self, context: str, questions: str | Sequence[str | Mapping[str, Any]]
     ) -> list[Answer]:
-        """Answers questions on one context: texts (or one), or records of question, choices,
-        multi_select.
+        """Answer questions about one context.
+
+        Args:
+            context: The text.
+            questions: One question or several: texts, or records with question, choices and
+                multi_select.
         """
-        fields = {"context": _listed([context])[0], "questions": _listed(questions)}
-        rows = self._rows("question_answering", {}, [fields])[0]
-        return [_answered(record, "question_answering") for record in rows]
+        row = {"context": _listed([context])[0], "questions": _listed(questions)}
+        results = self._rows("question_answering", {}, [row])
+        return [_answered(record, "question_answering") for record in results[0]]
 
     def generate(self, prompts: str | Sequence[str | list[Any]]) -> list[Answer]:
-        """Writes an answer to each prompt: texts, or conversations as lists of turns; of these the
-        last answer.
+        """Write an answer to each prompt.
+
+        Args:
+            prompts: Texts, or conversations as lists of turns; for a conversation the last answer
+                is returned.
         """
-        rows = self._rows("generation", {}, [{"prompt": prompt} for prompt in _listed(prompts)])
-        return [_answered(turns[-1], "generation") for turns in rows]
+        rows = [{"prompt": prompt} for prompt in _listed(prompts)]
+        results = self._rows("generation", {}, rows)
+        return [_answered(turns[-1], "generation") for turns in results]
 
     def _rows(
-        self, kind: str, tree: dict[str, Any], fields: Sequence[dict[str, Any]]
+        self, kind: str, tree: dict[str, Any], rows: Sequence[dict[str, Any]]
     ) -> list[list[Record]]:
+        """Answer rows of the input.
+
+        Args:
+            kind: The kind of the task.
+            tree: Sections of the configuration.
+            rows: Columns of the input, one dict per document.
+
+        Returns:
+            The records of each document.
+        """
         from raypd.answering.components import build
         from raypd.answering.request_queue import answer
         from raypd.billing.meter import Meter
@@ -250,25 +315,29 @@ class LLM:
         from raypd.dataset import filled
         from raypd.tasks.base import Document
 
-        unsaid = {"input": {"path": "-"}, "output": {"path": "-"}}
         settings = dict(self.settings)
         if settings.get("decoding.method") not in METHODS[kind]:
             settings.pop("decoding.method", None)
-        config = make_config(
-            {**unsaid, **tree, "task": {"kind": kind, **tree.get("task", {})}}, _overrides(settings)
-        )
+        defaults = {"input": {"path": "-"}, "output": {"path": "-"}}
+        task = {"kind": kind, **tree.get("task", {})}
+        config = make_config({**defaults, **tree, "task": task}, _overrides(settings))
         key = config.model_dump_json()
         if key not in self._parts:
-            self._parts = {}  # a cache holds all of a GPU's memory
+            # The cache of the last engine holds all of a GPU's memory, so it is released first.
+            self._parts = {}
             self._parts = {key: build(config, None, self._load)}
-        documents = [filled(Document(n, str(n)), config, row) for n, row in enumerate(fields)]
+        documents = [
+            filled(Document(index, str(index)), config, row) for index, row in enumerate(rows)
+        ]
         try:
             return answer(self._parts[key], documents, Meter("", config.decoding.method))
-        except BaseException:  # programs of this call are still in the engine
+        except BaseException:
+            # Programs of this call are still in the engine.
             self._parts = {}
             raise
 
     def _load(self, model: ModelConfig) -> LoadedModel:
+        """Load a model, unless it was loaded before."""
         from raypd.models.load import load_model
 
         key = model.model_dump_json()
@@ -277,41 +346,48 @@ class LLM:
         return self._models[key]
 
 
-def _listed(given: Any) -> list[Any]:
-    if isinstance(given, pd.DataFrame):
-        given = given.astype(object).where(given.notna(), None).to_dict("records")
-    listed = [given] if isinstance(given, (str, bytes, Mapping)) else [*given]
+def _listed(items: Any) -> list[Any]:
+    """Return one item, several items or the rows of a DataFrame as a list."""
+    if isinstance(items, pd.DataFrame):
+        items = items.astype(object).where(items.notna(), None).to_dict("records")
+    if isinstance(items, (str, bytes, Mapping)):
+        items = [items]
+    listed = list(items)
     if any(isinstance(item, bytes) for item in listed):
-        raise TypeError("bytes are no text: decode them, as by .decode()")
+        raise TypeError("bytes are not text: decode them, for example with .decode()")
     return listed
 
 
-def _answered(row: Record, kind: str) -> Answer:
+def _answered(record: Record, kind: str) -> Answer:
+    """Return a record of questions or texts as an answer."""
     from raypd.tasks.columns import SHAPES
 
     shape = SHAPES[kind]
-    columns = row.columns
     return Answer(
-        columns.get(shape.answer),
-        columns.get("confidence"),
-        columns.get(str(shape.status)),
-        row.error,
+        value=record.columns.get(shape.answer),
+        confidence=record.columns.get("confidence"),
+        status=record.columns.get(str(shape.status)),
+        error=record.error,
     )
 
 
-def _extracted(row: Record, schema: Any) -> Answer:
-    if row.error is not None:
-        return Answer(error=row.error)
-    values = row.columns["values"]
-    keys = ("confidence", "status", "span", "raw")
-    confidence, status, span, raw = (
-        {value["name"]: value.get(key) for value in values} for key in keys
-    )
+def _extracted(record: Record, schema: Any) -> Answer:
+    """Return a record of an extraction as an answer."""
+    if record.error is not None:
+        return Answer(error=record.error)
+    text = record.columns["record"]
+    values = record.columns["values"]
     parsed = None
-    with suppress(ValidationError, AttributeError):  # the latter: it is no pydantic model
-        parsed = schema.model_validate_json(row.columns["record"])
+    # An AttributeError shows that the schema is not a pydantic model.
+    with suppress(ValidationError, AttributeError):
+        parsed = schema.model_validate_json(text)
     return Answer(
-        json.loads(row.columns["record"]), confidence, status, span=span, raw=raw, parsed=parsed
+        value=json.loads(text),
+        confidence={value["name"]: value.get("confidence") for value in values},
+        status={value["name"]: value.get("status") for value in values},
+        span={value["name"]: value.get("span") for value in values},
+        raw={value["name"]: value.get("raw") for value in values},
+        parsed=parsed,
     )
 
 
@@ -324,24 +400,27 @@ def extract(
     text: Columns = None,
     settings: Settings = None,
 ) -> Run:
-    """Extracts the attributes of a schema from every document: `raypd extract` as a function.
+    """Extract the attributes of a schema from every document, as `raypd extract` does.
+
+    The same call resumes an interrupted run.
 
     Args:
-        source: a path (file, folder, glob, S3) or a list of them; texts, dicts, a pandas DataFrame,
-            an Arrow table or a
-            Ray Dataset (read twice), written into the run's folder first, so that the run can go
-                on; or a run's YAML.
-        schema: a pydantic model; a JSON Schema or the path of one; attributes (names, or {name,
-            type, ...}); or
-            {category: {attributes}}, or the path of a YAML with that. None where `source` is a
-                YAML.
-        output: folder of the run; None: below `runs`, by what is asked of which documents.
-        text: column or columns of the document; None: title and description where both are there,
-            else as `raypd init`.
-        settings: other keys of the configuration, dotted: {"cluster.max_workers": 8}.
+        source: A path (file, folder, glob, S3) or a list of paths; or texts, dicts, a pandas
+            DataFrame, an Arrow table or a Ray Dataset (which is read twice). The latter are first
+            written into the run's folder, so that the run can resume. Or a run's YAML.
+        schema: A pydantic model; a JSON Schema or the path of one; attributes (names, or {name,
+            type, ...}); or {category: {attributes}}, or the path of a YAML with that. None if
+            `source` is a YAML.
+        model: model.name.
+        output: The folder of the run; None for a folder below `runs` that is named after the
+            configuration and the documents.
+        text: The column or columns of the document; None for title and description if both exist,
+            and otherwise as `raypd init` chooses.
+        settings: Further keys of the configuration, dotted: {"cluster.max_workers": 8}.
 
-    Raises ConfigError, InputError, ModelError before anything runs, RunError later; the same call
-    goes on.
+    Raises:
+        ConfigError, InputError, ModelError: Before anything runs.
+        RunError: If the run fails.
     """
     return _run(_config("extraction", source, schema, model, output, text, settings))
 
@@ -349,8 +428,9 @@ def extract(
 def answer(
     source: Any, *, model: str | None = None, output: str | None = None, settings: Settings = None
 ) -> Run:
-    """Answers the questions of every context (columns `context` and `questions`): arguments as
-    those of `extract`.
+    """Answer the questions of every context (columns `context` and `questions`).
+
+    The arguments are those of `extract`.
     """
     return _run(_config("question_answering", source, None, model, output, None, settings))
 
@@ -358,7 +438,7 @@ def answer(
 def generate(
     source: Any, *, model: str | None = None, output: str | None = None, settings: Settings = None
 ) -> Run:
-    """Writes an answer to every prompt (column `prompt`): arguments as those of `extract`."""
+    """Write an answer to every prompt (column `prompt`). The arguments are those of `extract`."""
     return _run(_config("generation", source, None, model, output, None, settings))
 
 
@@ -372,21 +452,31 @@ def estimate(
     settings: Settings = None,
     sample: int = 64,
 ) -> Estimate:
-    """What `extract` over the same arguments would take and cost, from `sample` decoded
-    documents.
+    """Estimate the time and cost of `extract` with the same arguments.
+
+    Args:
+        source: See `extract`, as all arguments except `sample`.
+        schema: See `extract`.
+        model: See `extract`.
+        output: See `extract`.
+        text: See `extract`.
+        settings: See `extract`.
+        sample: Documents to decode.
     """
-    from raypd.estimation.estimate import estimate as make
+    from raypd.estimation.estimate import estimate as estimate_run
     from raypd.estimation.machines import EstimateOptions
 
-    return make(
-        _config("extraction", source, schema, model, output, text, settings),
-        EstimateOptions(sample=sample),
-    )
+    config = _config("extraction", source, schema, model, output, text, settings)
+    return estimate_run(config, EstimateOptions(sample=sample))
 
 
 def tune(config: str | Path, *, settings: Settings = None, **options: Any) -> TuneResult:
-    """The cheapest settings for the corpus of a YAML, as `raypd tune`; options: the fields of
-    TuneOptions.
+    """Find the cheapest settings, as `raypd tune` does.
+
+    Args:
+        config: The YAML of a run.
+        settings: Further keys of the configuration, dotted.
+        options: The fields of TuneOptions.
     """
     from raypd.estimation.tune import TuneOptions
     from raypd.estimation.tune import tune as search
@@ -396,15 +486,24 @@ def tune(config: str | Path, *, settings: Settings = None, **options: Any) -> Tu
 
 
 def nightly(config: str | Path, *, settings: Settings = None, full: bool = False) -> Night:
-    """Brings the table of a YAML up to tonight's input, as `raypd nightly`."""
+    """Bring the table of a YAML up to tonight's input, as `raypd nightly` does.
+
+    Args:
+        config: The YAML of the nightly run.
+        settings: Further keys of the configuration, dotted.
+        full: Whether to extract every document again.
+    """
     from raypd.nights.nightly import run_night
 
     return run_night(load_config(config, _overrides(settings)), full=full)
 
 
 def train(config: str | Path, *, settings: Settings = None) -> TrainingRecord:
-    """Fine-tunes a model as a YAML's section `training` says, as `raypd train`; the same call goes
-    on.
+    """Fine-tune a model, as `raypd train` does. The same call resumes an interrupted training.
+
+    Args:
+        config: A YAML with the section `training`.
+        settings: Further keys of the configuration, dotted.
     """
     from raypd import training
 
@@ -412,8 +511,11 @@ def train(config: str | Path, *, settings: Settings = None) -> TrainingRecord:
 
 
 def fit(config: str | Path, *, settings: Settings = None) -> FitResult:
-    """The cheapest model that holds an F1 on the documents of a YAML, trained and measured, as
-    `raypd fit`.
+    """Find the cheapest model that holds an F1 on your documents, as `raypd fit` does.
+
+    Args:
+        config: A YAML with the section `fit`.
+        settings: Further keys of the configuration, dotted.
     """
     from raypd.fitting import run_fit
 
@@ -427,16 +529,16 @@ def _run(config: RunConfig) -> Run:
 
 
 def _overrides(settings: Settings) -> list[str]:
-    """As YAML reads them, to which JSON's own escape of an emoji is two characters."""
-    texts = {
-        key: json.dumps(value, ensure_ascii=False, default=str)
-        for key, value in (settings or {}).items()
-    }
-    plain = {
-        key: text.replace("\x7f", r"\x7f").encode("ascii", "backslashreplace")
-        for key, text in texts.items()
-    }
-    return [f"{key}={text.decode()}" for key, text in plain.items()]
+    """Return settings as key=value, for a YAML parser.
+
+    JSON escapes an emoji as two characters, which YAML would read as such. So other characters than
+    ASCII are escaped in the way of YAML.
+    """
+    overrides = []
+    for key, value in (settings or {}).items():
+        text = json.dumps(value, ensure_ascii=False, default=str).replace("\x7f", r"\x7f")
+        overrides.append(f"{key}={text.encode('ascii', 'backslashreplace').decode()}")
+    return overrides
 
 
 def _config(
@@ -448,64 +550,104 @@ def _config(
     text: Columns,
     settings: Settings,
 ) -> RunConfig:
-    """The configuration of a call. A source that is no path is written into the run's folder."""
+    """Return the configuration of a call.
+
+    Documents in memory are written into the run's folder.
+
+    Args:
+        kind: The kind of the task.
+        source: See `extract`, as the other arguments.
+        schema: See `extract`.
+        model: See `extract`.
+        output: See `extract`.
+        text: See `extract`.
+        settings: See `extract`.
+    """
     settings = dict(settings or {})
-    settings |= {
-        key: value
-        for key, value in (("model.name", model), ("output.path", output))
-        if value is not None
-    }
+    if model is not None:
+        settings["model.name"] = model
+    if output is not None:
+        settings["output.path"] = output
     if isinstance(source, (str, Path)) and str(source).endswith((".yaml", ".yml")):
         if schema is not None or text is not None:
             raise ConfigError(
-                f"{source} has its own task and columns: leave `schema` and `text` out; or "
-                "`settings`"
+                f"{source} has its own task and columns: leave out `schema` and `text`, or change "
+                "keys with `settings`"
             )
         return load_config(source, _overrides(settings))
-    paths: str | list[str] | None = str(source) if isinstance(source, (str, Path)) else None
-    if (
-        isinstance(source, (list, tuple))
-        and all(map(_is_path, source))
-        and any(_is_path(s, True) for s in source)
-    ):
-        paths = [str(path) for path in source]
+    paths = _paths(source)
+    documents = None
     if paths is None:
-        digest, columns, batches = _in_memory(source)
+        documents = _in_memory(source)
+    tree = _tree(kind, schema, text)
+    if documents is not None:
+        digest = documents.digest
+        names = [name.strip() for name in documents.schema.names]
+        for key in ("id", "category"):
+            tree["input"][f"{key}_column"] = key if key in names else None
+    elif isinstance(paths, str):
+        digest = paths
     else:
-        digest = paths if isinstance(paths, str) else json.dumps(paths)
-        columns = None
-        batches = tuple
-    named: dict[str, Any]
-    if text is None:
-        named = {}
-    else:
-        named = {"text_columns": [text] if isinstance(text, str) else [*text]}
-    if columns is not None:
-        named |= {
-            f"{key}_column": key if key in map(str.strip, columns.names) else None
-            for key in ("id", "category")
-        }
-    tree: dict[str, Any] = {
-        "input": {"path": "-", **named},
-        "output": {"path": "-"},
-        "task": {"kind": kind, **(task_of(schema) if kind == "extraction" else {})},
-    }
-    if kind == "extraction" and not isinstance(paths, list):
-        rows = batch_rows(next(iter(batches())).slice(0, MOST_ROWS)) if paths is None else None
-        look_for_columns(paths or "the table", tree, _overrides(settings), say, rows)
+        digest = json.dumps(paths)
+    if kind == "extraction" and documents is not None:
+        first_batch = next(iter(documents.batches()))
+        rows = batch_rows(first_batch.slice(0, MOST_ROWS))
+        look_for_columns("the table", tree, _overrides(settings), say, rows)
+    elif kind == "extraction" and isinstance(paths, str):
+        look_for_columns(paths, tree, _overrides(settings), say, None)
     config = make_config(tree, _overrides(settings))
     if config.output.path == "-":
         name = hashlib.sha256(f"{config.fingerprint()} {digest}".encode()).hexdigest()[:12]
-        config = make_config(tree, _overrides({**settings, "output.path": f"runs/{kind}-{name}"}))
+        settings["output.path"] = f"runs/{kind}-{name}"
+        config = make_config(tree, _overrides(settings))
     storage.configure(config.storage)
-    paths = _stored(config, digest, batches) if paths is None else paths
-    return make_config(
-        tree, _overrides({**settings, "output.path": config.output.path, "input.path": paths})
-    )
+    settings["output.path"] = config.output.path
+    settings["input.path"] = paths
+    if documents is not None:
+        settings["input.path"] = _stored(config, documents)
+    return make_config(tree, _overrides(settings))
 
 
-def _in_memory(source: Any) -> tuple[str, pa.Schema, Callable[[], Iterable[pa.Table]]]:
-    """(digest of what documents in memory hold; their columns; what gives them)"""
+def _paths(source: Any) -> str | list[str] | None:
+    """Return a source that is a path or a list of paths; None for documents in memory."""
+    if isinstance(source, (str, Path)):
+        return str(source)
+    if not isinstance(source, (list, tuple)):
+        return None
+    if all(map(_may_be_path, source)) and any(map(_is_path, source)):
+        return [str(path) for path in source]
+    return None
+
+
+def _tree(kind: str, schema: Any, text: Columns) -> dict[str, Any]:
+    """Return the sections of a configuration, without paths."""
+    source: dict[str, Any] = {"path": "-"}
+    if isinstance(text, str):
+        source["text_columns"] = [text]
+    elif text is not None:
+        source["text_columns"] = [*text]
+    task: dict[str, Any] = {"kind": kind}
+    if kind == "extraction":
+        task |= task_of(schema)
+    return {"input": source, "output": {"path": "-"}, "task": task}
+
+
+@dataclass
+class _Documents:
+    """Documents in memory."""
+
+    digest: str  # of their contents
+    schema: pa.Schema
+    batches: Callable[[], Iterable[pa.Table]]
+
+
+def _in_memory(source: Any) -> _Documents:
+    """Return documents that are in memory.
+
+    Raises:
+        ConfigError: If a source of this type is not supported.
+        InputError: If there are no rows, or they cannot be stored.
+    """
     if isinstance(source, (list, tuple)):
         source = _table_of_rows(source)
     if hasattr(source, "iter_batches"):
@@ -513,80 +655,122 @@ def _in_memory(source: Any) -> tuple[str, pa.Schema, Callable[[], Iterable[pa.Ta
         if schema is None:
             raise InputError("the dataset has no rows")
         batches = partial(source.iter_batches, batch_format="pyarrow")
-        return _digest(batches()), schema.base_schema, batches
-    table = source if isinstance(source, pa.Table) else _table_of(source)
+        return _Documents(_digest(batches()), schema.base_schema, batches)
+    table = source
+    if not isinstance(source, pa.Table):
+        table = _table_of(source)
     if not len(table):
         raise InputError("the table has no rows")
-    return hashlib.sha256(_parquet(table)).hexdigest(), table.schema, lambda: [table]
+    digest = hashlib.sha256(_parquet(table)).hexdigest()
+    return _Documents(digest, table.schema, lambda: [table])
 
 
 def _digest(batches: Iterable[pa.Table]) -> str:
-    """Of their rows in any order: a Dataset that is read again may give them in another one."""
-    rows = (repr(row).encode() for batch in batches for row in batch.to_pylist())
-    return (
-        f"{sum(int.from_bytes(hashlib.sha256(row).digest(), 'big') for row in rows) % 2**256:064x}"
-    )
+    """Return a digest of rows that does not depend on their order.
+
+    A Dataset that is read again may return its rows in another order.
+    """
+    total = 0
+    for batch in batches:
+        for row in batch.to_pylist():
+            total += int.from_bytes(hashlib.sha256(repr(row).encode()).digest(), "big")
+    return f"{total % 2**256:064x}"
 
 
-def _stored(config: RunConfig, digest: str, batches: Callable[[], Iterable[pa.Table]]) -> str:
-    """The path of what is in memory, which is written below the run's folder, once."""
-    folder = storage.join(layout.output_folder(config), "input", digest[:16])
-    if not storage.exists(storage.join(folder, _WHOLE)):
-        storage.make_folder(layout.output_folder(config))  # its owner's alone
+def _stored(config: RunConfig, documents: _Documents) -> str:
+    """Write documents in memory below the run's folder, unless they are there, and return the
+    path.
+    """
+    output = layout.output_folder(config)
+    folder = storage.join(output, "input", documents.digest[:16])
+    if not storage.exists(storage.join(folder, _COMPLETE)):
+        # The run's folder is created first, because only its owner may read it.
+        storage.make_folder(output)
         storage.make_folder(folder)
-        for number, batch in enumerate(batches()):
+        for number, batch in enumerate(documents.batches()):
             storage.put(storage.join(folder, f"{number:06d}.parquet"), _parquet(batch))
-        storage.put(storage.join(folder, _WHOLE), b"")
+        storage.put(storage.join(folder, _COMPLETE), b"")
     return storage.join(glob.escape(folder), "*.parquet")
 
 
-def _is_path(item: Any, surely: bool = False) -> bool:
-    """Whether it may be a path. surely: it is there, or is one by its scheme, its ending or the
-    signs of a glob.
+def _may_be_path(item: Any) -> bool:
+    """Return whether an item of a list may be a path: also a text without spaces and with a
+    slash.
     """
     if not isinstance(item, str):
         return isinstance(item, Path)
-    marked = "://" in item or literal(item) != item or item.lower().endswith((*TEXT_FILES,))
-    named = item.lower().endswith(_DATA) or ("/" in item and (marked or not surely))
-    return os.path.exists(item) or (named and not any(map(str.isspace, item)))
+    has_spaces = any(map(str.isspace, item))
+    has_name = item.lower().endswith(_DATA) or "/" in item
+    return os.path.exists(item) or (has_name and not has_spaces)
+
+
+def _is_path(item: Any) -> bool:
+    """Return whether an item is certainly a path.
+
+    It exists, or it is one by its scheme, its suffix or the wildcards of a glob.
+    """
+    if not _may_be_path(item):
+        return False
+    if not isinstance(item, str) or os.path.exists(item) or item.lower().endswith(_DATA):
+        return True
+    return "://" in item or literal(item) != item or item.lower().endswith((*TEXT_FILES,))
 
 
 def _table_of_rows(rows: Sequence[Any]) -> pa.Table:
-    for number, row in enumerate(rows):
-        if not isinstance(row, (str, Mapping)) or isinstance(row, str) != isinstance(rows[0], str):
-            if isinstance(row, (str, Mapping)):
-                kinds = "texts or dicts, all alike"
-            else:
-                kinds = "paths, texts or dicts"
-            raise ConfigError(f"source[{number}]: a list is of {kinds}, not {type(row).__name__}")
+    """Return a list of texts or dicts as a table.
+
+    Raises:
+        ConfigError: If the list has other items.
+        InputError: If the items cannot be stored.
+    """
+    for index, row in enumerate(rows):
+        if not isinstance(row, (str, Mapping)):
+            raise ConfigError(
+                f"source[{index}]: a list must contain paths, texts or dicts, not "
+                f"{type(row).__name__}"
+            )
+        if isinstance(row, str) != isinstance(rows[0], str):
+            raise ConfigError(
+                f"source[{index}]: a list must contain either texts or dicts, not both; this one "
+                f"is a {type(row).__name__}"
+            )
     named = [{"text": row} if isinstance(row, str) else row for row in rows]
     names = dict.fromkeys(name for row in named for name in row)
+    columns = {}
     try:
-        # As pandas has it, NaN and NaT are missing values.
-        columns = {
-            name: pa.array([row.get(name) for row in named], from_pandas=True) for name in names
-        }
+        for name in names:
+            # As in pandas, NaN and NaT are missing values.
+            columns[name] = pa.array([row.get(name) for row in named], from_pandas=True)
         return pa.table(columns)
     except (pa.ArrowException, UnicodeError) as error:
         raise InputError(f"the list cannot be stored: {error}") from None
 
 
 def _parquet(table: pa.Table) -> bytes:
+    """Return a table as a Parquet file."""
     sink = pa.BufferOutputStream()
     pq.write_table(table, sink)
     return bytes(sink.getvalue())
 
 
 def _table_of(frame: Any) -> pa.Table:
+    """Return a DataFrame as a table.
+
+    Raises:
+        ConfigError: If it is no DataFrame.
+        InputError: If it has two columns of one name, or cannot be stored.
+    """
     if not hasattr(frame, "columns"):
         kinds = (
             "a path, a list of paths, texts or dicts, a DataFrame, an Arrow table or a Ray Dataset"
         )
-        raise ConfigError(f"source: {kinds}, not {type(frame).__name__}")
-    names = [str(name) for name in frame.columns]
-    if twice := [name for name, count in Counter(names).items() if count > 1]:
-        raise InputError(f"the table has two columns {twice[0]!r}")
+        raise ConfigError(f"source: give {kinds}, not {type(frame).__name__}")
+    counts = Counter(str(name) for name in frame.columns)
+    for name, count in counts.items():
+        if count > 1:
+            raise InputError(f"the table has two columns {name!r}; rename one of them")
     try:
         return pa.Table.from_pandas(frame, preserve_index=False).replace_schema_metadata(None)
-    except pa.ArrowException as error:  # a column of texts and numbers
+    except pa.ArrowException as error:
+        # For example, a column has both texts and numbers.
         raise InputError(f"the table cannot be stored: {'; '.join(map(str, error.args))}") from None

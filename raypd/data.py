@@ -1,12 +1,15 @@
-"""raypd as a stage of a Ray Data pipeline, in the shape of ray.data.llm:
+"""raypd as a stage of a Ray Data pipeline, with an interface like that of ray.data.llm:
 
-    brands = ProcessorConfig(model="Qwen/Qwen3-1.7B", schema=[{"name": "Brand"}],
-    text_columns=["title"]) processor = build_processor(brands)
-    processor(ray.data.read_parquet("s3://bucket/products")).write_parquet("s3://bucket/answers")
+    brands = ProcessorConfig(
+        model="Qwen/Qwen3-1.7B", schema=[{"name": "Brand"}], text_columns=["title"]
+    )
+    processor = build_processor(brands)
+    products = ray.data.read_parquet("s3://bucket/products")
+    processor(products).write_parquet("s3://bucket/answers")
 
-A row keeps its columns and gets the answer's, or becomes an error row. A batch whose worker died is
-done again: rows are written at least once, unless the sink commits. What is never lost, never
-doubled and resumes is `raypd extract`.
+A row keeps its columns and gets those of its answer, or becomes an error row. A batch whose worker
+died is processed again, so rows are written at least once, unless the sink commits. Use `raypd
+extract` for runs that resume, and in which no document is lost or duplicated.
 """
 
 import uuid
@@ -42,7 +45,7 @@ from raypd.config.schema import task_of
 from raypd.dataset import read_table, writer
 from raypd.errors import ConfigError, RunError, raised_as
 from raypd.estimation import bootstrap, sampling
-from raypd.estimation.profile import Profiler, check_sample
+from raypd.estimation.profile import Profile, Profiler, check_sample
 from raypd.estimation.records import Figure
 from raypd.tasks import columns
 from raypd.tasks.base import Document
@@ -50,66 +53,85 @@ from raypd.tasks.documents import billed_as
 
 Row = dict[str, Any]
 RowMap = Callable[[Row], Row]
-_RETRIES = 2  # of a batch whose worker died
-_OVERLAP = 2  # batches of a worker at the same time, so that its engine does not drain between two
+# Retries of a batch whose worker died.
+_RETRIES = 2
+# Batches that a worker processes at the same time, so that its engine does not drain in between.
+_OVERLAP = 2
 _POLL_SECONDS = 0.25
+# The columns of a document's cost. If a document has several rows, they are on the first row.
 _COSTS = pa.schema(
     [
-        ("prompt_tokens", pa.int64()),  # on the first row of a document that has several
+        ("prompt_tokens", pa.int64()),
         ("decoded_tokens", pa.int64()),
-        ("seconds", pa.float64()),  # that the document kept its worker busy
-        ("cost_usd", pa.float64()),  # of these; null where the machine has no price
+        # Seconds that the document kept its worker busy.
+        ("seconds", pa.float64()),
+        # The price of these seconds; null if the machine has no price.
+        ("cost_usd", pa.float64()),
     ]
 )
 
 
 @dataclass(kw_only=True)
 class ProcessorConfig:
-    """What a processor asks, of which model, and on how many workers."""
+    """What a processor asks, which model it uses, and on how many workers.
 
-    # As of `raypd.extract`; answers are typed columns, with __confidence, __status and __span.
+    Attributes:
+        schema: What to extract, as in `raypd.extract`. Answers are typed columns, with
+            __confidence,
+            __status and __span.
+        config: A configuration in place of a schema, for any task; its output.columns counts.
+        model: model.name; None, here and below, for the value of the configuration.
+        method: decoding.method.
+        text_columns: input.text_columns.
+        concurrency: The number of workers, or the smallest (at least 1) and the largest number.
+        batch_size: Rows per batch. A worker processes two batches at the same time.
+        accelerator_type: The workers' GPU, as Ray calls it.
+        prefix: Is put before the names of all added columns; needed if the input has such names.
+        settings: Further keys of the configuration, dotted: {"engine.max_num_seqs": 64}.
+    """
+
     schema: Any = None
-    # In place of a schema, for any task; its output.columns counts.
     config: RunConfig | str | Path | None = None
-    model: str | None = None  # model.name; None, here and below: as the configuration has it
-    method: str | None = None  # decoding.method
-    text_columns: Sequence[str] | None = None  # input.text_columns
-    # Workers: a number, or the least (1 or more) and the most.
+    model: str | None = None
+    method: str | None = None
+    text_columns: Sequence[str] | None = None
     concurrency: int | tuple[int, int] = 1
-    batch_size: int = 64  # rows that a worker is given at once; it works on two such batches
-    accelerator_type: str | None = None  # of the workers' GPU, as Ray calls it
-    # Before the name of every column that is added, where the input has such names.
+    batch_size: int = 64
+    accelerator_type: str | None = None
     prefix: str = ""
-    # Any other key, dotted: {"engine.max_num_seqs": 64}.
     settings: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass
 class ProcessorEstimate:
-    """What a dataset would take. seconds: of one worker with its model loaded. usd: None where
-    there is no price.
-    """
+    """What a dataset would take."""
 
     documents: int
     prompt_tokens: Figure
     decoded_tokens: Figure
-    seconds: Figure
-    usd: Figure | None
+    seconds: Figure  # of one worker with its model loaded
+    usd: Figure | None  # None if the machine has no price
 
 
 def build_processor(
     config: ProcessorConfig, preprocess: RowMap | None = None, postprocess: RowMap | None = None
 ) -> "Processor":
-    """Makes a processor: a function of a Dataset that returns one, and runs nothing itself.
+    """Make a processor: a function from a Dataset to a Dataset, which runs nothing itself.
 
-    preprocess: makes the row that is asked about of a row; it goes on with the columns it returns.
-    postprocess: makes the row of the result of an answered one. Raises ConfigError, ModelError.
+    Args:
+        config: What the processor does.
+        preprocess: Maps a row of the input to the row that is processed, and that continues with
+            the columns it returns.
+        postprocess: Maps an answered row to a row of the result.
+
+    Raises:
+        ConfigError, ModelError: If the configuration or the model is at fault.
     """
     return Processor(config, preprocess, postprocess)
 
 
 class Processor:
-    """Made by `build_processor`."""
+    """A function from a Dataset to a Dataset with answers; `build_processor` makes it."""
 
     def __init__(
         self, config: ProcessorConfig, preprocess: RowMap | None, postprocess: RowMap | None
@@ -122,9 +144,10 @@ class Processor:
         self._ledger: Any = None
 
     def __call__(self, dataset: ray_data.Dataset) -> ray_data.Dataset:
-        """The dataset with the answers, lazy.
+        """Return the dataset with the answers. It is lazy.
 
-        Raises ConfigError: a column missing or twice, no node for a worker.
+        Raises:
+            ConfigError: If a column is missing or exists already, or no node fits a worker.
         """
         share = self._share()
         if self._ledger is None:
@@ -133,80 +156,93 @@ class Processor:
         schema = dataset.schema(fetch_if_missing=False)
         if schema is not None:
             _check_columns(schema.names, self.run, self.config.prefix)
+        arguments = (self.run, share, self.config.prefix, self._ledger, self._nodes(share))
         workers = self.config.concurrency
-        # Ray 2.60 has no other place for the two retries, and says that it will.
+        if isinstance(workers, int):
+            workers = (workers, workers)
+        # Ray 2.60 warns about `ray_remote_args`, but has no other parameter for the two retries.
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message=".*ray_remote_args")
-            dataset = map_in_pool(
+            answered = map_in_pool(
                 dataset,
                 AnswerStage,
-                (self.run, share, self.config.prefix, self._ledger, self._nodes(share)),
+                arguments,
                 share,
-                workers if isinstance(workers, tuple) else (workers, workers),
+                workers,
                 _OVERLAP,
-                2 * _OVERLAP,  # below 1.75 times as many the pool does not grow
+                # The pool does not grow with less than 1.75 times the overlap.
+                2 * _OVERLAP,
                 batch_size=self.config.batch_size,
                 accelerator_type=self.config.accelerator_type,
-                # With an end to them, Ray Data leaves the place of a dead worker empty.
+                # With a limit, Ray Data would not replace a dead worker.
                 max_restarts=-1,
-                # Else a row that kills its worker would do so without end.
+                # Without a limit, a row that kills its worker would do so forever.
                 max_task_retries=_RETRIES,
             )
-        return dataset if self._postprocess is None else dataset.map(self._postprocess)
+        if self._postprocess is None:
+            return answered
+        return answered.map(self._postprocess)
 
     def estimate(self, dataset: ray_data.Dataset, sample: int = 64) -> ProcessorEstimate:
-        """What a dataset would take; reads it for about `sample` rows.
+        """Estimate what a dataset would take.
 
-        Raises RunError where none can be answered.
+        Args:
+            dataset: The dataset, which is read for the sample.
+            sample: The approximate number of rows to process.
+
+        Raises:
+            RunError: If the dataset is empty, or no row can be answered.
         """
         share = self._share()
         dataset = self._prepared(dataset)
         count = dataset.count()
         if not count:
             raise RunError("the dataset is empty: there is nothing to estimate")
-        if sample >= count:
-            drawn = dataset
-        else:
-            drawn = dataset.random_sample(sample / count, seed=sampling.SEED)
-        try:
-            rows = drawn.take_batch(count, batch_format="pyarrow")
-        except ValueError:  # of so few rows, none was drawn
-            rows = dataset.take_batch(sample, batch_format="pyarrow")
+        rows = _sampled_rows(dataset, count, sample)
         _check_columns(rows.column_names, self.run, self.config.prefix)
-        sizes = {
-            "num_cpus": share.cpus,
-            "num_gpus": share.gpus,
-            "accelerator_type": self.config.accelerator_type,
-        }
-        profiler = (
-            ray.remote(_Measurer).options(**sizes).remote(share.threads, self.run.model.has_weights)
-        )
-        try:
-            profile, node = ray.get(profiler.measure.remote(self.run, read_table(rows, self.run)))
-        finally:
-            ray.kill(profiler)
+        profile, node = self._measure(rows, share)
         check_sample(profile)
         costs = [cost for cost in profile.costs if cost is not None]
         rng = np.random.default_rng(sampling.SEED)
         ones = [1.0] * len(costs)
 
-        def whole(values: list[float], times: float = 1.0) -> Figure:
-            return bootstrap.figure(times * count * bootstrap.ratio(values, ones, rng, count))
+        def total(values: list[float], factor: float = 1.0) -> Figure:
+            return bootstrap.figure(factor * count * bootstrap.ratio(values, ones, rng, count))
 
-        price = _usd_per_second(self._nodes(share), node)
         seconds = [cost.seconds for cost in costs]
-        return ProcessorEstimate(
-            count,
-            whole([cost.prefill_tokens + cost.shared_tokens for cost in costs]),
-            whole([cost.decode_tokens for cost in costs]),
-            whole(seconds),
-            None if price is None else whole(seconds, price),
+        estimate = ProcessorEstimate(
+            documents=count,
+            prompt_tokens=total([cost.prefill_tokens + cost.shared_tokens for cost in costs]),
+            decoded_tokens=total([cost.decode_tokens for cost in costs]),
+            seconds=total(seconds),
+            usd=None,
         )
+        usd_per_second = _usd_per_second(self._nodes(share), node)
+        if usd_per_second is not None:
+            estimate.usd = total(seconds, usd_per_second)
+        return estimate
+
+    def _measure(self, rows: pa.Table, share: WorkerResources) -> tuple[Profile, str]:
+        """Profile rows in a worker; return the profile and the worker's node."""
+        options = {
+            "num_cpus": share.cpus,
+            "num_gpus": share.gpus,
+            "accelerator_type": self.config.accelerator_type,
+        }
+        has_weights = self.run.model.has_weights
+        profiler = ray.remote(_Measurer).options(**options).remote(share.threads, has_weights)
+        try:
+            documents = read_table(rows, self.run)
+            result: tuple[Profile, str] = ray.get(profiler.measure.remote(self.run, documents))
+        finally:
+            ray.kill(profiler)
+        return result
 
     def bill(self) -> WorkersBill:
-        """What all pipelines' workers have metered until now.
+        """Return what the workers of all pipelines have metered so far.
 
-        Raises RunError where the actor that keeps it is gone.
+        Raises:
+            RunError: If the actor that keeps the bill has died.
         """
         with raised_as(
             RunError, "the bill is lost with the actor that kept it", ray.exceptions.RayError
@@ -217,17 +253,24 @@ class Processor:
             return bill
 
     def _prepared(self, dataset: ray_data.Dataset) -> ray_data.Dataset:
-        return dataset if self._preprocess is None else dataset.map(self._preprocess)
+        """Return the dataset with preprocessed rows."""
+        if self._preprocess is None:
+            return dataset
+        return dataset.map(self._preprocess)
 
     def _share(self) -> WorkerResources:
-        """What a worker takes: one core unless the configuration says more, so that reads and
-        writes have some too.
+        """Return what a worker takes.
+
+        It takes one core unless the configuration says otherwise, so that reading and writing have
+        cores as well.
         """
         if not ray.is_initialized():
             ray.init()
-        keys: dict[str, Any] = {"cluster.cpus_per_worker": self.run.cluster.cpus_per_worker or 1.0}
-        if self.config.accelerator_type is not None and self.run.cluster.gpus_per_worker is None:
-            keys["cluster.gpus_per_worker"] = 1.0  # though no node may have one yet
+        cluster = self.run.cluster
+        keys: dict[str, Any] = {"cluster.cpus_per_worker": cluster.cpus_per_worker or 1.0}
+        if self.config.accelerator_type is not None and cluster.gpus_per_worker is None:
+            # A node with such a GPU may still have to be started.
+            keys["cluster.gpus_per_worker"] = 1.0
         return worker_resources(with_changes(self.run, keys))
 
     def _nodes(self, share: WorkerResources) -> Nodes:
@@ -235,167 +278,221 @@ class Processor:
 
 
 class AnswerStage(EngineActor):
-    """A worker of the pool: an engine, to which two batches at a time are given, each in a thread
-    of its own.
+    """A worker of the pool.
+
+    It has an engine and gets two batches at the same time, each in a thread of its own.
     """
 
     def __init__(
         self, config: RunConfig, share: WorkerResources, prefix: str, ledger: Any, nodes: Nodes
     ) -> None:
         super().__init__(config, share.gpus, ledger)
-        self.prefix, self.usd_per_second = prefix, _usd_per_second(nodes, self.node)
+        self.prefix = prefix
+        self.usd_per_second = _usd_per_second(nodes, self.node)
         storage.configure(config.storage)
         self.load(build, share.threads)
 
     def __call__(self, batch: pa.Table) -> Iterator[pa.Table]:
-        """The rows of a batch in their order, as soon as they are answered."""
+        """Yield the rows of a batch in their order, as soon as they are answered."""
         _check_columns(batch.column_names, self.config, self.prefix, missing=False)
         documents = read_table(batch, self.config)
         unit = uuid.uuid4().hex
+        categories = {row.index: billed_as(row, self.config) for row in documents}
         try:
             with self.request_queue.unit(unit) as state:
-                self.request_queue.count(
-                    state, {row.index: billed_as(row, self.config) for row in documents}
-                )
+                self.request_queue.count(state, categories)
                 with self.request_queue.answering(state, documents) as answering:
                     for begin, end in self._ready(documents, state, answering):
                         yield self._rows(batch, documents[begin:end], state)
-                spent = self.meter.end(unit)
-                ok = len(
-                    state.answered
-                    - {record.index for record in state.records if record.error is not None}
-                )
-                self.meter.commit(unit, spent, ok, len(documents) - ok)
-        except EngineBroken as error:  # Ray tries the batch in a new process
+                self._commit(unit, documents, state)
+        except EngineBroken as error:
+            # Ray processes the batch again in a new process.
             end_process(error)
         finally:
             self.report()
 
+    def _commit(self, unit: str, documents: Sequence[Document], state: UnitState) -> None:
+        """Add the tokens and seconds of a batch to the bill."""
+        spent = self.meter.end(unit)
+        failed = {record.index for record in state.records if record.error is not None}
+        ok = len(state.answered - failed)
+        self.meter.commit(unit, spent, ok, len(documents) - ok)
+
     def _ready(
         self, documents: Sequence[Document], state: UnitState, answering: Future[None]
     ) -> Iterator[tuple[int, int]]:
-        """Ranges of documents that are answered, in the order of the batch: done again, it gives
-        the same blocks.
+        """Yield ranges of answered documents in the order of the batch.
+
+        A batch that is processed again gives the same blocks.
         """
         begin = 0
         while begin < len(documents):
-            end = len(documents)
             if wait([answering], timeout=_POLL_SECONDS).done:
                 answering.result()
+                end = len(documents)
             else:
-                # Tasks other than extraction may plan more requests of a document whose first are
-                # answered.
-                planned = isinstance(self.config.task, ExtractionConfig) or not state.has_more
-                answered = state.answered if planned else set()
-                end = next(n for n in range(begin, end + 1) if n == end or n not in answered)
+                end = self._answered_until(begin, documents, state)
             if end > begin:
                 yield begin, end
                 begin = end
 
+    def _answered_until(self, begin: int, documents: Sequence[Document], state: UnitState) -> int:
+        """Return the index of the first document from `begin` that is not answered yet."""
+        if state.has_more and not isinstance(self.config.task, ExtractionConfig):
+            # Other tasks may plan more requests of a document whose first requests are answered.
+            return begin
+        answered = state.answered
+        end = begin
+        while end < len(documents) and end in answered:
+            end += 1
+        return end
+
     def _rows(self, batch: pa.Table, documents: Sequence[Document], state: UnitState) -> pa.Table:
+        """Return the rows of documents with the columns of their answers and costs."""
         indices = {document.index for document in documents}
         records = [record for record in state.records if record.index in indices]
         table = writer.make_table(documents, columns.rows_of(records, self.config), self.schema, 1)
-        prefill, decode, prefilled, decoded = self.meter.totals()
-        rates = prefill / max(1, prefilled), decode / max(1, decoded)
+        rows = table["row"].to_pylist()
+        result = batch.take(rows)
+        for added_columns in (
+            table.select(_answer_columns(self.config)),
+            self._costs(rows, state),
+        ):
+            for name in added_columns.column_names:
+                result = result.append_column(self.prefix + name, added_columns[name])
+        return result
+
+    def _costs(self, rows: Sequence[int], state: UnitState) -> pa.Table:
+        """Return the costs of rows, with the columns of _COSTS.
+
+        The first row of a document has all of its costs, including those of a cascade's second
+        model.
+        """
+        prefill_seconds, decode_seconds, prefilled, decoded = self.meter.totals()
+        seconds_per_prefilled = prefill_seconds / max(1, prefilled)
+        seconds_per_decoded = decode_seconds / max(1, decoded)
         models = models_of(self.config)
         usage_by_row = dict(state.usage_by_row)
         costs = []
-        rows = table["row"].to_pylist()
         for row in rows:
             tokens: Counter[str] = Counter()
-            server_usd = 0.0
+            server_micro_usd = 0.0
             for name, model in models.items():
-                # The first row of a document gets its usage, and later rows get none.
                 usage = usage_by_row.pop((row, name), Counter())
                 tokens.update(usage)
-                server_usd += token_usd(usage, model) / MICRO
+                server_micro_usd += token_usd(usage, model)
             prefill_tokens = tokens["prefill_tokens"]
             decode_tokens = tokens["decode_tokens"]
-            seconds = prefill_tokens * rates[0] + decode_tokens * rates[1]
-            usd = None if self.usd_per_second is None else seconds * self.usd_per_second
-            if server_usd:
-                usd = (usd or 0.0) + server_usd
-            costs.append(
-                {
-                    "prompt_tokens": prefill_tokens + tokens["shared_tokens"],
-                    "decoded_tokens": decode_tokens,
-                    "seconds": seconds,
-                    "cost_usd": usd,
-                }
-            )
-        answers = table.select(_answer_columns(self.config))
-        result = batch.take(rows)
-        for part in (answers, pa.Table.from_pylist(costs, _COSTS)):
-            for name in part.column_names:
-                result = result.append_column(self.prefix + name, part[name])
-        return result
+            seconds = prefill_tokens * seconds_per_prefilled + decode_tokens * seconds_per_decoded
+            usd = None
+            if self.usd_per_second is not None:
+                usd = seconds * self.usd_per_second
+            if server_micro_usd:
+                usd = (usd or 0.0) + server_micro_usd / MICRO
+            cost = {
+                "prompt_tokens": prefill_tokens + tokens["shared_tokens"],
+                "decoded_tokens": decode_tokens,
+                "seconds": seconds,
+                "cost_usd": usd,
+            }
+            costs.append(cost)
+        return pa.Table.from_pylist(costs, _COSTS)
 
 
 class _Measurer(Profiler):
-    def measure(self, config: RunConfig, documents: Sequence[Document]) -> tuple[Any, str]:
+    """A profiler that says on which node it is."""
+
+    def measure(self, config: RunConfig, documents: Sequence[Document]) -> tuple[Profile, str]:
         return self.profile(config, documents), ray.get_runtime_context().get_node_id()
 
 
+def _sampled_rows(dataset: ray_data.Dataset, count: int, sample: int) -> pa.Table:
+    """Draw about `sample` of the `count` rows of a dataset."""
+    drawn = dataset
+    if sample < count:
+        drawn = dataset.random_sample(sample / count, seed=sampling.SEED)
+    try:
+        return drawn.take_batch(count, batch_format="pyarrow")
+    except ValueError:
+        # If there are few rows, none may be drawn.
+        return dataset.take_batch(sample, batch_format="pyarrow")
+
+
 def _usd_per_second(nodes: Nodes, node: str) -> float | None:
-    """What a worker's place on a node costs; None where the node has no price."""
-    node_time = next((candidate for candidate in nodes({node}) if candidate.node == node), None)
-    if node_time and node_time.usd_per_hour:
-        return node_time.usd_per_hour / 3600 / max(1, node_time.slots)
+    """Return the price of a worker on a node; None if the node has no price."""
+    for node_time in nodes({node}):
+        if node_time.node == node:
+            if not node_time.usd_per_hour:
+                return None
+            return node_time.usd_per_hour / 3600 / max(1, node_time.slots)
     return None
 
 
 def _configuration(config: ProcessorConfig) -> RunConfig:
-    texts = None if config.text_columns is None else list(config.text_columns)
-    settings: Row = {
-        "model.name": config.model,
-        "decoding.method": config.method,
-        "input.text_columns": texts,
-    }
-    keys = {key: value for key, value in settings.items() if value is not None}
+    """Return the configuration of a processor."""
     if (config.schema is None) == (config.config is None):
         raise ConfigError("ProcessorConfig: give either schema or config")
-    if config.config is None:
-        task = task_of(config.schema)
-        where = {"path": "(a dataset)"}
-        column = {"category_column": None} if len(task.get("categories", [1])) == 1 else {}
-        run = make_config(
-            {"input": {**where, **column}, "output": {**where, "columns": "typed"}, "task": task}
-        )
+    if isinstance(config.config, RunConfig):
+        run = config.config
+    elif config.config is not None:
+        run = load_config(config.config)
     else:
-        run = config.config if isinstance(config.config, RunConfig) else load_config(config.config)
-    return with_changes(run, {**keys, **config.settings})
+        run = _configuration_of_schema(config.schema)
+    changes: dict[str, Any] = {}
+    if config.model is not None:
+        changes["model.name"] = config.model
+    if config.method is not None:
+        changes["decoding.method"] = config.method
+    if config.text_columns is not None:
+        changes["input.text_columns"] = list(config.text_columns)
+    return with_changes(run, {**changes, **config.settings})
+
+
+def _configuration_of_schema(schema: Any) -> RunConfig:
+    """Return the configuration of an extraction with typed columns."""
+    task = task_of(schema)
+    source: dict[str, Any] = {"path": "(a dataset)"}
+    if len(task.get("categories", [1])) == 1:
+        # A document of the only category does not have to name it.
+        source["category_column"] = None
+    output = {"path": "(a dataset)", "columns": "typed"}
+    return make_config({"input": source, "output": output, "task": task})
 
 
 def _answer_columns(config: RunConfig) -> list[str]:
-    """The columns of an answer.
+    """Return the columns of an answer.
 
-    A document's category is in the input already, where there is more than one.
+    If there are several categories, the input has a column for them already.
     """
-    return [name for name in columns.columns_of(config).names if name != "category"] + [
-        "status",
-        "error",
-    ]
+    names = [name for name in columns.columns_of(config).names if name != "category"]
+    return [*names, "status", "error"]
 
 
 def _check_columns(
     names: Sequence[str], config: RunConfig, prefix: str, missing: bool = True
 ) -> None:
-    """Raises ConfigError where columns that are added are there already, or where columns to be
-    read are missing.
+    """Check the columns of the input.
+
+    Args:
+        names: The columns of the input.
+        config: The configuration.
+        prefix: Is put before the names of added columns.
+        missing: Whether to check that the input has the columns to be read.
+
+    Raises:
+        ConfigError: If a column to be added exists already, or a column to be read is missing.
     """
-    both = [
-        name
-        for name in (prefix + column for column in [*_answer_columns(config), *_COSTS.names])
-        if name in names
-    ]
-    if both:
+    added_names = [prefix + name for name in [*_answer_columns(config), *_COSTS.names]]
+    existing = [name for name in added_names if name in names]
+    if existing:
         raise ConfigError(
-            f"the input has columns {', '.join(both)}, as the answers do: give ProcessorConfig "
+            f"the input has columns {', '.join(existing)}, as the answers do: give ProcessorConfig "
             "a prefix"
         )
-    gone = {key: name for key, name in config.wanted_columns().items() if name not in names}
-    gone.pop("input.id_column", None)
-    if missing and gone:
-        key, name = next(iter(gone.items()))
-        raise ConfigError(f"{key}: the dataset has no column {name!r}; it has {', '.join(names)}")
+    if not missing:
+        return
+    for key, name in config.wanted_columns().items():
+        if name not in names and key != "input.id_column":
+            raise ConfigError(
+                f"{key}: the dataset has no column {name!r}; it has {', '.join(names)}"
+            )

@@ -32,15 +32,15 @@ def test_a_frame_becomes_a_run_that_the_same_call_finds_again(
     rows = run.to_pandas()
     typed = run.to_pandas(typed=True)
     assert list(rows["id"]) == list(typed["id"]) == ["a", "b", "c"]
-    assert (set(json.loads(rows["record"][0])), typed["Price"].dtype.kind) == (
-        {"Brand", "Price"},
-        "f",
-    )
+    assert set(json.loads(rows["record"][0])) == {"Brand", "Price"}
+    assert typed["Price"].dtype.kind == "f"
     assert Path(run.report()).read_text().startswith("<!DOCTYPE html>")
     assert run.path.startswith(str(tmp_path / "runs"))
     again = raypd.extract(FRAME, attributes, model="fake", settings={"cluster.unit_documents": 1})
     # Nothing was left to do.
-    assert (again.path, again.bill.sessions, run.bill.documents) == (run.path, 1, 3)
+    assert again.path == run.path
+    assert again.bill.sessions == 1
+    assert run.bill.documents == 3
     assert raypd.Run(run.path).to_arrow() == run.to_arrow()
 
 
@@ -49,14 +49,13 @@ def test_a_run_is_verified_scored_and_tried_again(tmp_path: Path, monkeypatch, i
     run = raypd.extract(
         [{"id": "a", "title": "red <b> shoe"}, {"id": "b", "title": " "}], ["Brand"], model="fake"
     )
-    assert (run.verify().passed, list(run.to_pandas(typed=True)["Brand"].isna())) == (
-        True,
-        [False, True],
-    )
+    assert run.verify().passed is True
+    assert list(run.to_pandas(typed=True)["Brand"].isna()) == [False, True]
     assert "no text in title" in run.errors().column("reason")[0].as_py()
     assert raypd.extract(["a hat"], ["Brand"], model="fake").errors().num_rows == 0
     other = raypd.extract(FRAME.head(2), ["Brand"], model="fake", output="own")
-    assert (other.path, other.manifest.documents) == (str(tmp_path / "own"), 2)
+    assert other.path == str(tmp_path / "own")
+    assert other.manifest.documents == 2
     Path("labels.jsonl").write_text('{"id": "a", "target": {"Brand": "no such"}}\n')
     assert run.evaluate("labels.jsonl").measures[0].documents == 1
     assert run.retry_errors(everything=True).manifest.documents == 2
@@ -81,7 +80,8 @@ def test_a_list_of_texts_or_dicts_is_documents(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     run = raypd.extract(documents, ["Brand"], model="fake")
-    assert (run.manifest.documents, run.manifest.failed) == (len(documents), 0)
+    assert run.manifest.documents == len(documents)
+    assert run.manifest.failed == 0
     assert "category" not in load_run(run.path, []).text_columns()
 
 
@@ -96,12 +96,12 @@ def test_a_list_of_texts_or_dicts_is_documents(
         (
             ["a text", {"title": "x"}],
             ConfigError,
-            r"source\[1\]: a list is of texts or dicts, all alike",
+            r"source\[1\]: a list must contain either texts or dicts",
         ),
         (
             ["a text", None],
             ConfigError,
-            r"source\[1\]: a list is of paths, texts or dicts, not NoneType",
+            r"source\[1\]: a list must contain paths, texts or dicts, not NoneType",
         ),
         (pd.DataFrame([["x", "y"]], columns=["title", "title"]), InputError, "two columns 'title'"),
         (pd.DataFrame({"title": ["x", 3]}), InputError, "column title"),
@@ -131,7 +131,8 @@ def test_a_dataset_of_other_rows_is_another_run_in_a_private_folder(
     monkeypatch.chdir(tmp_path)
     datasets = dataset("hat", "cap"), dataset("cap", "hat"), dataset("shoe")
     first, same, other = (raypd.extract(rows, ["Brand"], model="fake") for rows in datasets)
-    assert (first.path, list(other.to_pandas()["id"])) == (same.path, ["shoe"])
+    assert first.path == same.path
+    assert list(other.to_pandas()["id"]) == ["shoe"]
     assert stat.S_IMODE(os.stat(first.path).st_mode) == 0o700
 
 
@@ -153,18 +154,18 @@ def test_a_list_of_files_with_blanks_in_their_names_is_of_paths(
     monkeypatch.chdir(tmp_path)
     Path("my file.jsonl").write_text('{"id": "a", "title": "hat"}\n{"id": "b", "title": "cap"}\n')
     Path("🎧.jsonl").write_bytes(Path("my file.jsonl").read_bytes())
-    told = {"task.instruction": "🎧\x7f\u2028\x85"}
+    settings = {"task.instruction": "🎧\x7f\u2028\x85"}
     for source, output in (
         (["my file.jsonl"], None),
         ("🎧.jsonl", "out🎧"),
         (FRAME[:2], Path("runs/exp[1]?")),
     ):
         run = raypd.extract(
-            source, ["Brand"], model="fake", text="title", output=output, settings=told
+            source, ["Brand"], model="fake", text="title", output=output, settings=settings
         )
         assert list(run.to_pandas()["id"]) == ["a", "b"]
-        told_so = (load_run(run.path, []).extraction.instruction, Path(run.path).name)
-        assert told_so == (told["task.instruction"], Path(output or run.path).name)
+        assert load_run(run.path, []).extraction.instruction == settings["task.instruction"]
+        assert Path(run.path).name == Path(output or run.path).name
     assert raypd.extract(["x " * 3000], ["Brand"], model="fake").manifest.documents == 1
 
 
@@ -184,19 +185,20 @@ def test_a_pydantic_model_gives_instances_bytes_are_no_text_and_an_interrupted_c
     llm = raypd.LLM("fake", settings={"model.fake": {"load_seconds": 0}})
     (answer,) = llm.extract("a shoe", Shoe)
     assert answer.parsed == Shoe(**answer.value)
-    assert [llm.extract("a shoe", schema)[0].parsed for schema in (Long, ["brand"])] == [None, None]
-    mixed = llm.extract((one for one in ("a shoe", {"title": "a hat"}, {"text": "a shoe"})), Shoe)
-    assert mixed == [answer, *llm.extract({"title": "a hat"}, Shoe), answer]
-    assert [
-        *llm.extract([], Shoe),
-        llm.extract(pd.DataFrame({"title": ["a hat", None]}), Shoe)[0],
-    ] == [mixed[1]]
+    for schema in (Long, ["brand"]):
+        assert llm.extract("a shoe", schema)[0].parsed is None
+    (hat,) = llm.extract({"title": "a hat"}, Shoe)
+    mixed = iter(["a shoe", {"title": "a hat"}, {"text": "a shoe"}])
+    assert llm.extract(mixed, Shoe) == [answer, hat, answer]
+    assert llm.extract([], Shoe) == []
+    frame = pd.DataFrame({"title": ["a hat", None]})
+    assert llm.extract(frame, Shoe)[0] == hat
     for call in (
         lambda: llm.extract(b"a", Shoe),
         lambda: llm.answer("a", [b"a"]),
         lambda: llm.generate(b"a"),
     ):
-        with pytest.raises(TypeError, match="bytes are no text"):
+        with pytest.raises(TypeError, match="bytes are not text"):
             call()
     interrupted = Mock(wraps=request_queue.answer, side_effect=[KeyboardInterrupt, DEFAULT])
     monkeypatch.setattr(request_queue, "answer", interrupted)

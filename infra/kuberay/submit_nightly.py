@@ -1,9 +1,11 @@
-"""Creates the RayJob of tonight from a template: python submit_nightly.py TEMPLATE
+"""Create the RayJob of tonight from a template.
 
-Runs in the pod of nightly-cronjob.yaml with the rights of its service account. ${RAYPD_RUN} in the
-template becomes nightly-YYYY-MM-DD (UTC), so the API server refuses a second run of the same night
-by its name; that is no error. Of the template's entrypoint, made for single runs, the job becomes
-jobs/nightly.py and the output the folder of all nights.
+    python submit_nightly.py TEMPLATE
+
+This runs in the pod of nightly-cronjob.yaml with the rights of its service account. ${RAYPD_RUN} in
+the template becomes nightly-YYYY-MM-DD (UTC), so that the API server refuses a second run of the
+same night by its name; this is no error. The template's entrypoint is made for single runs: the
+script is replaced by jobs/nightly.py, and the output by the folder of all nights.
 """
 
 from __future__ import annotations
@@ -24,9 +26,10 @@ ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 
 
 def tonights_job(template: str, today: datetime.date) -> dict:
-    """The RayJob of one night.
+    """Return the RayJob of a night.
 
-    Raises ValueError when the template has no ${RAYPD_RUN} or is no RayJob.
+    Raises:
+        ValueError: If the template has no ${RAYPD_RUN}, or is not a RayJob.
     """
     if "${RAYPD_RUN}" not in template:
         raise ValueError("the template has no ${RAYPD_RUN}: fill it with --keep RAYPD_RUN")
@@ -42,11 +45,22 @@ def tonights_job(template: str, today: datetime.date) -> dict:
 
 
 def create(job: dict, server: str, token: str, context: ssl.SSLContext | None = None) -> bool:
-    """Creates the job; False when one of its name exists.
+    """Create the job.
 
-    Raises urllib.error.HTTPError for any other refusal.
+    Args:
+        job: The RayJob.
+        server: The URL of the API server.
+        token: The token of the service account.
+        context: Checks the certificate of the server.
+
+    Returns:
+        Whether it was created; False if a job with its name exists.
+
+    Raises:
+        urllib.error.HTTPError: If the server refuses it for another reason.
     """
-    url = f"{server}/apis/{job['apiVersion']}/namespaces/{job['metadata']['namespace']}/rayjobs"
+    namespace = job["metadata"]["namespace"]
+    url = f"{server}/apis/{job['apiVersion']}/namespaces/{namespace}/rayjobs"
     headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
     request = urllib.request.Request(url, json.dumps(job).encode(), headers, method="POST")
     try:
@@ -58,28 +72,33 @@ def create(job: dict, server: str, token: str, context: ssl.SSLContext | None = 
         raise
 
 
+def server_url(host: str, port: str) -> str:
+    """Return the URL of the API server; an IPv6 address needs brackets."""
+    if ":" in host:
+        host = f"[{host}]"
+    return f"https://{host}:{port}"
+
+
 def main() -> int:
     try:
-        job = tonights_job(
-            Path(sys.argv[1]).read_text(), datetime.datetime.now(datetime.UTC).date()
-        )
-        host, port = (
-            os.environ["KUBERNETES_SERVICE_HOST"],
-            os.environ.get("KUBERNETES_SERVICE_PORT", "443"),
-        )
-        server = f"https://[{host}]:{port}" if ":" in host else f"https://{host}:{port}"
+        today = datetime.datetime.now(datetime.UTC).date()
+        job = tonights_job(Path(sys.argv[1]).read_text(), today)
+        host = os.environ["KUBERNETES_SERVICE_HOST"]
+        port = os.environ.get("KUBERNETES_SERVICE_PORT", "443")
         context = ssl.create_default_context(cafile=str(ACCOUNT / "ca.crt"))
-        created = create(job, server, (ACCOUNT / "token").read_text().strip(), context)
+        token = (ACCOUNT / "token").read_text().strip()
+        created = create(job, server_url(host, port), token, context)
     except urllib.error.HTTPError as error:
-        print(
-            f"submit_nightly.py: the API server says {error.code}: {error.read().decode()}",
-            file=sys.stderr,
-        )
+        answer = error.read().decode()
+        print(f"submit_nightly.py: the API server says {error.code}: {answer}", file=sys.stderr)
         return 1
     except (OSError, ValueError, IndexError, KeyError) as error:
         print(f"submit_nightly.py: {type(error).__name__}: {error}", file=sys.stderr)
         return 1
-    print(f"RayJob {job['metadata']['name']} {'created' if created else 'exists already'}")
+    outcome = "exists already"
+    if created:
+        outcome = "created"
+    print(f"RayJob {job['metadata']['name']} {outcome}")
     return 0
 
 

@@ -1,6 +1,4 @@
-"""The command `raypd init`: a configuration over data of one's own, from a look at its first
-rows.
-"""
+"""The command `raypd init`: write a configuration for a user's data from its first rows."""
 
 import json
 import os
@@ -13,97 +11,127 @@ from raypd import storage
 from raypd.config.load import make_config
 from raypd.config.schema import is_file, task_of
 from raypd.config.yaml_file import dump
-from raypd.dataset.look import describe, look
+from raypd.dataset.look import Look, describe, look
 from raypd.errors import ConfigError
 from raypd.tasks.labels import label_columns
 
-_CATEGORIES = ("category", "kind", "type")
+# Names of columns that may hold a category.
+_CATEGORY_NAMES = ("category", "kind", "type")
 
 
 def run(data: str, schema: str | None, output: str | None) -> str:
-    """Writes the YAML, and says in words what stands in it and what to do next.
+    """Write a configuration.
 
-    Raises ConfigError: the file is there already, or the schema is none; InputError: no such data.
+    Args:
+        data: The data: a file, a folder or a glob.
+        schema: What to extract; None if it is not known yet.
+        output: The YAML to write; None for NAME.yaml in the current folder.
+
+    Returns:
+        What the configuration reads, and what to do next, in words.
+
+    Raises:
+        ConfigError: If the file exists already, or the schema cannot be read.
+        InputError: If there is no such data.
     """
-    parts = [part for part in Path(data).parts if not set(part) & set("*?[")]
-    name = (re.sub(r"\W+", "-", parts[-1].split(".")[0]) if parts else "").strip("-") or "documents"
+    name = _name(data)
     target = Path(output or f"{name}.yaml")
     if target.exists():
-        raise ConfigError(f"{target}: is there already; --output gives another name")
+        raise ConfigError(f"{target} already exists; choose another file with --output")
     labels: list[str] = []
     if schema is not None:
-        paths = {"input": {"path": data}, "output": {"path": "-"}}
-        labels = label_columns(
-            make_config({**paths, "task": task_of(schema)}).extraction.categories
+        config = make_config(
+            {"input": {"path": data}, "output": {"path": "-"}, "task": task_of(schema)}
         )
-    found = look(data, labels=labels)
-    form = found.form
-    texts = found.texts
-    html = [name for name in found.texts if name in found.html]
-    categories = f"{name}.categories.yaml"
-    columns_read = {"id_column": found.id_column, "text_columns": texts, "category_column": None}
-    read: dict[str, Any] = {
-        "path": _beside(data, target),
-        **columns_read,
-        **({"format": form} if form else {}),
+        labels = label_columns(config.extraction.categories)
+    columns = look(data, labels=labels)
+    html = [column for column in columns.texts if column in columns.html]
+    input_section: dict[str, Any] = {
+        "path": _relative(data, target),
+        "id_column": columns.id_column,
+        "text_columns": columns.texts,
+        "category_column": None,
     }
-    read |= {"html_columns": html} if html else {}
-    if schema is not None:
-        task = {
-            key: _beside(value, target) if is_file(value) else value
-            for key, value in task_of(schema).items()
-        }
+    if columns.form:
+        input_section["format"] = columns.form
+    if html:
+        input_section["html_columns"] = html
+    categories_file = f"{name}.categories.yaml"
+    task: dict[str, Any] = {"categories_file": categories_file}
+    if schema is None:
+        input_section["category"] = name
     else:
-        read["category"] = name
-        task = {"categories_file": categories}
-    sections = {"input": read, "output": {"path": f"runs/{name}"}, "task": task}
-    others = [column for column in found.columns if column not in (*texts, found.id_column)]
-    about = (
-        "# Written by raypd init. `raypd config show` prints every key with its default and "
-        "meaning.\n"
-    )
-    about += f"# Columns that are not read: {', '.join(others)}\n" if others else ""
-    lower = {column.casefold(): column for column in found.columns}
-    if category := next((lower[word] for word in _CATEGORIES if word in lower), None):
-        about += (
-            f"# Attributes can differ by {category!r}: input.category_column, and "
-            "task.categories by its values\n"
-        )
-    target.write_text(about + dump(sections), encoding="utf-8")
-    words = [
-        "raypd",
-        "schema",
-        "suggest",
-        data,
-        "--category",
-        name,
-        "-o",
-        str(target.parent / categories),
-    ]
-    keys = [
-        f"input.text_columns={_listed(texts)}",
-        *([f"input.html_columns={_listed(html)}"] if html else []),
-    ]
-    suggest = shlex.join(
-        [*words, *keys, "input.category_column=null", *([f"input.format={form}"] if form else [])]
-    )
-    first = f"`{suggest}`, then " if schema is None else ""
-    return (
-        f"{target}: {describe(texts, found.id_column, found.columns, html)}\nnext: "
-        f"{first}`raypd extract {target}`"
-    )
+        task = {key: _relative_file(value, target) for key, value in task_of(schema).items()}
+    sections = {"input": input_section, "output": {"path": f"runs/{name}"}, "task": task}
+    target.write_text(_comments(columns) + dump(sections), encoding="utf-8")
+    next_step = f"`raypd extract {target}`"
+    if schema is None:
+        suggest = _suggest_command(data, name, str(target.parent / categories_file), columns, html)
+        next_step = f"`{suggest}`, then {next_step}"
+    description = describe(columns.texts, columns.id_column, columns.columns, html)
+    return f"{target}: {description}\nnext: {next_step}"
+
+
+def _name(data: str) -> str:
+    """Derive a name from the last part of a path that is no pattern."""
+    parts = [part for part in Path(data).parts if not set(part) & set("*?[")]
+    name = ""
+    if parts:
+        name = re.sub(r"\W+", "-", parts[-1].split(".")[0]).strip("-")
+    return name or "documents"
+
+
+def _comments(columns: Look) -> str:
+    """Return the comments at the beginning of the configuration."""
+    lines = ["# Written by raypd init. `raypd config show` prints every key with its meaning."]
+    read = {*columns.texts, columns.id_column}
+    unread = [column for column in columns.columns if column not in read]
+    if unread:
+        lines.append(f"# Columns that are not read: {', '.join(unread)}")
+    by_lower_case = {column.casefold(): column for column in columns.columns}
+    for name in _CATEGORY_NAMES:
+        if name in by_lower_case:
+            lines.append(
+                f"# Attributes can differ by {by_lower_case[name]!r}: input.category_column, and "
+                "task.categories by its values"
+            )
+            break
+    return "\n".join(lines) + "\n"
+
+
+def _suggest_command(
+    data: str, name: str, categories_file: str, columns: Look, html: list[str]
+) -> str:
+    """Return the command that proposes attributes for the data."""
+    words = ["raypd", "schema", "suggest", data, "--category", name, "-o", categories_file]
+    words.append(f"input.text_columns={_listed(columns.texts)}")
+    if html:
+        words.append(f"input.html_columns={_listed(html)}")
+    words.append("input.category_column=null")
+    if columns.form:
+        words.append(f"input.format={columns.form}")
+    return shlex.join(words)
 
 
 def _listed(names: list[str]) -> str:
-    quoted = (
-        name if re.fullmatch(r"\w+", name) else json.dumps(name, ensure_ascii=False)
-        for name in names
-    )
+    """Return names as a list in YAML."""
+    quoted = []
+    for name in names:
+        if not re.fullmatch(r"\w+", name):
+            name = json.dumps(name, ensure_ascii=False)
+        quoted.append(name)
     return f"[{','.join(quoted)}]"
 
 
-def _beside(path: str, target: Path) -> str:
-    """A path as a configuration in the target's folder has it."""
+def _relative_file(value: Any, target: Path) -> Any:
+    """Return a value of the task, whose path becomes relative if it is a file."""
+    if is_file(value):
+        return _relative(value, target)
+    return value
+
+
+def _relative(path: str, target: Path) -> str:
+    """Return a path relative to the folder of the target."""
     if os.path.isabs(path) or storage.is_remote(path):
         return path
     return os.path.relpath(path, target.parent)

@@ -1,5 +1,6 @@
-"""The command line: thin commands, options in `options`; what takes long to import is imported when
-it is needed.
+"""The command line: thin commands, whose longer options are in `options`.
+
+Modules that take long to import are imported within the commands that need them.
 """
 
 import contextlib
@@ -30,16 +31,17 @@ from raypd.text import clean, said
 app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    rich_markup_mode=None,  # its tables cut names of options off where a terminal has 80 columns
+    # The tables of rich cut off the names of options in a terminal with 80 columns.
+    rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 _config_app = typer.Typer(help="Look at configurations.", no_args_is_help=True)
 app.add_typer(_config_app, name="config")
-_model_app = typer.Typer(help="Make a model ready for a decoding method.", no_args_is_help=True)
+_model_app = typer.Typer(help="Prepare a model for a decoding method.", no_args_is_help=True)
 app.add_typer(_model_app, name="model")
-_schema_app = typer.Typer(help="Find out what documents have.", no_args_is_help=True)
+_schema_app = typer.Typer(help="Find out which attributes documents have.", no_args_is_help=True)
 app.add_typer(_schema_app, name="schema")
-_prices_app = typer.Typer(help="What machines cost an hour.", no_args_is_help=True)
+_prices_app = typer.Typer(help="Prices of machines per hour.", no_args_is_help=True)
 app.add_typer(_prices_app, name="prices")
 
 
@@ -62,14 +64,15 @@ def _options(
 def quickstart(folder: o.QuickstartTo = "configs") -> None:
     """Write the quickstart, its data, and configurations of trainings into a folder."""
     if os.path.exists(folder):
-        raise ConfigError(f"{folder}: is there already; give the name of a new folder")
+        raise ConfigError(f"{folder} already exists; choose another folder")
     shutil.copytree(Path(__file__).parents[1] / "configs", folder)
-    print(clean(f"next: `raypd extract {os.path.join(folder, 'quickstart', 'extract.yaml')}`"))
+    config = os.path.join(folder, "quickstart", "extract.yaml")
+    print(clean(f"next: `raypd extract {config}`"))
 
 
 @app.command()
 def init(data: o.Sampled, schema: o.Schema = None, output: o.ConfigTo = None) -> None:
-    """Write a configuration for data of your own.
+    """Write a configuration for your own data.
 
     Looks at the columns of its first rows. raypd init tickets.jsonl --schema ticket.json"""
     from raypd.cli import init as init_command
@@ -95,9 +98,21 @@ def extract(
     output.path resumes.
     """
     config = config_over(
-        source, "extraction", overrides or [], method, model, output, schema=schema
+        source,
+        "extraction",
+        overrides or [],
+        method=method,
+        model=model,
+        output=output,
+        schema=schema,
     )
-    run_task(config, "extraction", retry_errors, all_errors, verbose)
+    run_task(
+        config,
+        "extraction",
+        retry_errors=retry_errors,
+        all_errors=all_errors,
+        verbose=verbose,
+    )
 
 
 @app.command()
@@ -111,11 +126,25 @@ def answer(
     all_errors: o.AllErrors = False,
     verbose: o.Verbose = False,
 ) -> None:
-    """Answer the questions of every context. raypd answer questions.jsonl, or a YAML with more to
-    say.
+    """Answer the questions of every context.
+
+    raypd answer questions.jsonl, or a YAML with further settings.
     """
-    config = config_over(source, "question_answering", overrides or [], method, model, output)
-    run_task(config, "question_answering", retry_errors, all_errors, verbose)
+    config = config_over(
+        source,
+        "question_answering",
+        overrides or [],
+        method=method,
+        model=model,
+        output=output,
+    )
+    run_task(
+        config,
+        "question_answering",
+        retry_errors=retry_errors,
+        all_errors=all_errors,
+        verbose=verbose,
+    )
 
 
 @app.command()
@@ -130,11 +159,26 @@ def generate(
     all_errors: o.AllErrors = False,
     verbose: o.Verbose = False,
 ) -> None:
-    """Write an answer to every prompt. raypd generate prompts.jsonl --method space, or a YAML with
-    more to say.
+    """Write an answer to every prompt.
+
+    raypd generate prompts.jsonl --method space, or a YAML with further settings.
     """
-    config = config_over(source, "generation", overrides or [], method, model, output, openai)
-    run_task(config, "generation", retry_errors, all_errors, verbose)
+    config = config_over(
+        source,
+        "generation",
+        overrides or [],
+        method=method,
+        model=model,
+        output=output,
+        openai=openai,
+    )
+    run_task(
+        config,
+        "generation",
+        retry_errors=retry_errors,
+        all_errors=all_errors,
+        verbose=verbose,
+    )
 
 
 @app.command()
@@ -143,34 +187,40 @@ def nightly(
         str, Argument(help="YAML of the nightly run; its output.path is the folder of all nights")
     ],
     overrides: o.Overrides = None,
-    full: Annotated[bool, Option("--full", help="Extract every document anew")] = False,
+    full: Annotated[bool, Option("--full", help="Extract every document again")] = False,
     retry_errors: Annotated[
-        bool, Option("--retry-errors", help="Also try what failed before again")
+        bool, Option("--retry-errors", help="Also retry documents that failed before")
     ] = False,
     verbose: o.Verbose = False,
 ) -> None:
     """Bring a table up to tonight's input.
 
-    Extracts only what is new or changed since the last good night. The same command goes on where a
-    night was cut off; of two at once, one says that the other is at work.
+    Extracts only what is new or changed since the last good night. Run the same command again to
+    resume an interrupted night. Of two at the same time, the second stops with a message.
     """
     from raypd.nights.nightly import run_night
 
-    made = load_config(config, overrides or [])
-    print(clean(run_night(made, full=full, retry_errors=retry_errors, verbose=verbose).describe()))
+    night = run_night(
+        load_config(config, overrides or []),
+        full=full,
+        retry_errors=retry_errors,
+        verbose=verbose,
+    )
+    print(clean(night.describe()))
 
 
 @app.command()
 def train(config: o.Config, overrides: o.Overrides = None, verbose: o.Verbose = False) -> None:
     """Fine-tune a model for its decoding method.
 
-    Section `training` says how. The same command goes on from the latest checkpoint of a training
-    that was cut off.
+    Section `training` contains the settings. Run the same command again to resume an interrupted
+    training from its latest checkpoint.
     """
     from raypd import training
 
-    record = training.train(load_config(config, overrides or [], trains=True), verbose=verbose)
-    print(clean(record.describe()))
+    loaded = load_config(config, overrides or [], trains=True)
+    result = training.train(loaded, verbose=verbose)
+    print(clean(result.describe()))
 
 
 @app.command()
@@ -178,7 +228,7 @@ def fit(config: o.Config, overrides: o.Overrides = None, verbose: o.Verbose = Fa
     """Find the cheapest model that holds an F1 on your documents.
 
     Labels a sample, trains candidates, scores and prices each, and writes the configuration to run.
-    Section `fit` says how. The same command goes on where it was cut off.
+    Section `fit` contains the settings. Run the same command again to resume.
     """
     from raypd.fitting import describe, missing, run_fit
 
@@ -199,8 +249,8 @@ def evaluate(
 ) -> None:
     """Score a run's answers against labels: values, answers to questions, texts (ROUGE-L).
 
-    Of an extraction a page (evaluation.html in the run's folder) shows what was wrong, label beside
-    value.
+    For an extraction, a page (evaluation.html in the run's folder) shows wrong values next to their
+    labels.
     """
     from raypd import evaluation as scoring
 
@@ -210,11 +260,12 @@ def evaluate(
         return
     print(clean(scoring.describe(evaluation)))
     try:
-        where = scoring.write_page(run, labels, evaluation, labels_column, tolerance)
-    except UserError as error:  # the figures stand
-        where = f"no page: {error}"
-    if where is not None:
-        print(clean(f"what was wrong: {where}"))
+        path = scoring.write_page(run, labels, evaluation, labels_column, tolerance)
+    except UserError as error:
+        # The scores are valid without the page.
+        path = f"no page: {error}"
+    if path is not None:
+        print(clean(f"what was wrong: {path}"))
 
 
 @app.command()
@@ -225,11 +276,10 @@ def calibrate(
     tolerance: o.Tolerance = 0.0,
     labels_column: o.LabelsColumn = "target",
 ) -> None:
-    """Turn confidences into how often such values are right.
+    """Turn confidences into the probability that a value is right.
 
-    From a run that was made with model.calibration=none and labels that its model has not seen.
-    What is written beside the weights counts in every run with them; any other is named by
-    model.calibration.
+    Needs a run with model.calibration=none, and labels that its model has not seen. A calibration
+    next to the weights applies to every run with them; set model.calibration to use another file.
     """
     from raypd.evaluation import calibrate_run
 
@@ -240,21 +290,24 @@ def calibrate(
 def verify(
     run: o.Run, overrides: o.Overrides = None, threads: o.Threads = 8, as_json: o.AsJson = False
 ) -> None:
-    """Prove that a run lost and doubled nothing.
+    """Prove that a run lost and duplicated nothing.
 
-    Reads its input again and compares. Exit code 1 when it has. RUN knows its configuration;
-    input.path=... says where the input lies now, if it was moved. Of a nightly folder the table of
-    the last good night is compared.
+    Reads its input again and compares; the exit code is 1 if something is wrong. If the input was
+    moved, input.path=... names its new location. For a nightly folder, the table of the last good
+    night is compared.
     """
     from raypd.nights import table_check
     from raypd.verify import findings, verification
 
     config = load.load_run(run, overrides or [])
-    result = (table_check.verify_table if layout.is_nightly(run) else verification.verify)(
-        run, config, threads
-    )
-    tree = {"passed": result.passed, **asdict(result)}
-    print(json.dumps(tree, indent=2) if as_json else clean(findings.describe(result)))
+    if layout.is_nightly(run):
+        result = table_check.verify_table(run, config, threads)
+    else:
+        result = verification.verify(run, config, threads)
+    if as_json:
+        print(json.dumps({"passed": result.passed, **asdict(result)}, indent=2))
+    else:
+        print(clean(findings.describe(result)))
     if not result.passed:
         raise typer.Exit(1)
 
@@ -276,31 +329,35 @@ def errors(
 
     load.load_record(run, overrides or [])
     if output is not None:
-        print(
-            f"{export.write_file(output, dead_letters.SCHEMA, dead_letters.letters(run)):,} "
-            f"failures in {output}"
-        )
+        count = export.write_file(output, dead_letters.SCHEMA, dead_letters.letters(run))
+        print(f"{count:,} failures in {output}")
+        return
+    summary = dead_letters.summarize(run)
+    if as_json:
+        print(json.dumps(asdict(summary), indent=2))
     else:
-        summary = dead_letters.summarize(run)
-        print(
-            json.dumps(asdict(summary), indent=2)
-            if as_json
-            else clean(findings.describe_errors(summary))
-        )
+        print(clean(findings.describe_errors(summary)))
 
 
 @app.command()
 def export(run: o.Run, file: o.ExportTo, overrides: o.Overrides = None) -> None:
-    """Write a run's answers into one file. raypd export runs/products answers.csv: a column for
-    each attribute.
+    """Write a run's answers into one file, with a column for each attribute.
+
+    raypd export runs/products answers.csv
     """
     from raypd.dataset import plan, writer
     from raypd.verify.export import export as write
 
-    print(f"{write(run, file, overrides or []):,} documents: {file}")
-    if (planned := plan.stored(run)) and (done := len(writer.committed(run))) < planned.units:
+    count = write(run, file, overrides or [])
+    print(f"{count:,} documents: {file}")
+    planned = plan.stored(run)
+    if planned is None:
+        return
+    committed = len(writer.committed(run))
+    if committed < planned.units:
         print(
-            f"not whole: {done} of {planned.units} units are committed; the run's command goes on",
+            f"incomplete: {committed} of {planned.units} units are committed; run the same command "
+            "of the run again to resume it",
             file=sys.stderr,
         )
 
@@ -315,7 +372,7 @@ def estimate(
     minutes: o.Minutes = None,
     baseline: o.Baseline = False,
     run: Annotated[
-        str | None, Option("--from", metavar="RUN", help="Take an earlier run's figures")
+        str | None, Option("--from", metavar="RUN", help="Use the figures of an earlier run")
     ] = None,
     throughput: o.Throughput = None,
     baseline_throughput: o.BaselineThroughput = None,
@@ -327,32 +384,37 @@ def estimate(
     instance: Annotated[
         list[str] | None, Option("--instance", help="Only these instance types")
     ] = None,
-    nodes: Annotated[int, Option(min=1, help="Most nodes of the table")] = 8,
+    nodes: Annotated[int, Option(min=1, help="Largest number of nodes in the table")] = 8,
     head: Annotated[str, Option(help="Instance type of the head node, or none")] = "m7i.2xlarge",
     as_json: o.AsJson = False,
     verbose: o.Verbose = False,
 ) -> None:
-    """Say what a run will take and cost.
+    """Estimate the time and cost of a run.
 
-    From a sample that is decoded, an earlier run, given throughputs, or, for a GPU that is not
-    there, data sheets.
+    The speed is measured on a sample, taken from an earlier run, given, or predicted from the data
+    sheet of a GPU.
     """
-    from raypd.estimation import estimate as estimates
+    from raypd.estimation import estimate as estimation
     from raypd.estimation.machines import EstimateOptions
 
-    made = load_config(config, overrides or []) if config is not None else None
-    counted = (
-        sample,
-        minutes,
-        baseline,
-        run,
-        throughput,
-        baseline_throughput,
-        model,
-        tokens,
-        documents,
+    loaded = None
+    if config is not None:
+        loaded = load_config(config, overrides or [])
+    options = EstimateOptions(
+        sample=sample,
+        minutes=minutes,
+        baseline=baseline,
+        run=run,
+        throughput=throughput,
+        baseline_throughput=baseline_throughput,
+        model=model,
+        tokens=tokens,
+        documents=documents,
+        instances=instance,
+        nodes=nodes,
+        head=head,
     )
-    estimates.run(made, EstimateOptions(*counted, instance, nodes, head), as_json, verbose)
+    estimation.run(loaded, options, as_json, verbose)
 
 
 @app.command()
@@ -363,52 +425,67 @@ def tune(
     sample: o.Sample = 32,
     minutes: o.Minutes = None,
     budget_usd: Annotated[
-        float | None, Option(help="Most money for it, at the price of one node")
+        float | None, Option(help="Limit of the cost of measuring, at the price of one node")
     ] = None,
     agreement: Annotated[
-        float, Option(help="Least share of values that must agree with the reference")
+        float, Option(help="Smallest share of values that must agree with the reference")
     ] = 0.9,
     judge: o.Judge = "low",
     reference: o.Reference = "auto",
     instance: Annotated[
         str | None, Option("--instance", help="Instance type whose price counts")
     ] = None,
-    fresh: Annotated[bool, Option("--fresh", help="Forget what was measured before")] = False,
+    fresh: Annotated[bool, Option("--fresh", help="Discard earlier measurements")] = False,
     cascade: o.CascadeLabels = None,
     f1_floor: o.F1Floor = None,
     verbose: o.Verbose = False,
 ) -> None:
     """Find the cheapest settings.
 
-    A sample is measured; the configuration written still answers alike.
+    Measures a sample, and writes a configuration whose answers still agree.
 
-    With --cascade LABELS: when the second model (cascade.model) is asked, so that F1 still holds a
-    floor.
+    With --cascade LABELS: finds when the second model (cascade.model) must be asked to hold a
+    minimal F1.
     """
     from raypd.cli import tune as tune_command
 
-    limits = tune_command.TuneOptions(
-        sample, minutes, budget_usd, agreement, judge, reference, instance, fresh
+    options = tune_command.TuneOptions(
+        sample=sample,
+        minutes=minutes,
+        budget_usd=budget_usd,
+        agreement=agreement,
+        judge=judge,
+        reference=reference,
+        instance=instance,
+        fresh=fresh,
     )
-    tune_command.run(config, overrides or [], output, limits, verbose, cascade, f1_floor)
+    if cascade is not None:
+        tune_command.run_cascade(
+            config, overrides or [], output, options, cascade, f1_floor, verbose=verbose
+        )
+    else:
+        tune_command.run(config, overrides or [], output, options, verbose=verbose)
 
 
 @app.command()
 def report(
     run: o.Run, overrides: o.Overrides = None, output: o.PageTo = None, texts: o.Texts = False
 ) -> None:
-    """Write what a run did and cost as a page.
+    """Write a page about what a run did and cost.
 
     One HTML file that loads nothing, for any browser, phone or printer.
     """
     from raypd.report import data, page
 
-    found = data.load(storage.absolute(run), overrides or [])
+    run_data = data.load(storage.absolute(run), overrides or [])
     if texts:
         from raypd.report.texts import add
 
-        add(found, overrides or [])
-    print(page.write(found, storage.absolute(output) if output is not None else None))
+        add(run_data, overrides or [])
+    target = None
+    if output is not None:
+        target = storage.absolute(output)
+    print(page.write(run_data, target))
 
 
 @app.command()
@@ -416,35 +493,32 @@ def review(
     run: o.Run,
     overrides: o.Overrides = None,
     documents: Annotated[
-        int, Option("--documents", min=1, help="How many, half of them the least sure")
+        int, Option("--documents", min=1, help="How many, half of them the least certain")
     ] = 40,
     apply: Annotated[
         str | None, Option("--apply", metavar="FILE", help="The corrected CSV")
     ] = None,
     output: Annotated[
-        str | None, Option("--output", "-o", help="Where labels go; none: into the run")
+        str | None,
+        Option("--output", "-o", help="Where the labels go; default: into the run's folder"),
     ] = None,
 ) -> None:
-    """Look at the least sure values, correct them, and make labels of that.
+    """Review the least certain values, correct them, and turn them into labels.
 
-    Writes a page with a box for each value, and the same as CSV; --apply FILE makes labels of what
-    was corrected, for `raypd evaluate`, `raypd calibrate`, `raypd fit` (fit.labels) and `raypd
+    Writes a page with a box for each value, and the same as CSV. --apply FILE turns the corrected
+    values into labels for `raypd evaluate`, `raypd calibrate`, `raypd fit` (fit.labels) and `raypd
     train` (input.path).
     """
     from raypd.report import review as reviews
 
     root = storage.absolute(run)
     if apply is None:
-        html, table = reviews.write(root, documents, overrides or [])
-        print(
-            clean(
-                f"page:  {html}\ntable: {table}\nnext: correct either, then `raypd review {run} "
-                "--apply FILE`"
-            )
-        )
+        page, table = reviews.write(root, documents, overrides or [])
+        print(clean(f"page:  {page}\ntable: {table}"))
+        print(clean(f"next: correct either, then `raypd review {run} --apply FILE`"))
         return
-    where, count = reviews.apply(root, apply, output, overrides or [])
-    print(clean(f"labels: {where} ({count:,} documents)\nnext: `raypd evaluate {run} {where}`"))
+    labels, count = reviews.apply(root, apply, output, overrides or [])
+    print(clean(f"labels: {labels} ({count:,} documents)\nnext: `raypd evaluate {run} {labels}`"))
 
 
 @app.command()
@@ -455,32 +529,30 @@ def status(
     every: o.Every = 5.0,
     as_json: o.AsJson = False,
 ) -> None:
-    """Show how a run stands.
+    """Show the status of a run: progress, speed, cost, workers, errors.
 
-    Progress, speed, cost, workers, errors; reads its folder, so it runs on any machine.
+    Reads only the run's folder, so it works on any machine.
     """
     from raypd.report import terminal
     from raypd.report.status import Watch
 
-    terminal.show(
-        Watch(storage.absolute(run), overrides or []),
-        again=every if watch else None,
-        as_json=as_json,
-    )
+    interval = None
+    if watch:
+        interval = every
+    terminal.show(Watch(storage.absolute(run), overrides or []), interval=interval, as_json=as_json)
 
 
 @_config_app.command()
 def show(config: o.Shown = None, overrides: o.Overrides = None) -> None:
-    """Print the whole configuration, or one section, with its defaults; every key with what it
-    means.
-    """
-    if config in RunConfig.model_fields and not os.path.isfile(config):
-        sections = (
-            section for section in render().split("\n\n") if re.match(rf"(# )?{config}:", section)
-        )
-        print("\n\n".join(sections).rstrip())
-    elif config is None:
+    """Print the whole configuration, or one section, with defaults and explanations."""
+    if config is None:
         print(render(), end="")
+    elif config in RunConfig.model_fields and not os.path.isfile(config):
+        sections = []
+        for section in render().split("\n\n"):
+            if re.match(rf"(# )?{config}:", section):
+                sections.append(section)
+        print("\n\n".join(sections).rstrip())
     elif "=" in config and not os.path.exists(config):
         raise typer.BadParameter(f"{config!r}: give the configuration first, then key=value")
     else:
@@ -496,9 +568,9 @@ def schema_suggest(
         int, Option("--sample", min=1, help="Documents that the model is asked about")
     ] = 32,
     output: Annotated[
-        str | None, Option("--output", "-o", help="File for it; none: stdout")
+        str | None, Option("--output", "-o", help="A file to write; default: stdout")
     ] = None,
-    force: Annotated[bool, Option("--force", help="Write over a file that is there")] = False,
+    force: Annotated[bool, Option("--force", help="Overwrite an existing file")] = False,
 ) -> None:
     """Propose attributes that documents have, as YAML to edit for task.categories_file.
 
@@ -506,7 +578,7 @@ def schema_suggest(
     """
     from raypd.estimation import suggest
 
-    refusal = f"{output}: is there already; give another name, or --force"
+    refusal = f"{output} already exists; choose another file, or give --force"
     if output is not None and not force and storage.exists(output):
         raise ConfigError(refusal)
     suggestion, about = suggest.suggest(data, category, sample, overrides or [])
@@ -529,25 +601,22 @@ def add_tokens(
     from raypd.models import prepare
 
     ids = prepare.add_tokens(model, output, method, seed)
-    print(f"{output}: {model} with " + ", ".join(f"{token} ({id})" for token, id in ids.items()))
-    print("Train it before you decode with it: it has not learnt to write them.")
+    tokens = ", ".join(f"{token} ({id})" for token, id in ids.items())
+    print(f"{output}: {model} with {tokens}")
+    print("Train it before you decode with it: it has not learned to write them.")
 
 
 @_model_app.command("add-heads")
 def add_heads(
     model: o.BaseModel, output: o.NewHeads, heads: o.Heads = 2, layers: o.Layers = 2
 ) -> None:
-    """Write untrained Medusa heads for a model: 2 heads of 2 layers, as APAR's (table 6), unless
-    told otherwise.
-    """
+    """Write untrained Medusa heads for a model; the defaults are those of APAR (table 6)."""
     from raypd.models import prepare
 
     heads_config = prepare.add_heads(model, output, heads, layers)
     shape = f"{heads_config.count} Medusa heads x {heads_config.layers} layers"
-    print(
-        f"{output}: {shape} for {model}, which draft a tree of {len(heads_config.tree.paths)} "
-        "tokens"
-    )
+    drafts = len(heads_config.tree.paths)
+    print(f"{output}: {shape} for {model}, which draft a tree of {drafts} tokens")
     print(
         "Train them before you decode with them: the text is right with any heads, and faster "
         "with trained ones."
@@ -556,9 +625,7 @@ def add_heads(
 
 @_prices_app.command("refresh")
 def prices_refresh(region: o.Regions = None) -> None:
-    """Ask AWS for today's on-demand and spot prices (needs credentials) and keep them for the next
-    runs.
-    """
+    """Fetch today's on-demand and spot prices from AWS (needs credentials) for the next runs."""
     from raypd.billing import prices_aws
 
     print(f"written: {prices_aws.refresh(region or prices_aws.SHIPPED_REGIONS)}")
@@ -566,7 +633,7 @@ def prices_refresh(region: o.Regions = None) -> None:
 
 @_prices_app.command("show")
 def prices_show(instance_type: o.InstanceType = None, region: o.Region = "us-east-1") -> None:
-    """Print the prices that a bill would be made with, and where each is from."""
+    """Print the prices that a bill would use, and where each is from."""
     from raypd.billing import prices_aws
 
     prices_aws.show(region, instance_type)
@@ -574,28 +641,39 @@ def prices_show(instance_type: o.InstanceType = None, region: o.Region = "us-eas
 
 @contextlib.contextmanager
 def report_errors() -> Iterator[None]:
-    """Ends the process at a user's error with its text, no traceback.
+    """End the process at a user's error with its message, without a traceback.
 
-    Exit codes: 2 for the configuration, the input and the model; 1 for a run that could not go on;
-    130 interrupted.
+    Exit codes: 2 for the configuration, the input and the model; 1 for a run that could not
+    continue; 130 if it was interrupted.
     """
     try:
         yield
         return
-    except (KeyboardInterrupt, SystemExit) as end:  # typer ends with 130 at Ctrl-C, without a word
-        if isinstance(end, SystemExit) and end.code != 130:
+    except (KeyboardInterrupt, SystemExit) as error:
+        # At Ctrl-C, typer exits with 130 and without a message.
+        if isinstance(error, SystemExit) and error.code != 130:
             raise
-        message = "interrupted"
         code = 130
+        message = "interrupted"
     except UserError as error:
-        code = getattr(error, "exit_code", 1 if isinstance(error, RunError) else 2)
-        message = str(error) if code == 130 else f"error: {error}"
-    except OSError as error:  # of a disk: what went wrong, and with which file
+        code = _exit_code(error)
         message = f"error: {error}"
+        if code == 130:
+            message = str(error)
+    except OSError as error:
+        # The error of a disk names the file.
         code = 1
+        message = f"error: {error}"
     print(said(message), file=sys.stderr, flush=True)
     with contextlib.suppress(OSError):
         sys.stdout.flush()
-    # Not sys.exit: threads of Ray that are in the middle of something would hold the process or
-    # print a traceback.
+    # sys.exit would wait for threads of Ray that are busy, and let them print tracebacks.
     os._exit(code)
+
+
+def _exit_code(error: UserError) -> int:
+    default = 2
+    if isinstance(error, RunError):
+        default = 1
+    code: int = getattr(error, "exit_code", default)
+    return code

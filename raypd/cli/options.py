@@ -1,6 +1,7 @@
-"""Arguments and options of several commands, or longer than a line: name, limits, help.
+"""Arguments and options of the commands: names, limits and help.
 
-Commands hold the defaults.
+Options that several commands share are here, and those that are longer than a line. The commands
+contain the defaults.
 """
 
 from typing import Annotated, Literal
@@ -12,7 +13,7 @@ from typer import Argument, Option
 Config = Annotated[str, Argument(help="YAML of the run; `raypd config show` lists all keys")]
 Overrides = Annotated[list[str] | None, Argument(metavar="KEY=VALUE", help="Keys to set, dotted")]
 Run = Annotated[str, Argument(metavar="RUN", help="Folder of a run (its output.path)")]
-Verbose = Annotated[bool, Option("--verbose", "-v", help="Print what Ray has to say, too")]
+Verbose = Annotated[bool, Option("--verbose", "-v", help="Also print the messages of Ray")]
 AsJson = Annotated[bool, Option("--json", help="Print JSON")]
 
 # ------------------------------------------------------------------------
@@ -23,7 +24,7 @@ Sampled = Annotated[
     Argument(help="The data: .jsonl, .csv, .xlsx, .parquet, .txt, .pdf, .docx; a folder, a glob"),
 ]
 ConfigTo = Annotated[
-    str | None, Option("--output", "-o", help="Where it goes; none: NAME.yaml here")
+    str | None, Option("--output", "-o", help="The YAML to write; default: NAME.yaml here")
 ]
 
 # ------------------------------------------------------------------------
@@ -43,10 +44,10 @@ OpenAI = Annotated[
     Option("--openai", help="A batch file of OpenAI's API; writes output.jsonl and errors.jsonl"),
 ]
 RetryErrors = Annotated[
-    bool, Option("--retry-errors", help="Try the failed documents of a run again, no others")
+    bool, Option("--retry-errors", help="Retry the failed documents of a run, and no others")
 ]
 AllErrors = Annotated[
-    bool, Option("--all-errors", help="The same, also for what cannot be read in the input")
+    bool, Option("--all-errors", help="The same, and also documents that could not be read")
 ]
 
 # ------------------------------------------------------------------------
@@ -58,16 +59,16 @@ Labels = Annotated[
     ),
 ]
 Against = Annotated[
-    str | None, Option(metavar="RUN", help="Also the difference to this run, document by document")
+    str | None, Option(metavar="RUN", help="Also compare with this run, document by document")
 ]
 LabelsColumn = Annotated[
-    str, Option(help="What holds the labelled values, as training.labels_column")
+    str, Option(help="The column with the labelled values, as training.labels_column")
 ]
 Tolerance = Annotated[
-    float, Option(min=0, help="Share by which a number may differ from a label that is one")
+    float, Option(min=0, help="Share by which a number may differ from its label")
 ]
 CalibrationTo = Annotated[
-    str | None, Option("--output", "-o", help="Where it goes; none: beside adapter or weights")
+    str | None, Option("--output", "-o", help="A file; default: next to the adapter or weights")
 ]
 
 # ------------------------------------------------------------------------
@@ -80,86 +81,85 @@ Threads = Annotated[int, Option(min=1, help="Units that are compared at the same
 # ------------------------------------------------------------------------
 # estimate, tune
 Sample = Annotated[
-    int, Option(min=2, help="Documents that are decoded to measure; tune: by every setting")
+    int, Option(min=2, help="Documents to decode for a measurement; tune: with every setting")
 ]
-Minutes = Annotated[float | None, Option(help="Most time for measuring")]
+Minutes = Annotated[float | None, Option(help="Limit of the time for measuring")]
 Baseline = Annotated[
     bool, Option("--baseline/--no-baseline", help="Also decode the sample autoregressively")
 ]
 Throughput = Annotated[
-    list[str] | None, Option(metavar="[GPU=]RATE", help="Documents/s of a GPU, if not measured")
+    list[str] | None,
+    Option(metavar="[GPU=]RATE", help="Documents/s of a GPU, instead of measuring"),
 ]
 BaselineThroughput = Annotated[
-    list[str] | None, Option(metavar="[GPU=]RATE", help="That of autoregressive decoding")
+    list[str] | None, Option(metavar="[GPU=]RATE", help="The same for autoregressive decoding")
 ]
 PredictedModel = Annotated[
-    str | None, Option("--model", help="Predict the speed of a model that nobody has measured")
+    str | None, Option("--model", help="Predict the speed of a model without measuring it")
 ]
 PredictedTokens = Annotated[
     tuple[float, float, float, float, float],
     Option(
-        "--tokens", metavar="SHARED OWN KEYS VALUES PASSES", help="Of a document that is predicted"
+        "--tokens", metavar="SHARED OWN KEYS VALUES PASSES", help="Of a document, to predict it"
     ),
 ]
 TunedTo = Annotated[
-    str | None, Option("--output", "-o", help="Where it goes; none: CONFIG.tuned.yaml beside it")
+    str | None, Option("--output", "-o", help="The YAML to write; default: CONFIG.tuned.yaml")
 ]
 CascadeLabels = Annotated[
     str | None,
     Option(
         "--cascade",
         metavar="LABELS",
-        help="Labelled documents: finds cascade.under, and no other setting",
+        help="Labelled documents: find cascade.under, and no other setting",
     ),
 ]
 F1Floor = Annotated[
-    float | None, Option(help="F1 that the cascade has to hold, surely (97.5%); none: fit.f1_floor")
+    float | None,
+    Option(help="F1 that the cascade must hold with 97.5% confidence; default: fit.f1_floor"),
 ]
 Judge = Annotated[
     Literal["low", "share"],
-    Option(
-        help="What must reach it: the low end of the share's 95% interval, or the share as it is"
-    ),
+    Option(help="What must reach it: the low end of the share's 95% interval, or the share itself"),
 ]
 Reference = Annotated[
     Literal["auto", "document", "guided"],
     Option(
-        help="What answers are compared with: those that the model writes by itself (document), or "
-        "with the keys "
-        "given and the values in turn (guided); auto: by itself, unless too much "
-        "of it is broken"
+        help="What answers are compared with: those that the model writes freely (document), or "
+        "with the keys given and one value after the other (guided); auto: freely, unless too many "
+        "of these are broken"
     ),
 ]
 OfCategory = Annotated[
-    str | None, Option("--category", help="Of the documents; what they are called, if of none")
+    str | None, Option("--category", help="The documents' category, or a name for it")
 ]
 
 # ------------------------------------------------------------------------
 # report, status
 PageTo = Annotated[
-    str | None, Option("--output", "-o", help="Where to write it; none: into the run")
+    str | None, Option("--output", "-o", help="A file; default: into the run's folder")
 ]
 Texts = Annotated[
     bool,
-    Option("--texts", help="Also texts of the input, which the page then holds, values marked"),
+    Option("--texts", help="Include texts of the input, with marked values"),
 ]
-Watch = Annotated[bool, Option("--watch", "-w", help="Look again until the run has ended")]
-Every = Annotated[float, Option(min=0.5, help="Seconds between two looks")]
+Watch = Annotated[bool, Option("--watch", "-w", help="Repeat until the run has ended")]
+Every = Annotated[float, Option(min=0.5, help="Seconds between repetitions")]
 
 # ------------------------------------------------------------------------
 # config, model, prices
-Shown = Annotated[str | None, Argument(help="YAML of a run, or a section; none: all defaults")]
+Shown = Annotated[str | None, Argument(help="YAML of a run, or a section; default: all sections")]
 BaseModel = Annotated[str, Argument(help="Hub id, folder, or smollm2-135m-instruct")]
 NewModel = Annotated[str, Argument(help="New folder for the model with the tokens")]
 NewHeads = Annotated[str, Argument(help="New folder for the heads: decoding.heads")]
 ForMethods = Annotated[
     list[str], Option("--for", help="apar, pasta or space; may be given more than once")
 ]
-Seed = Annotated[int, Option(help="Draws the embedding of space's [Mask]")]
-Heads = Annotated[int, Option(min=1, help="Heads: each drafts one token more behind the next one")]
+Seed = Annotated[int, Option(help="Seed of the embedding of space's [Mask]")]
+Heads = Annotated[int, Option(min=1, help="Heads: each drafts one token more after the next token")]
 Layers = Annotated[int, Option(min=0, help="Layers (residual blocks) of a head, below its output")]
 Regions = Annotated[
     list[str] | None, Option("--region", help="AWS region; may be given more than once")
 ]
 Region = Annotated[str, Option(help="AWS region")]
-InstanceType = Annotated[str | None, Argument(help="Such as g6e.48xlarge; none: all")]
+InstanceType = Annotated[str | None, Argument(help="Such as g6e.48xlarge; default: all")]

@@ -1,6 +1,4 @@
-"""What `raypd extract`, `answer` and `generate` have in common: the configuration around a data
-file, and the run.
-"""
+"""The common part of `raypd extract`, `answer` and `generate`: the configuration and the run."""
 
 import os
 from typing import Any
@@ -27,32 +25,61 @@ def config_over(
     openai: bool = False,
     schema: str | None = None,
 ) -> RunConfig:
-    """A configuration from a YAML file, or around a data file; options go before overrides. openai:
-    the data is a batch file of OpenAI's; what a request does not say is as there, so it samples.
+    """Load a configuration from a YAML file, or make one around a data file.
+
+    Args:
+        source: A YAML file, or the data.
+        kind: The kind of the task.
+        overrides: Keys of the configuration, as key=value; they win over the options.
+        method: decoding.method.
+        model: model.name.
+        output: output.path.
+        openai: Whether the data is a batch file of OpenAI's API. Its requests are sampled unless
+            they say otherwise, as OpenAI does.
+        schema: What to extract.
+
+    Raises:
+        ConfigError: If the options do not fit the source, or the configuration is wrong.
     """
     options = {"decoding.method": method, "model.name": model, "output.path": output}
-    changes = [f"{key}={value}" for key, value in options.items() if value is not None] + overrides
+    changes = [f"{key}={value}" for key, value in options.items() if value is not None]
+    changes += overrides
     if source.endswith((".yaml", ".yml")):
         if openai:
             raise ConfigError(
-                f"{source}: --openai takes the batch file itself, and settings as key=value "
-                "behind it"
+                f"{source}: --openai needs the batch file itself; give settings after it as "
+                "key=value"
             )
         if schema is not None:
             raise ConfigError(f"{source}: has its own task; --schema is for a data file")
         return load_config(source, changes)
-    if (
-        kind == "extraction"
-        and schema is None
-        and not any(change.startswith("task.") for change in overrides)
-    ):
+    has_task = any(change.startswith("task.") for change in overrides)
+    if kind == "extraction" and schema is None and not has_task:
         advice = "--schema 'Brand, Color', or a JSON Schema, a YAML of categories, or module:Class"
         raise ConfigError(
             f"{source}: give a run's YAML, or say what to extract from this data: {advice}"
         )
-    path = f"runs/{os.path.basename(source).split('.')[0]}-{method or kind}"
-    task = {"kind": kind, **(task_of(schema) if schema is not None else {})}
-    tree: dict[str, Any] = {"input": {"path": source}, "output": {"path": path}, "task": task}
+    return _config_around_data(source, kind, changes, method or kind, schema, openai)
+
+
+def _config_around_data(
+    source: str,
+    kind: str,
+    changes: list[str],
+    run_name: str,
+    schema: str | None,
+    openai: bool,
+) -> RunConfig:
+    """Make a configuration for a data file; its columns are looked up for an extraction."""
+    name = os.path.basename(source).split(".")[0]
+    task: dict[str, Any] = {"kind": kind}
+    if schema is not None:
+        task |= task_of(schema)
+    tree: dict[str, Any] = {
+        "input": {"path": source},
+        "output": {"path": f"runs/{name}-{run_name}"},
+        "task": task,
+    }
     if kind == "extraction":
         look_for_columns(source, tree, changes, say)
     if openai:
@@ -65,8 +92,18 @@ def config_over(
 def run_task(
     config: RunConfig, kind: str, retry_errors: bool, all_errors: bool, verbose: bool
 ) -> None:
-    """Runs a task of a kind, and prints a few documents, the totals and where the files lie; or
-    retries its errors.
+    """Run a task, and print a few documents, the totals and the paths of the results.
+
+    Args:
+        config: The configuration.
+        kind: The kind of task that the command runs.
+        retry_errors: Retry the failed documents of a run instead.
+        all_errors: Retry those as well whose failure the input causes.
+        verbose: Whether to show the messages of Ray and the workers.
+
+    Raises:
+        ConfigError: If the configuration has another kind of task.
+        RunError: If too many documents failed.
     """
     if config.task.command != KINDS[kind].command:
         raise ConfigError(f"task.kind is {config.task.kind}: use `raypd {config.task.command}`")
@@ -80,7 +117,8 @@ def run_task(
     if retry_errors or all_errors:
         from raypd.verify import retry
 
-        print(clean(retry.retry_errors(config, everything=all_errors, verbose=verbose).describe()))
+        result = retry.retry_errors(config, everything=all_errors, verbose=verbose)
+        print(clean(result.describe()))
     else:
         from raypd.cli.summary import print_summary
         from raypd.cluster.driver import run_extract
@@ -88,35 +126,45 @@ def run_task(
         manifest = run_extract(config, verbose=verbose)
         print_summary(manifest)
     if batch:
-        output = layout.output_folder(config)
-        answered, failed = batch_files.write(config, output)
-        print(
-            f"answers:  {clean(storage.join(output, layout.BATCH_OUTPUT))} "
-            f"({counted(answered, 'request')})"
-        )
-        print(
-            f"errors:   {clean(storage.join(output, layout.BATCH_ERRORS))} "
-            f"({counted(failed, 'request')})"
-        )
+        _write_batch_files(config)
     if manifest is not None and manifest.failed:
-        _tell_failures(manifest, config.cluster.max_failed_share)
+        _report_failures(manifest, config.cluster.max_failed_share)
 
 
-def _tell_failures(manifest: Manifest, most: float) -> None:
-    """Says what share of a run has failed, and why most of it.
+def _write_batch_files(config: RunConfig) -> None:
+    """Write the results in the format of OpenAI's batch API."""
+    from raypd.dataset import batch_files
 
-    Raises RunError where that is too much, or all.
+    output = layout.output_folder(config)
+    answered, failed = batch_files.write(config, output)
+    answers = clean(storage.join(output, layout.BATCH_OUTPUT))
+    errors = clean(storage.join(output, layout.BATCH_ERRORS))
+    print(f"answers:  {answers} ({counted(answered, 'request')})")
+    print(f"errors:   {errors} ({counted(failed, 'request')})")
+
+
+def _report_failures(manifest: Manifest, max_failed_share: float) -> None:
+    """Print the share of failed documents and the most frequent reason.
+
+    Raises:
+        RunError: If the share is above the limit, or all documents failed.
     """
     from raypd.verify import dead_letters
 
+    failed_share = share(manifest.failed, manifest.documents)
+    documents = counted(manifest.documents, "document")
+    message = f"{count(manifest.failed)} of {documents} failed ({failed_share})"
     reason = dead_letters.most_frequent(manifest.output)
-    because = f", most because: {clean(reason, 300)}" if reason else ""
-    of = share(manifest.failed, manifest.documents)
-    failed = f"{count(manifest.failed)} of {counted(manifest.documents, 'document')} failed ({of})"
-    where = f"`raypd errors {manifest.output}` lists them; --retry-errors tries again what may pass"
-    if manifest.ok and manifest.failed <= most * manifest.documents:
-        print(f"{failed}{because}\n{where}")
-        return
-    too_many = f"more documents failed than cluster.max_failed_share, {most:g}"
-    limit = too_many if manifest.ok else "no document was answered"
-    raise RunError(f"{limit}: {failed}{because}\n{where}")
+    if reason:
+        message += f", most because: {clean(reason, 300)}"
+    message += (
+        f"\n`raypd errors {manifest.output}` lists them; --retry-errors retries those that may "
+        "succeed"
+    )
+    if not manifest.ok:
+        raise RunError(f"no document was answered: {message}")
+    if manifest.failed > max_failed_share * manifest.documents:
+        raise RunError(
+            f"more documents failed than cluster.max_failed_share, {max_failed_share:g}: {message}"
+        )
+    print(message)

@@ -1,7 +1,6 @@
-"""What a finished run shows: a few documents with their values, the totals, and where the files
-lie.
-"""
+"""The summary of a finished run: a few documents with their values, the totals, and the files."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from rich import box
@@ -18,38 +17,55 @@ from raypd.run.usage import RunCost
 from raypd.tasks.columns import shape_of
 from raypd.text import count, counted, duration, number, one_line, share, usd
 
+# Documents that are shown.
 _ROWS = 8
 
 
 def print_summary(manifest: Manifest, console: Console | None = None) -> None:
-    """Prints what a run has come to. console: None: stdout, in the width of the terminal."""
+    """Print the summary of a run.
+
+    Args:
+        manifest: The manifest of the run.
+        console: Where to print; None for stdout, in the width of the terminal.
+    """
     console = console or Console(highlight=False, markup=False)
     units = sorted(writer.committed(manifest.output))
-    rows = writer.read_rows(manifest.output, units[0], _ROWS) if units else []
-    if rows:
-        console.print(_table(rows))
+    if units:
+        rows = writer.read_rows(manifest.output, units[0], _ROWS)
+        if rows:
+            console.print(_table(rows))
     if manifest.fake:
         console.print(
             "model: fake. THESE ANSWERS ARE MADE UP: no model read the documents.", style="bold red"
         )
-    ok = f"{count(manifest.ok)} ok" + (
-        f", {count(manifest.failed)} failed" if manifest.failed else ""
-    )
+    _print_totals(manifest, console)
+    for line in _cost_lines(manifest.cost):
+        console.print(line, soft_wrap=True)
+    partition = [f"{key}=*" for key in manifest.config["output"]["partition"]]
+    pattern = storage.join(writer.units_folder(manifest.output), *partition, "*.parquet")
+    console.print(f"rows:     {pattern}", soft_wrap=True)
+    console.print(f"manifest: {manifest.output}/{layout.MANIFEST}", soft_wrap=True)
+
+
+def _print_totals(manifest: Manifest, console: Console) -> None:
+    """Print how many documents were processed, what was left out, and the tokens."""
+    documents = counted(manifest.documents, "document")
+    outcome = f"{count(manifest.ok)} ok"
+    if manifest.failed:
+        outcome += f", {count(manifest.failed)} failed"
     console.print(
-        f"{counted(manifest.documents, 'document')}: {ok}; {counted(manifest.units, 'unit')}; "
+        f"{documents}: {outcome}; {counted(manifest.units, 'unit')}; "
         f"{duration(manifest.seconds)}, {number(manifest.documents_per_second)} documents/s"
     )
     if manifest.truncated:
-        console.print(
-            f"cut to fit the model's context: {counted(manifest.truncated, 'document')} "
-            "(column `truncated`)"
-        )
+        truncated = counted(manifest.truncated, "document")
+        console.print(f"cut to fit the model's context: {truncated} (column `truncated`)")
     if manifest.units_unreadable:
-        unreadable = (
-            f"left out: {counted(manifest.units_unreadable, 'unit')} of the input that cannot "
-            "be read"
+        units = counted(manifest.units_unreadable, "unit")
+        console.print(
+            f"left out: {units} of the input that cannot be read; the manifest lists them",
+            style="red",
         )
-        console.print(f"{unreadable}; the manifest lists them", style="red")
     if manifest.left_out:
         console.print(one_line(describe(manifest.left_out)), style="yellow", soft_wrap=True)
     console.print(
@@ -57,30 +73,24 @@ def print_summary(manifest: Manifest, console: Console | None = None) -> None:
         f"{count(manifest.shared_tokens)} shared, "
         f"{count(manifest.decode_tokens)} decoded"
     )
-    for line in _cost_lines(manifest.cost):
-        console.print(line, soft_wrap=True)
-    partition = [f"{key}=*" for key in manifest.config["output"]["partition"]]
-    rows_at = storage.join(writer.units_folder(manifest.output), *partition, "*.parquet")
-    console.print(f"rows:     {rows_at}", soft_wrap=True)
-    console.print(f"manifest: {manifest.output}/{layout.MANIFEST}", soft_wrap=True)
 
 
 def _cost_lines(cost: RunCost | None) -> list[str]:
-    """The bill in one line, its parts in another: in money, or in time where the machines have no
-    price.
-    """
+    """Return the bill and its parts: in money, or in time if the machines have no price."""
     if cost is None:
         return []
-    largest = sorted((cost.parts if cost.usd else cost.seconds).items(), key=lambda item: -item[1])
     if not cost.usd:
-        parts = [f"{name} {duration(seconds)}" for name, seconds in largest if seconds >= 0.05]
-        reason = "; ".join(cost.notes or cost.prices)
-        return [f"cost:   no price ({reason})", *([f"time:   {', '.join(parts)}"] if parts else [])]
-    sessions = f", {counted(cost.sessions, 'session')}" if cost.sessions > 1 else ""
-    each = cost.usd_per_1000_documents
-    per_1000 = "" if each is None else f", {usd(each)} per 1,000 documents"
-    parts = [f"{name} {usd(part)} ({share(part, cost.usd)})" for name, part in largest if part]
-    lines = [f"cost:   {usd(cost.usd)}{per_1000}{sessions}", f"        {', '.join(parts)}"]
+        return _time_lines(cost)
+    line = f"cost:   {usd(cost.usd)}"
+    if cost.usd_per_1000_documents is not None:
+        line += f", {usd(cost.usd_per_1000_documents)} per 1,000 documents"
+    if cost.sessions > 1:
+        line += f", {counted(cost.sessions, 'session')}"
+    parts = []
+    for name, part in _largest_first(cost.parts):
+        if part:
+            parts.append(f"{name} {usd(part)} ({share(part, cost.usd)})")
+    lines = [line, f"        {', '.join(parts)}"]
     if cost.kwh is not None:
         lines.append(f"energy: {number(cost.kwh)} kWh of the GPUs")
     if cost.gpu_use is not None:
@@ -88,33 +98,65 @@ def _cost_lines(cost: RunCost | None) -> list[str]:
     return lines
 
 
+def _time_lines(cost: RunCost) -> list[str]:
+    """Return the parts of a run's time, without money."""
+    lines = [f"cost:   no price ({'; '.join(cost.notes or cost.prices)})"]
+    parts = []
+    for name, seconds in _largest_first(cost.seconds):
+        if seconds >= 0.05:
+            parts.append(f"{name} {duration(seconds)}")
+    if parts:
+        lines.append(f"time:   {', '.join(parts)}")
+    return lines
+
+
+def _largest_first(parts: Mapping[str, float]) -> list[tuple[str, float]]:
+    return sorted(parts.items(), key=lambda item: -item[1])
+
+
 def _table(rows: list[dict[str, Any]]) -> Table:
+    """Return a table of a few documents."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, expand=True)
-    with_category = any(row.get("category") for row in rows)
-    for head in ("document", "category") if with_category else ("document",):
-        table.add_column(head, overflow="ellipsis", no_wrap=True, max_width=16)
+    headings = ["document"]
+    if any(row.get("category") for row in rows):
+        headings.append("category")
+    for heading in headings:
+        table.add_column(heading, overflow="ellipsis", no_wrap=True, max_width=16)
     table.add_column("values", overflow="ellipsis", no_wrap=True, min_width=20, ratio=1)
     for row in rows:
-        category = [Text(one_line(row.pop("category", None) or ""))] if with_category else []
-        table.add_row(Text(one_line(row["id"])), *category, _values(row))
+        cells = [Text(one_line(row["id"]))]
+        if "category" in headings:
+            # The category has its own column, and is no value then.
+            cells.append(Text(one_line(row.pop("category", None) or "")))
+        table.add_row(*cells, _values(row))
     return table
 
 
 def _values(row: dict[str, Any]) -> Text:
-    """The answers of a row in one line: `name: value` of what was found, or the error."""
+    """Return the answers of a row in one line, `name: value` each, or its error."""
     if row["status"] != "ok":
         return Text(f"error: {_short(row['error'], 200)}", style="red")
     shape = shape_of(row)
-    values = [] if shape is None else shape.values(row)
-    if shape is not None and shape.many:
-        return Text(
-            "  ".join(f"{v.name}: {_short(v.value)}" for v in values if v.value not in (None, "[]"))
-        )
-    return Text(
-        " ".join(f"{_short(v.name, 60)} {_short(v.value or v.status, 200)}".strip() for v in values)
-    )
+    if shape is None:
+        return Text("")
+    values = shape.values(row)
+    if shape.many:
+        parts = [
+            f"{answer.name}: {_short(answer.value)}"
+            for answer in values
+            if answer.value not in (None, "[]")
+        ]
+        return Text("  ".join(parts))
+    parts = []
+    for answer in values:
+        value = _short(answer.value or answer.status, 200)
+        parts.append(f"{_short(answer.name, 60)} {value}".strip())
+    return Text(" ".join(parts))
 
 
-def _short(value: Any, most: int = 28) -> str:
+def _short(value: Any, limit: int = 28) -> str:
+    """Return a value in one line of at most `limit` characters."""
     text = one_line(" ".join(str(value).split()))
-    return text if len(text) <= most else text[: most - 1] + "…"
+    if len(text) <= limit:
+        return text
+    return text[: limit - 1] + "…"

@@ -1,6 +1,4 @@
-"""The command `raypd tune`: reads its options, prints what was tried, and writes the new
-configuration.
-"""
+"""The command `raypd tune`: print what was tried, and write the new configuration."""
 
 from pathlib import Path
 
@@ -20,47 +18,90 @@ def run(
     output: str | None,
     options: TuneOptions,
     verbose: bool,
-    labels: str | None = None,
-    floor: float | None = None,
 ) -> None:
-    """Tunes and writes; output None: CONFIG.tuned.yaml. labels: finds cascade.under, for an F1 of
-    `floor`. Raises ConfigError before decoding: it cannot be written; Exit where no threshold holds
-    the floor.
+    """Find the cheapest settings, and write a configuration with them.
+
+    Args:
+        path: The YAML of the run.
+        overrides: Keys of the configuration, as key=value.
+        output: The configuration to write; None for CONFIG.tuned.yaml.
+        options: The options of the search.
+        verbose: Whether to show the messages of Ray and the worker.
+
+    Raises:
+        ConfigError: Before anything is measured, if the configuration cannot be written.
     """
     config = load_config(path, overrides)
     source = Path(path)
-    target = Path(output) if output is not None else source.with_name(f"{source.stem}.tuned.yaml")
-    rewrite.check_target(target, source)
-    if labels is not None:
-        from raypd.evaluation import describe_cascade, tune_cascade
-
-        floor = config.fit.f1_floor if floor is None else floor
-        tuning = tune_cascade(config, labels, floor, options.sample, options.minutes, verbose)
-        words = describe_cascade(tuning)
-        print(words)
-        if tuning.best is None:
-            raise typer.Exit(1)
-        changes = {"cascade.under": tuning.best.under, "cascade.share": 1.0}
-        rewrite.write(source, overrides, changes, target, words.splitlines()[-1])
-        print(f"configuration: {target}\nnext: `raypd extract {target}`")
-        return
+    target = _target(source, output)
     if not 0 <= options.agreement <= 1:
         raise ConfigError(f"--agreement {options.agreement:g}: a share of values, from 0 to 1")
     measurements = target.with_suffix(".jsonl")
     try:
         result = tune(config, options, measurements, verbose=verbose, say=console.say)
     except KeyboardInterrupt:
-        advice = "the same command goes on from there"
         raise console.Interrupted(
-            f"interrupted: what was measured stands in {measurements}; {advice}"
+            f"interrupted: the measurements so far are in {measurements}; run the same command "
+            "again to resume"
         ) from None
     show_tune(result)
+    changed = "nothing had to be changed"
     if result.best.changes:
         changed = f"changed: {describe(result.best.changes)}"
-    else:
-        changed = "nothing had to be changed"
     rewrite.write(source, overrides, result.best.changes, target, f"{changed}\n{why(result)}")
     print(f"configuration: {target}")
     print(f"measurements:  {measurements}")
-    run_it = f"`raypd {config.task.command} {target}` runs it"
-    print(f"next: `raypd estimate {target}` says what a run with it takes, {run_it}")
+    print(
+        f"next: `raypd estimate {target}` estimates a run with it, `raypd {config.task.command} "
+        f"{target}` runs it"
+    )
+
+
+def run_cascade(
+    path: str,
+    overrides: list[str],
+    output: str | None,
+    options: TuneOptions,
+    labels: str,
+    f1_floor: float | None,
+    verbose: bool,
+) -> None:
+    """Find the threshold of the cascade, and write a configuration with it.
+
+    Args:
+        path: The YAML of the run.
+        overrides: Keys of the configuration, as key=value.
+        output: The configuration to write; None for CONFIG.tuned.yaml.
+        options: Of these, the sample and the minutes count.
+        labels: Labelled documents.
+        f1_floor: The F1 that the cascade must hold; None for fit.f1_floor.
+        verbose: Whether to show the messages of Ray and the worker.
+
+    Raises:
+        ConfigError: Before anything is measured, if the configuration cannot be written.
+        typer.Exit: If no threshold holds the floor.
+    """
+    from raypd.evaluation import describe_cascade, tune_cascade
+
+    config = load_config(path, overrides)
+    source = Path(path)
+    target = _target(source, output)
+    if f1_floor is None:
+        f1_floor = config.fit.f1_floor
+    tuning = tune_cascade(config, labels, f1_floor, options.sample, options.minutes, verbose)
+    description = describe_cascade(tuning)
+    print(description)
+    if tuning.best is None:
+        raise typer.Exit(1)
+    changes = {"cascade.under": tuning.best.under, "cascade.share": 1.0}
+    rewrite.write(source, overrides, changes, target, description.splitlines()[-1])
+    print(f"configuration: {target}\nnext: `raypd extract {target}`")
+
+
+def _target(source: Path, output: str | None) -> Path:
+    """Return the configuration to write, after checking that it may be written."""
+    target = source.with_name(f"{source.stem}.tuned.yaml")
+    if output is not None:
+        target = Path(output)
+    rewrite.check_target(target, source)
+    return target

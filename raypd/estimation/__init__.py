@@ -1,3 +1,1 @@
-"""Before a run: what it will take and cost (estimate), and which settings are the cheapest
-(tune).
-"""
+"""Before a run: estimate its time and cost, and search the cheapest settings (tune)."""

@@ -1,7 +1,8 @@
-"""How far two ways to decode give the same values, normalised.
+"""Measure how many values two ways of decoding have in common, after normalising them.
 
-A value cut at its limit, ambiguous or not valid differs from anything: a setting must not look good
-because it cuts. What the reference itself has not whole is left out.
+A value that was cut at its limit, is ambiguous or is not valid differs from every other value, so
+that a setting does not look good because it cuts. Values that are incomplete in the reference are
+left out.
 """
 
 import math
@@ -17,46 +18,53 @@ from raypd.estimation.profile import DocumentCost
 from raypd.tasks.columns import row_values
 from raypd.text import counted
 
-_Z = 1.96  # 95%, both sides
-_WHOLE = ("ok", "null")  # statuses
+_Z = 1.96  # of a two-sided interval of 95%
+_COMPLETE_STATUSES = ("ok", "null")
 _NUMBER = re.compile(r"[+-]?(\d{1,3}(,\d{3})+|\d+)(\.\d+)?$")
 Judge = Literal["low", "share"]
 
 
 @dataclass(frozen=True)
 class NormalValue:
-    text: str | None  # None: the document has none
-    complete: bool  # not cut, ambiguous or invalid
+    text: str | None  # None if the document has no such value
+    complete: bool  # neither cut, nor ambiguous, nor invalid
 
 
-# Of each document, by what was asked; None: no answer.
+# One mapping per document, from attribute or question to value; None where it has no answer.
 Answers = Sequence[Mapping[str, NormalValue] | None]
 
 
 @dataclass(frozen=True)
 class Agreement:
+    """How many values agree with the reference."""
+
     agree: int
-    of: int  # values
-    left_out: int = 0  # values, or documents without any, of which the reference has nothing whole
-    # Kish's design effect: values of a document err together.
+    of: int  # values that were compared
+    # Values that are incomplete in the reference, and documents without an answer in it.
+    left_out: int = 0
+    # Kish's design effect: the values of one document err together.
     alike: float = field(default=1.0, compare=False)
 
     @property
     def share(self) -> float:
-        return self.agree / self.of if self.of else math.nan
+        if not self.of:
+            return math.nan
+        return self.agree / self.of
 
     def interval(self) -> tuple[float, float]:
-        """95% of the share (Wilson); 0 to 1 where there is nothing to go by."""
+        """Return the 95% interval of the share (Wilson); (0, 1) if nothing was compared."""
         if not self.of:
             return 0.0, 1.0
         count = self.of / self.alike
         middle = self.share + _Z**2 / (2 * count)
-        by = 1 + _Z**2 / count
-        half = _Z * math.sqrt(self.share * (1 - self.share) / count + _Z**2 / (4 * count**2))
-        return max(0.0, (middle - half) / by), min(1.0, (middle + half) / by)
+        divisor = 1 + _Z**2 / count
+        half_width = _Z * math.sqrt(self.share * (1 - self.share) / count + _Z**2 / (4 * count**2))
+        low = max(0.0, (middle - half_width) / divisor)
+        high = min(1.0, (middle + half_width) / divisor)
+        return low, high
 
     def __str__(self) -> str:
-        """94.4% [90-97%] of 180 values"""
+        """Return, for example, 94.4% [90-97%] of 180 values."""
         if not self.of:
             return "no value to compare"
         low, high = self.interval()
@@ -65,20 +73,23 @@ class Agreement:
 
 @dataclass(frozen=True)
 class Floor:
-    """The least share of values that must agree."""
+    """The smallest share of values that must agree."""
 
     share: float
-    by: Judge = "low"  # what must reach it: the low end of the interval, or the share
+    by: Judge = "low"  # what must reach the floor: the low end of the interval, or the share itself
 
     def reached(self, agreement: Agreement) -> bool:
+        """Return whether an agreement reaches the floor."""
         if self.by == "low":
-            return agreement.interval()[0] >= self.share
+            low, _ = agreement.interval()
+            return low >= self.share
         return agreement.of > 0 and agreement.share >= self.share
 
     @property
     def needed(self) -> float:
-        """Values that must be compared, and all agree, before the floor can be reached; inf where
-        none suffice.
+        """Values that must be compared, and all agree, before the floor can be reached.
+
+        It is infinite if no number of values suffices.
         """
         if self.by == "share":
             return 1
@@ -87,52 +98,75 @@ class Floor:
         return math.ceil(_Z**2 * self.share / (1 - self.share) - 1e-9)
 
     def judged(self, reference: Agreement) -> bool:
-        """Whether a reference (against itself) has values enough to tell whether the floor is
-        reached.
+        """Return whether the reference has enough values to tell who reaches the floor.
+
+        Args:
+            reference: The agreement of the reference with itself.
         """
         return self.share <= 0 or reference.of >= self.needed
 
 
 def compare(reference: Answers, candidate: Answers) -> Agreement:
+    """Compare a candidate's answers with those of the reference, document by document."""
     left_out = 0
-    counts: list[tuple[int, int]] = []  # of each document: (values that agree, values)
+    agree_counts: list[int] = []  # of each document with a value
+    value_counts: list[int] = []
     for expected, actual in zip(reference, candidate, strict=True):
-        values = {name: value for name, value in (expected or {}).items() if value.complete}
-        left_out += 1 if expected is None else len(expected) - len(values)
-        counts.append(
-            (sum((actual or {}).get(name) == value for name, value in values.items()), len(values))
-        )
-    rows = np.array([(0, 0), *(count for count in counts if count[1])])[1:]
-    agree, of = map(int, rows.sum(0))
-    alike = 1.0  # how much more the share scatters than that of independent values
-    if 0 < agree < of and len(rows) > 1:
-        share = agree / of
-        scatter = ((rows[:, 0] - share * rows[:, 1]) ** 2).sum() * len(rows) / (len(rows) - 1)
-        alike = max(1.0, float(scatter / (share * (1 - share) * of)))
-    return Agreement(agree, of, left_out, alike)
+        if expected is None:
+            left_out += 1
+            continue
+        values = {name: value for name, value in expected.items() if value.complete}
+        left_out += len(expected) - len(values)
+        if not values:
+            continue
+        answers = actual or {}
+        agree_counts.append(sum(answers.get(name) == value for name, value in values.items()))
+        value_counts.append(len(values))
+    return Agreement(
+        sum(agree_counts), sum(value_counts), left_out, _design_effect(agree_counts, value_counts)
+    )
+
+
+def _design_effect(agree_counts: Sequence[int], value_counts: Sequence[int]) -> float:
+    """Return how much more the share scatters than the share of independent values would."""
+    documents = len(value_counts)
+    agree = sum(agree_counts)
+    total = sum(value_counts)
+    if documents < 2 or not 0 < agree < total:
+        return 1.0
+    share = agree / total
+    deviations = np.array(agree_counts) - share * np.array(value_counts)
+    scatter = (deviations**2).sum() * documents / (documents - 1)
+    return max(1.0, float(scatter / (share * (1 - share) * total)))
 
 
 def values_of(cost: DocumentCost | None) -> dict[str, NormalValue] | None:
-    """What a measured document was answered with; None where it failed or was not done."""
+    """Return the values of a measured document; None if it failed or was not answered."""
     if cost is not None and cost.error is None and cost.rows:
         return normal_values(cost.rows)
     return None
 
 
 def normal_values(rows: Iterable[Mapping[str, Any]]) -> dict[str, NormalValue]:
-    answers = (answer for row in rows for answer in row_values(row))
-    return {
-        answer.key: NormalValue(normal(answer.value), answer.status in _WHOLE) for answer in answers
-    }
+    """Return the normalised values of a document's output rows, by attribute or question."""
+    values: dict[str, NormalValue] = {}
+    for row in rows:
+        for answer in row_values(row):
+            complete = answer.status in _COMPLETE_STATUSES
+            values[answer.key] = NormalValue(normal(answer.value), complete)
+    return values
 
 
 def normal(value: Any) -> str | None:
-    """Case, width and runs of spaces do not count, nor does punctuation around a value; 1,200.0 is
+    """Normalise a value as text.
+
+    Case, width, runs of spaces and punctuation around the value do not count, and 1,200.0 equals
     1200.
     """
     if value is None:
         return None
-    text = " ".join(unicodedata.normalize("NFKC", str(value)).casefold().split()).strip(
-        " \"'.,;:!?()[]"
-    )
-    return f"{float(text.replace(',', '')):.12g}" if _NUMBER.match(text) else text
+    text = unicodedata.normalize("NFKC", str(value)).casefold()
+    text = " ".join(text.split()).strip(" \"'.,;:!?()[]")
+    if _NUMBER.match(text):
+        return f"{float(text.replace(',', '')):.12g}"
+    return text

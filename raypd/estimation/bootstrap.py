@@ -1,11 +1,11 @@
-"""The bootstrap: how far the figures of a sample hold for the corpus, by drawing the sample again
-and again.
+"""The bootstrap: how precisely the figures of a sample hold for the corpus.
 
-A quantity is an array `[1 + DRAWS]`: what the sample gives, then what resampled samples give, so
-that bills are plain numpy. A counted or given one is an array of one. Of a group's `n` members `n -
-1` are drawn, which makes the variance of the draws unbiased; where much of the population was
-drawn, weights move by the root of the share that was not (Rao and Wu, 1988). Few members tell
-little of their own scatter: draws are spread by a chi-square, as Student's t is.
+A quantity is an array `[1 + DRAWS]`: the value of the sample, then the values of resampled samples,
+so that bills are plain numpy. A quantity that was counted or given is an array of one. From a group
+of `n` members, `n - 1` are drawn, which makes the variance of the draws unbiased. If much of the
+population was drawn, weights are scaled by the root of the share that was not drawn (Rao and Wu,
+1988). A few members say little about their own scatter, so draws are spread by a chi-square, like
+Student's t.
 """
 
 import math
@@ -17,40 +17,53 @@ from numpy.typing import NDArray
 from raypd.estimation.records import Figure
 
 DRAWS = 2000
-_BLOCKS = 1000  # more clusters than this are resampled in blocks
-# Documents next to each other in the order of the corpus, which are drawn again among themselves.
+# More clusters than this are resampled in blocks.
+_BLOCKS = 1000
+# Documents next to each other in the order of the corpus are resampled in groups of this size.
 _GROUP = 3
-_LEAST = 4  # degrees of freedom, for a slope to be told
+# Degrees of freedom that are needed to fit a slope.
+_MIN_DEGREES = 4
 Array = NDArray[np.float64]
 
 
 def exact(value: float) -> Array:
-    """A quantity that was counted or given."""
+    """Return a quantity that was counted or given, without an interval."""
     return np.array([float(value)])
 
 
 def figure(quantity: Array) -> Figure:
-    """Value and 95% interval; no ends where the sample cannot tell them."""
-    low, high = (
-        np.quantile(quantity[1:], (0.025, 0.975))
-        if len(quantity) > 1
-        else (quantity[0], quantity[0])
-    )
-    return Figure(float(quantity[0]), *(() if np.isnan(low) else (float(low), float(high))))
+    """Return the value and the 95% interval, without ends if the sample cannot tell them."""
+    value = float(quantity[0])
+    if len(quantity) == 1:
+        low = high = value
+    else:
+        low, high = map(float, np.quantile(quantity[1:], (0.025, 0.975)))
+    if math.isnan(low):
+        return Figure(value)
+    return Figure(value, low, high)
 
 
 def weights(
     count: int, rng: np.random.Generator, groups: int = 1, population: float = math.inf
 ) -> Array:
-    """Weights of the sample's members, `[1 + DRAWS, count]`: ones, then those of resampled
-    samples.
+    """Draw weights of the sample's members.
+
+    Args:
+        count: Members of the sample.
+        rng: Draws the weights.
+        groups: Number of groups of neighbours; members are resampled within their group.
+        population: Members of the population that the sample is from.
+
+    Returns:
+        `[1 + DRAWS, count]`: ones, then the weights of resampled samples.
     """
     result = np.ones((1 + DRAWS, count))
+    scale = math.sqrt(max(0.0, 1 - count / population))
     for members in np.array_split(np.arange(count), groups):
-        n = len(members)
-        if n > 1:
-            draws = rng.multinomial(n - 1, np.full(n, 1 / n), DRAWS) * (n / (n - 1))
-            result[1:, members] += math.sqrt(max(0.0, 1 - count / population)) * (draws - 1)
+        size = len(members)
+        if size > 1:
+            draws = rng.multinomial(size - 1, np.full(size, 1 / size), DRAWS)
+            result[1:, members] += scale * (draws * (size / (size - 1)) - 1)
     return result
 
 
@@ -60,46 +73,66 @@ def ratio(
     rng: np.random.Generator,
     population: float = math.inf,
 ) -> Array:
-    """sum / sum over drawn clusters (units of a run, rounds of a measurement), of `population` in
-    all.
+    """Estimate the ratio of two sums over drawn clusters.
+
+    Args:
+        numerators: One per cluster (a unit of a run, or a round of a measurement).
+        denominators: One per cluster.
+        rng: Draws the resampled samples.
+        population: Number of clusters that the drawn ones are from.
     """
-    a, b = (
-        np.array(
-            [part.sum() for part in np.array_split(np.asarray(x, float), min(len(x), _BLOCKS))]
-        )
-        for x in (numerators, denominators)
-    )
-    if b.sum() <= 0:
+    upper = _blocks(numerators)
+    lower = _blocks(denominators)
+    if lower.sum() <= 0:
         return np.r_[0.0, np.full(DRAWS, np.nan)]
     if len(numerators) >= population:
-        return exact(a.sum() / b.sum())
-    drawn = weights(len(a), rng, population=population * len(a) / len(numerators))
-    return _spread((drawn @ a) / np.maximum(drawn @ b, 1e-12), len(a) - 1, rng)
+        return exact(upper.sum() / lower.sum())
+    drawn = weights(len(upper), rng, population=population * len(upper) / len(numerators))
+    return _spread((drawn @ upper) / np.maximum(drawn @ lower, 1e-12), len(upper) - 1, rng)
+
+
+def _blocks(values: Sequence[float]) -> Array:
+    """Sum neighbouring clusters, so that at most `_BLOCKS` are resampled."""
+    blocks = np.array_split(np.asarray(values, float), min(len(values), _BLOCKS))
+    return np.array([block.sum() for block in blocks])
 
 
 def mean(
     values: Array, lengths: Array, mean_length: float, population: float, rng: np.random.Generator
 ) -> Array:
-    """The mean of a corpus from documents at equal distances in its order. values, lengths: `[n]`,
-    in that order. The corpus's mean length is known: the sample's mean is moved to it along a
-    slope, found anew in every draw.
+    """Estimate the mean of a corpus from documents at equal distances in its order.
+
+    The mean length of the corpus is known. So the mean of the sample is corrected along a slope of
+    value over length, which is fitted anew in each draw.
+
+    Args:
+        values: `[n]`, in the order of the corpus.
+        lengths: `[n]`, in the same order.
+        mean_length: The mean length of all documents of the corpus.
+        population: Documents of the corpus.
+        rng: Draws the resampled samples.
     """
     groups = max(1, len(values) // _GROUP)
     drawn = weights(len(values), rng, groups, population)
-    y = drawn @ values / len(values)
-    x = drawn @ lengths / len(values)
-    if len(values) - groups >= _LEAST and np.ptp(lengths) > 0:
-        off = lengths - x[:, None]
-        slope = (drawn * off * values).sum(1) / np.maximum((drawn * off**2).sum(1), 1e-12)
-        # Few documents, drawn again, may be of one length.
-        slope = slope.clip(-2 * abs(slope[0]), 2 * abs(slope[0]))
-        y += slope * (mean_length - x)
-    return y[:1] if len(values) >= population else _spread(y, len(values) - groups, rng)
+    means = drawn @ values / len(values)
+    mean_lengths = drawn @ lengths / len(values)
+    degrees = len(values) - groups
+    if degrees >= _MIN_DEGREES and np.ptp(lengths) > 0:
+        deviations = lengths - mean_lengths[:, None]
+        variances = (drawn * deviations**2).sum(1)
+        slopes = (drawn * deviations * values).sum(1) / np.maximum(variances, 1e-12)
+        # A resampled sample of few documents may have documents of a single length.
+        slopes = slopes.clip(-2 * abs(slopes[0]), 2 * abs(slopes[0]))
+        means += slopes * (mean_length - mean_lengths)
+    if len(values) >= population:
+        return means[:1]
+    return _spread(means, degrees, rng)
 
 
 def _spread(draws: Array, degrees: int, rng: np.random.Generator) -> Array:
-    """Draws with the tails of Student's t, on the logarithm: figures are positive and compared by
-    their ratio.
+    """Give draws the tails of Student's t.
+
+    The logarithm is spread, because figures are positive and compared by their ratio.
     """
     value = draws[0]
     if value <= 0:
@@ -107,7 +140,5 @@ def _spread(draws: Array, degrees: int, rng: np.random.Generator) -> Array:
     if degrees < 1:
         return np.r_[value, np.full(DRAWS, np.nan)]
     power = np.sqrt(degrees / rng.chisquare(degrees, DRAWS))
-    return np.r_[
-        value,
-        value * np.exp(np.clip(np.log(np.maximum(draws[1:] / value, 0.05)) * power, -100, 100)),
-    ]
+    logarithms = np.log(np.maximum(draws[1:] / value, 0.05))
+    return np.r_[value, value * np.exp(np.clip(logarithms * power, -100, 100))]

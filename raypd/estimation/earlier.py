@@ -1,6 +1,6 @@
-"""An estimate from what an earlier run's committed units took: the sample, drawn in the order of
-the input.
-"""
+"""Estimate from the committed units of an earlier run, which serve as the sample."""
+
+from typing import Any
 
 import numpy as np
 
@@ -17,75 +17,109 @@ from raypd.estimation.records import Estimate
 from raypd.run import layout, records
 from raypd.run.left_out import describe
 from raypd.run.manifest import RunRecord
+from raypd.run.unit import UnitSummary
 from raypd.run.usage import UsageKey
 from raypd.text import counted
 
 
 def estimate_from(config: RunConfig, options: EstimateOptions) -> Estimate:
-    """The corpus at the speed of `options.run`.
+    """Estimate the corpus at the speed of the earlier run `options.run`.
 
-    Raises ConfigError: no run, no committed units, several GPU types.
+    Raises:
+        ConfigError: If there is no such run, if it has no committed units, or if it used several
+            types of GPU.
     """
     assert options.run is not None
     run = storage.absolute(options.run)
-    try:
-        earlier_config = records.read(RunRecord, storage.join(run, layout.RUN)).config
-    except FileNotFoundError:
-        raise ConfigError(f"--from {run}: no run of raypd (it has no run.json)") from None
-    except (OSError, records.RecordError) as error:
-        raise ConfigError(f"--from {run}: its run.json cannot be read: {error}") from None
+    earlier_config = _earlier_config(run)
     units = writer.summaries(run)
     bills = book.bills(run)
     if not units:
         raise ConfigError(f"--from {run}: no unit is committed there yet")
-    documents = [float(unit.documents) for unit in units]
-    rng = np.random.default_rng(sampling.SEED)
-    gpu, machine = _machine(run, bills)
-    speed = MethodSpeed(
-        str(earlier_config.get("decoding", {}).get("method", "")),
-        bootstrap.ratio([unit.busy_seconds for unit in units], documents, rng),
-        f"{counted(len(units), 'unit')} of {run}, {counted(int(sum(documents)), 'document')}",
-        gpu,
-        machine,
-        {
-            name: bootstrap.ratio([unit.counts.get(name, 0) for unit in units], documents, rng)
-            for name in TOKENS
-        },
-    )
-    notes = [f"it is taken that documents are as those of {run}"]
-    current = config.model_dump(mode="json", include={"task", "model", "decoding", "engine"})
-    changed = [
-        f"{section}.{key}"
-        for section, keys in current.items()
-        for key, value in keys.items()
-        if earlier_config.get(section, {}).get(key, value) != value
-    ]
-    if changed:
+    speed = _speed(run, str(earlier_config.get("decoding", {}).get("method", "")), units, bills)
+    notes = [f"it is assumed that documents are like those of {run}"]
+    changed_keys = _changed_keys(config, earlier_config)
+    if changed_keys:
         notes.append(
-            f"that run had other values of {', '.join(changed[:6])}: its speed may not be yours"
+            f"that run had other values of {', '.join(changed_keys[:6])}: its speed may not be "
+            "yours"
         )
     if options.documents:
-        total = bootstrap.exact(options.documents)
+        documents = bootstrap.exact(options.documents)
     else:
         corpus = sampling.scan(config)
-        total = corpus.documents
+        documents = corpus.documents
         if corpus.left_out:
             notes.append(describe(corpus.left_out))
-    result = assemble(config, options, total, [speed], [], _overhead(bills), notes)
-    usages = [unit.categories for unit in units]
-    if config.cascade.model is None:
-        # The counts of a unit include those of retries.
-        usages = [{UsageKey(""): {**dict.fromkeys(TOKENS, 0), **unit.counts}} for unit in units]
-    models = book.models_of(config)
-    micro = sum(book.usage_usd(usage, models) for usage in usages)
-    if micro:
-        add_server(result, micro / MICRO / sum(documents))
+    result = assemble(config, options, documents, [speed], [], _overhead(bills), notes)
+    micro_usd = _server_micro_usd(config, units)
+    if micro_usd:
+        add_server(result, micro_usd / MICRO / sum(float(unit.documents) for unit in units))
     return result
 
 
+def _earlier_config(run: str) -> dict[str, Any]:
+    """Read the configuration of the earlier run."""
+    try:
+        return records.read(RunRecord, storage.join(run, layout.RUN)).config
+    except FileNotFoundError:
+        raise ConfigError(f"--from {run}: not a run of raypd (it has no run.json)") from None
+    except (OSError, records.RecordError) as error:
+        raise ConfigError(f"--from {run}: its run.json cannot be read: {error}") from None
+
+
+def _speed(run: str, method: str, units: list[UnitSummary], bills: list[Bill]) -> MethodSpeed:
+    """Compute the speed of the earlier run, with the scatter of its units."""
+    rng = np.random.default_rng(sampling.SEED)
+    documents = [float(unit.documents) for unit in units]
+    gpu, machine = _machine(run, bills)
+    seconds = bootstrap.ratio([unit.busy_seconds for unit in units], documents, rng)
+    tokens = {
+        name: bootstrap.ratio([unit.counts.get(name, 0) for unit in units], documents, rng)
+        for name in TOKENS
+    }
+    unit_count = counted(len(units), "unit")
+    document_count = counted(int(sum(documents)), "document")
+    return MethodSpeed(
+        method=method,
+        seconds=seconds,
+        source=f"{unit_count} of {run}, {document_count}",
+        gpu=gpu,
+        machine=machine,
+        tokens=tokens,
+    )
+
+
+def _changed_keys(config: RunConfig, earlier_config: dict[str, Any]) -> list[str]:
+    """List the keys that affect speed and have another value than in the earlier run."""
+    current = config.model_dump(mode="json", include={"task", "model", "decoding", "engine"})
+    changed = []
+    for section, keys in current.items():
+        earlier_section = earlier_config.get(section, {})
+        for key, value in keys.items():
+            if earlier_section.get(key, value) != value:
+                changed.append(f"{section}.{key}")
+    return changed
+
+
+def _server_micro_usd(config: RunConfig, units: list[UnitSummary]) -> float:
+    """Return the price of all tokens at a server behind an endpoint, in millionths of a USD."""
+    usages = [unit.categories for unit in units]
+    if config.cascade.model is None:
+        # The counts of a unit include the tokens of retries.
+        usages = [{UsageKey(""): {**dict.fromkeys(TOKENS, 0), **unit.counts}} for unit in units]
+    models = book.models_of(config)
+    return sum(book.usage_usd(usage, models) for usage in usages)
+
+
 def add_server(result: Estimate, usd: float) -> None:
-    """Notes what a document's tokens cost, at a server behind an endpoint: it is not in the bills
-    of machines.
+    """Note the price of a document's tokens at a server behind an endpoint.
+
+    The bills of machines do not contain it.
+
+    Args:
+        result: Gets the price and a note.
+        usd: USD per document.
     """
     result.sample = {**(result.sample or {}), "server_usd": usd}
     result.notes.append(
@@ -95,28 +129,39 @@ def add_server(result: Estimate, usd: float) -> None:
 
 
 def _machine(run: str, bills: list[Bill]) -> tuple[str | None, str]:
-    """(the GPU of its workers' nodes as instance types have it, the machine in words)."""
+    """Return the GPU of the workers' nodes as instance types spell it, and the machine in words."""
     types = {node.instance_type for bill in bills for node in bill.nodes if node.instance_type}
     gpus = {INSTANCES[name].gpu for name in types if name in INSTANCES and INSTANCES[name].gpus}
+    if not gpus:
+        return None, "that run's machine"
     if len(gpus) > 1:
         raise ConfigError(
-            f"--from {run}: it ran on several kinds of GPU ({', '.join(sorted(gpus))}): no one "
-            "speed"
+            f"--from {run}: it ran on several types of GPU ({', '.join(sorted(gpus))}), so it "
+            "has no single speed; name a run on one type"
         )
-    return (gpus.pop(), ", ".join(sorted(types))) if gpus else (None, "that run's machine")
+    return gpus.pop(), ", ".join(sorted(types))
 
 
 def _overhead(bills: list[Bill]) -> Overhead | None:
-    """Means over workers, from when a node was billed, or came up for it, until it decoded; unpaid:
-    before any node.
+    """Average over workers and runs the seconds beside decoding; None if no worker decoded.
+
+    The start-up lasts from when a worker's node was billed until the worker decoded. The unpaid
+    time is the time of the run before any node was billed.
     """
-    startup = []
-    unpaid = []
+    startup_seconds = []
+    unpaid_seconds = []
     for bill in bills:
-        nodes = {node.node: node.began for node in bill.nodes}
-        unpaid.append(max(0.0, min(nodes.values(), default=bill.began) - bill.began))
+        node_starts = {node.node: node.began for node in bill.nodes}
+        first_start = min(node_starts.values(), default=bill.began)
+        unpaid_seconds.append(max(0.0, first_start - bill.began))
         for worker in bill.workers:
-            busy = [began for began, _, kind, _ in worker.spans if kind == "busy"]
-            if busy:
-                startup.append(max(0.0, min(busy) - nodes.get(worker.node, bill.began)))
-    return Overhead(sum(startup) / len(startup), sum(unpaid) / len(unpaid)) if startup else None
+            busy_starts = [began for began, _, kind, _ in worker.spans if kind == "busy"]
+            if busy_starts:
+                node_start = node_starts.get(worker.node, bill.began)
+                startup_seconds.append(max(0.0, min(busy_starts) - node_start))
+    if not startup_seconds:
+        return None
+    return Overhead(
+        startup=sum(startup_seconds) / len(startup_seconds),
+        unpaid=sum(unpaid_seconds) / len(unpaid_seconds),
+    )

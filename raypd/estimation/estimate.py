@@ -1,12 +1,13 @@
-"""`raypd estimate`: what a corpus will take and cost, before it is run, from a sample, an earlier
-run or the user.
+"""`raypd estimate`: predict the time and cost of a run before it starts.
+
+The speed is measured on a sample, taken from an earlier run, or given by the user.
 """
 
-import contextlib
 import math
 import time
 import zlib
 from collections.abc import Sequence
+from operator import itemgetter
 
 import numpy as np
 
@@ -38,46 +39,70 @@ from raypd.run.manifest import RunRecord
 from raypd.run.records import RecordError
 from raypd.text import counted
 
-_BASELINE_SECONDS = 60.0  # where --minutes says no other
-_FEW = 30  # documents: the note says that more would be better
-_MILLION = 1e6  # documents of a prediction without a corpus
+# Seconds to measure autoregressive decoding, unless --minutes is given.
+_BASELINE_SECONDS = 60.0
+# A note recommends a larger sample below this many documents.
+_SMALL_SAMPLE = 30
+# Documents of a prediction without a corpus.
+_MILLION = 1e6
 _PREDICTED = (
-    "predicted from data sheets, measured by nobody (Qwen3-8B on an L40S: 31 documents/s "
-    "by it, 6.28 of others in the "
-    "HPD paper: docs/estimate.md says why). Choose a card by it, then measure"
+    "predicted from data sheets, not measured (for Qwen3-8B on an L40S the prediction is 31 "
+    "documents/s, and the HPD paper measured 6.28; docs/estimate.md says why). Choose a GPU by "
+    "it, then measure"
 )
 
 
 def run(config: RunConfig | None, options: EstimateOptions, as_json: bool, verbose: bool) -> None:
-    """Estimates, prints (as_json: estimate.json in place of tables), and writes estimate.json into
-    the run's folder. Raises Interrupted at Ctrl-C, what `estimate` raises, and RunError where
-    estimate.json cannot be written.
+    """Estimate, print the result, and write estimate.json into the run's folder.
+
+    Args:
+        config: The configuration; None if the speed is given or predicted.
+        options: The options of the command.
+        as_json: Whether to print estimate.json instead of tables.
+        verbose: Whether to show the messages of Ray and the worker.
+
+    Raises:
+        Interrupted: At Ctrl-C.
+        RunError: If estimate.json cannot be written.
+        UserError: As `estimate` raises.
     """
     try:
         result = estimate(config, options, verbose)
     except KeyboardInterrupt:
         raise Interrupted("interrupted: nothing was written") from None
-    path = _write(result, config) if config is not None else None
+    path = None
+    if config is not None:
+        path = _write(result, config)
     if as_json:
         print(records.encoded(result).decode(), end="")
         return
     show_estimate(result)
     if path is not None:
+        folder = path.rpartition("/")[0]
         print(f"estimate: {path}")
         print(
-            f"next: `raypd report {path.rpartition('/')[0]}` shows it as a page, and after the "
-            "run beside the bill"
+            f"next: `raypd report {folder}` shows it as a page, and after the run beside the bill"
         )
 
 
 def estimate(config: RunConfig | None, options: EstimateOptions, verbose: bool = False) -> Estimate:
-    """Raises ConfigError, InputError, ModelError, RunError. config: None where speed, documents and
-    types are given.
+    """Estimate the time and cost of a corpus.
+
+    Args:
+        config: The configuration; None if the speed, the documents and the instance types are
+            given.
+        options: The options of `raypd estimate`.
+        verbose: Whether to show the messages of Ray and the worker.
+
+    Raises:
+        ConfigError, InputError, ModelError: If the configuration, the input or the model is at
+            fault.
+        RunError: If nothing could be measured.
     """
     if config is not None:
         storage.configure(config.storage)
     if options.throughput or options.model:
-        result = _given(config, options)
+        result = _with_given_speed(config, options)
     elif config is None:
         raise ConfigError(
             "give a configuration, --model, or --throughput with --documents and --instance"
@@ -94,18 +119,19 @@ def estimate(config: RunConfig | None, options: EstimateOptions, verbose: bool =
 
 
 def _write(result: Estimate, config: RunConfig) -> str | None:
-    """Puts it into the run's folder, for its report; its path, or None where the folder is another
-    run's.
+    """Write estimate.json into the run's folder, for its report.
+
+    Returns:
+        Its path, or None if the folder belongs to a run with another configuration.
     """
     output = output_folder(config)
     path = storage.join(output, layout.ESTIMATE)
     try:
-        with contextlib.suppress(FileNotFoundError):
-            if (
-                records.read(RunRecord, storage.join(output, layout.RUN)).fingerprint
-                != config.fingerprint()
-            ):
-                return None
+        run_record = records.read(RunRecord, storage.join(output, layout.RUN))
+        if run_record.fingerprint != config.fingerprint():
+            return None
+    except FileNotFoundError:
+        pass
     except RecordError:
         return None
     with raised_as(RunError, f"output.path {output}: cannot be written"):
@@ -115,153 +141,206 @@ def _write(result: Estimate, config: RunConfig) -> str | None:
 
 
 def _measured(config: RunConfig, options: EstimateOptions, verbose: bool) -> Estimate:
+    """Decode a sample, and estimate the corpus from its speed."""
     check_model(config)
     sample = sampling.draw(config, options.sample)
-    documents = sample.documents
-    ends = math.inf if options.minutes is None else time.monotonic() + 60 * options.minutes
+    deadline = math.inf
+    if options.minutes is not None:
+        deadline = time.monotonic() + 60 * options.minutes
     notes: list[str] = []
+    baseline: list[MethodSpeed] = []
     with profile.RemoteProfiler(config, verbose) as profiler:
-        limit = max(1.0, ends - time.monotonic())
-        profiled = profiler.profile(config, documents, limit, f"measure {config.decoding.method}")
+        limit = max(1.0, deadline - time.monotonic())
+        label = f"measure {config.decoding.method}"
+        profiled = profiler.profile(config, sample.documents, limit, label)
         check_sample(profiled)
         speed = speed_of(sample, profiled, notes)
-        baseline: list[MethodSpeed] = []
         if options.baseline and config.decoding.method != "autoregressive":
-            changed = with_changes(config, {"decoding.method": "autoregressive"})
-            if options.minutes is None:
-                limit = _BASELINE_SECONDS
-            else:
-                limit = max(1.0, ends - time.monotonic())
-            plain = profiler.profile(changed, documents, limit, "measure autoregressive", slow=True)
-            if plain.documents_per_second:
-                baseline = [speed_of(sample, plain, notes)]
-                limit = changed.decoding.max_new_tokens
-                if cut := sum(
-                    cost is not None and cost.decode_tokens >= limit for cost in plain.costs
-                ):
-                    note = (
-                        f"autoregressive: {cut} of {counted(len(plain.costs), 'answer')} did "
-                        "not end before"
-                    )
-                    notes.append(
-                        f"{note} decoding.max_new_tokens={limit}: with weights trained to end "
-                        "it costs less"
-                    )
-            else:
-                notes.append(
-                    "there was no time to measure autoregressive decoding: raise --minutes"
-                )
+            limit = _BASELINE_SECONDS
+            if options.minutes is not None:
+                limit = max(1.0, deadline - time.monotonic())
+            baseline = _measured_baseline(config, sample, profiler, limit, notes)
     if options.documents is None:
-        total = sample.scan.documents
+        documents = sample.scan.documents
     else:
-        total = bootstrap.exact(options.documents)
+        documents = bootstrap.exact(options.documents)
     overhead = Overhead(
-        profiler.startup_seconds + profiled.load_seconds + profiled.warmup_seconds,
-        profiler.unpaid_seconds + profiler.closing_seconds,
+        startup=profiler.startup_seconds + profiled.load_seconds + profiled.warmup_seconds,
+        unpaid=profiler.unpaid_seconds + profiler.closing_seconds,
     )
-    result = assemble(
-        config,
-        options,
-        total,
-        [speed],
-        baseline,
-        overhead,
-        notes + _notes(config, sample, profiled),
-    )
-    times = {
-        name: round(getattr(profiled, name), 3)
-        for name in ("seconds", "warmup_seconds", "load_seconds")
+    notes += _notes(config, sample, profiled)
+    result = assemble(config, options, documents, [speed], baseline, overhead, notes)
+    result.sample = {
+        "documents": len(sample.documents),
+        "seconds": round(profiled.seconds, 3),
+        "warmup_seconds": round(profiled.warmup_seconds, 3),
+        "load_seconds": round(profiled.load_seconds, 3),
+        "machine": profiled.worker.machine,
+        "complete": profiled.complete,
     }
-    complete = {"machine": profiled.worker.machine, "complete": profiled.complete}
-    result.sample = {"documents": len(documents), **times, **complete}
-    done = _done(sample, profiled)
-    tokens = hosted.counter(config)
-    if server := float(_corpus_mean(sample, done, [cost.server_usd for _, cost in done])[0]):
-        earlier.add_server(result, server)
-    counts = [hosted.count(config, cost, tokens) for _, cost in done]
-    sent, written = (_corpus_mean(sample, done, values) for values in zip(*counts, strict=True))
-    result.hosted_tokens = {"input": bootstrap.figure(sent), "output": bootstrap.figure(written)}
-    result.hosted = hosted.estimates(config.cost, total, sent, written)
+    _add_services(result, config, sample, profiled, documents)
     return result
 
 
-# Of what was done: the place in the sample's order, and what it took.
-_Done = list[tuple[int, DocumentCost]]
+def _measured_baseline(
+    config: RunConfig,
+    sample: CorpusSample,
+    profiler: profile.RemoteProfiler,
+    limit: float,
+    notes: list[str],
+) -> list[MethodSpeed]:
+    """Measure autoregressive decoding on the same sample; empty if there was no time for it.
 
-
-def _done(sample: CorpusSample, profiled: Profile) -> _Done:
-    measured = zip(sample.places, profiled.costs, strict=True)
-    return sorted(
-        ((place, cost) for place, cost in measured if cost is not None), key=lambda item: item[0]
+    Args:
+        config: The configuration of the run.
+        sample: The sample.
+        profiler: The worker to measure on.
+        limit: Seconds that the measurement may take.
+        notes: Gets notes about the measurement.
+    """
+    changed = with_changes(config, {"decoding.method": "autoregressive"})
+    profiled = profiler.profile(
+        changed, sample.documents, limit, "measure autoregressive", slow=True
     )
+    if not profiled.documents_per_second:
+        notes.append("there was no time to measure autoregressive decoding: raise --minutes")
+        return []
+    speed = speed_of(sample, profiled, notes)
+    max_new_tokens = changed.decoding.max_new_tokens
+    cut = 0
+    for cost in profiled.costs:
+        if cost is not None and cost.decode_tokens >= max_new_tokens:
+            cut += 1
+    if cut:
+        notes.append(
+            f"autoregressive: {cut} of {counted(len(profiled.costs), 'answer')} did not end "
+            f"before decoding.max_new_tokens={max_new_tokens}: with weights trained to end it "
+            "costs less"
+        )
+    return [speed]
+
+
+def _add_services(
+    result: Estimate,
+    config: RunConfig,
+    sample: CorpusSample,
+    profiled: Profile,
+    documents: Array,
+) -> None:
+    """Add the prices of servers behind an endpoint and of hosted batch services."""
+    measured = _measured_costs(sample, profiled)
+    server_usd = _corpus_mean(sample, measured, [cost.server_usd for _, cost in measured])
+    if server_usd[0]:
+        earlier.add_server(result, float(server_usd[0]))
+    count_tokens = hosted.counter(config)
+    counts = [hosted.count(config, cost, count_tokens) for _, cost in measured]
+    sent = _corpus_mean(sample, measured, [input_tokens for input_tokens, _ in counts])
+    written = _corpus_mean(sample, measured, [output_tokens for _, output_tokens in counts])
+    result.hosted_tokens = {"input": bootstrap.figure(sent), "output": bootstrap.figure(written)}
+    result.hosted = hosted.estimates(config.cost, documents, sent, written)
+
+
+# (index in CorpusSample.readable, cost) of the documents that were answered, by index.
+_MeasuredCosts = list[tuple[int, DocumentCost]]
+
+
+def _measured_costs(sample: CorpusSample, profiled: Profile) -> _MeasuredCosts:
+    """Return the costs of the answered documents, in the order of the corpus."""
+    measured = []
+    for index, cost in zip(sample.readable_indices, profiled.costs, strict=True):
+        if cost is not None:
+            measured.append((index, cost))
+    return sorted(measured, key=itemgetter(0))
 
 
 def speed_of(sample: CorpusSample, profiled: Profile, notes: list[str]) -> MethodSpeed:
-    """The speed over the corpus, with the scatter of documents, units and machine. notes: gets
-    words on failed ones. The bootstrap draws the same documents for every method, as these were
-    measured on the same ones.
+    """Compute the speed over the corpus, with the scatter of documents, units and the machine.
+
+    The bootstrap draws the same documents for every method, because every method was measured on
+    the same documents.
+
+    Args:
+        sample: The sample that was measured.
+        profiled: The measurement.
+        notes: Gets notes on failed documents and on a measurement that was cut short.
     """
-    done = _done(sample, profiled)
-    if errors := [cost.error for _, cost in done if cost.error is not None]:
-        failed = f"{len(errors)} of {counted(len(done), 'document')} failed"
+    measured = _measured_costs(sample, profiled)
+    errors = [cost.error for _, cost in measured if cost.error is not None]
+    if errors:
+        failed = f"{len(errors)} of {counted(len(measured), 'document')} failed"
         notes.append(f"{profiled.method}: {failed}, the first: {errors[0]}")
     if not profiled.complete:
         notes.append(
             f"{profiled.method}: the time ended before the sample was done: a guess; raise "
             "--minutes"
         )
-    machine = np.random.default_rng([sampling.SEED, zlib.crc32(profiled.method.encode())])
+    machine_rng = np.random.default_rng([sampling.SEED, zlib.crc32(profiled.method.encode())])
+    expected = [expected_seconds for expected_seconds, _ in profiled.samples]
+    actual = [actual_seconds for _, actual_seconds in profiled.samples]
+    pace = bootstrap.ratio(actual, expected, machine_rng)
+    seconds = _corpus_mean(sample, measured, [cost.seconds for _, cost in measured])
+    tokens = {
+        name: _corpus_mean(sample, measured, [getattr(cost, name) for _, cost in measured])
+        for name in TOKENS
+    }
     worker = profiled.worker
-    expected, took = zip(*profiled.samples, strict=True)
-    pace = bootstrap.ratio(took, expected, machine)
-    source = (
-        f"measured on {worker.machine}, {counted(len(done), 'document')}, {profiled.seconds:.0f} s"
-    )
-    names = ("seconds", *TOKENS)
-    seconds, *tokens = (
-        _corpus_mean(sample, done, [getattr(cost, name) for _, cost in done]) for name in names
-    )
-    fed = dict(zip(TOKENS, tokens, strict=True))
+    document_count = counted(len(measured), "document")
     return MethodSpeed(
-        profiled.method, seconds * (pace / pace[0]), source, worker.gpu, worker.machine, fed
+        method=profiled.method,
+        seconds=seconds * (pace / pace[0]),
+        source=f"measured on {worker.machine}, {document_count}, {profiled.seconds:.0f} s",
+        gpu=worker.gpu,
+        machine=worker.machine,
+        tokens=tokens,
     )
 
 
-def _corpus_mean(sample: CorpusSample, done: _Done, values: Sequence[float]) -> Array:
-    """The mean of a document of the corpus, those that cannot be read included (they take
-    nothing).
+def _corpus_mean(sample: CorpusSample, measured: _MeasuredCosts, values: Sequence[float]) -> Array:
+    """Estimate the mean over all documents of the corpus.
+
+    Documents that cannot be read are included; they take nothing.
+
+    Args:
+        sample: The sample.
+        measured: The documents that were answered.
+        values: One value per answered document.
     """
     scan = sample.scan
     rng = np.random.default_rng(sampling.SEED)
-    places = [place for place, _ in done]
+    indices = [index for index, _ in measured]
     amounts = np.array(values, float)
     lengths = np.array([document.length for document in sample.readable], float)
-    readable = len(lengths) / len(scan.scanned)
-    mean = readable * bootstrap.mean(
-        amounts, lengths[places], float(lengths.mean()), readable * scan.documents[0], rng
+    readable_share = len(lengths) / len(scan.scanned)
+    mean = readable_share * bootstrap.mean(
+        amounts,
+        lengths[indices],
+        float(lengths.mean()),
+        readable_share * scan.documents[0],
+        rng,
     )
-    if scan.whole or mean[0] <= 0:
+    if scan.complete or mean[0] <= 0:
         return mean
-    # Units differ in what they hold, and some of them were read: each of their documents is as
-    # those drawn beside it.
+    # Units differ in what they hold, and only some of them were read. Each document of these is
+    # taken to be like the measured documents next to it.
     units = [document.unit for document in sample.readable]
-    each = np.interp(np.arange(len(lengths)), places, amounts)
-    totals = np.bincount(units, each, len(scan.units))
+    interpolated = np.interp(np.arange(len(lengths)), indices, amounts)
+    totals = np.bincount(units, interpolated, len(scan.units))
     by_unit = bootstrap.ratio(totals.tolist(), scan.counts, rng, scan.units_planned)
     return mean * (by_unit / by_unit[0])
 
 
 def _notes(config: RunConfig, sample: CorpusSample, profiled: Profile) -> list[str]:
+    """Return what a reader of the estimate should know about the sample."""
     scan = sample.scan
     notes = []
     if scan.left_out:
         notes.append(describe(scan.left_out))
     if config.model.is_fake:
         notes.append("model: fake. These figures are made up: no model read the documents")
-    if len(sample.documents) < _FEW:
+    if len(sample.documents) < _SMALL_SAMPLE:
         drawn = counted(len(sample.documents), "document")
         notes.append(f"the sample is small ({drawn}): raise --sample for a narrower interval")
-    if not scan.whole:
+    if not scan.complete:
         planned = counted(scan.units_planned, "unit")
         notes.append(f"shares of categories and lengths are from {len(scan.units)} of {planned}")
     if sample.unreadable:
@@ -270,65 +349,72 @@ def _notes(config: RunConfig, sample: CorpusSample, profiled: Profile) -> list[s
     return notes
 
 
-def _given(config: RunConfig | None, options: EstimateOptions) -> Estimate:
-    """The corpus is planned unless its size was given."""
+def _with_given_speed(config: RunConfig | None, options: EstimateOptions) -> Estimate:
+    """Estimate from a speed that is given or predicted.
+
+    The corpus is planned unless its size is given.
+    """
     notes: list[str] = []
     if options.model is not None:
-        main, baseline = prediction.speeds(
-            options.model, options.tokens, options.instances or prices.INSTANCES
-        )
+        instances = options.instances or prices.INSTANCES
+        main, baseline = prediction.speeds(options.model, options.tokens, instances)
         notes.append(_PREDICTED)
     else:
-        main = _speeds(
-            options, "--throughput", config.decoding.method if config is not None else "given"
+        method = "given"
+        if config is not None:
+            method = config.decoding.method
+        main = _speeds(options.throughput, "--throughput", method, options)
+        baseline = _speeds(
+            options.baseline_throughput, "--baseline-throughput", "autoregressive", options
         )
-        baseline = _speeds(options, "--baseline-throughput", "autoregressive")
     if options.documents is not None:
-        total = bootstrap.exact(options.documents)
+        documents = bootstrap.exact(options.documents)
     elif config is not None:
         corpus = sampling.scan(config)
-        total = corpus.documents
+        documents = corpus.documents
         if corpus.left_out:
             notes.append(describe(corpus.left_out))
     elif options.model is not None:
-        total = bootstrap.exact(_MILLION)
-        notes.append("of a million documents; --documents says how many there are")
+        documents = bootstrap.exact(_MILLION)
+        notes.append("for a million documents; --documents sets another number")
     else:
         raise ConfigError("--throughput without a configuration: give --documents, too")
-    return assemble(config, options, total, main, baseline, None, notes)
+    return assemble(config, options, documents, main, baseline, None, notes)
 
 
-def _speeds(options: EstimateOptions, option: str, method: str) -> list[MethodSpeed]:
-    """The speeds that an option gives, `[GPU=]RATE` each; without a GPU, of the one of the instance
-    types asked for.
+def _speeds(
+    throughputs: list[str] | None, option: str, method: str, options: EstimateOptions
+) -> list[MethodSpeed]:
+    """Read the speeds that an option gives, each as `[GPU=]RATE`.
+
+    A speed without a GPU holds for the GPU of `options.instances`.
     """
     gpus = {instance.gpu for instance in prices.INSTANCES.values() if instance.gpu}
+    gpu_names = ", ".join(sorted(gpus))
     speeds = []
-    for text in (
-        options.throughput if option == "--throughput" else options.baseline_throughput
-    ) or []:
+    for text in throughputs or []:
         gpu, _, rate = text.rpartition("=")
         if gpu and gpu not in gpus:
             raise ConfigError(
-                f"{option} {text}: no instance type has a {gpu}; choose from "
-                f"{', '.join(sorted(gpus))}"
+                f"{option} {text}: no instance type has a {gpu}; choose from {gpu_names}"
             )
         try:
             per_second = float(rate)
         except ValueError:
             per_second = 0.0
-        if not 0 < per_second < float("inf"):
+        if not 0 < per_second < math.inf:
             raise ConfigError(
                 f"{option} {text}: give documents per second of one GPU, as in {option} L40S=6.28"
             )
         if gpu:
-            of_types = {gpu}
+            matching_gpus = {gpu}
         else:
-            of_types = {prices.INSTANCES[name].gpu for name in options.instances or []}
-        if len(of_types) != 1:
-            advice = f"or {option} GPU=RATE with one of {', '.join(sorted(gpus))}"
+            matching_gpus = {prices.INSTANCES[name].gpu for name in options.instances or []}
+        if len(matching_gpus) != 1:
             raise ConfigError(
-                f"which GPU does {option} hold for? Give --instance with types of one GPU, {advice}"
+                f"which GPU does {option} hold for? Give --instance with types of one GPU, or "
+                f"{option} GPU=RATE with one of {gpu_names}"
             )
-        speeds.append(MethodSpeed(method, bootstrap.exact(1 / per_second), GIVEN, of_types.pop()))
+        seconds = bootstrap.exact(1 / per_second)
+        speeds.append(MethodSpeed(method, seconds, GIVEN, matching_gpus.pop()))
     return speeds

@@ -1,7 +1,7 @@
-"""What a hosted batch service would ask for the tokens of a sample, to compare with.
+"""Compare the cost with hosted batch services.
 
-It writes the answer whole: for extraction the JSON with its keys. Assumed: this model's tokens, one
-request a document, no caching.
+Such a service writes the whole answer: for an extraction, the JSON with its keys. The comparison
+assumes the tokens of this model's tokenizer, one request per document, and no caching.
 """
 
 import json
@@ -17,11 +17,12 @@ from raypd.estimation.records import HostedEstimate
 
 
 def counter(config: RunConfig) -> Callable[[str], int]:
-    """How many tokens a text has."""
+    """Return a function that counts the tokens of a text."""
     if config.model.is_fake:
         return lambda text: math.ceil(len(text) / config.model.fake.characters_per_token)
     if config.model.endpoint is not None:
-        return len  # of no use: the server counts what it writes
+        # The counts of the server are used instead, so this function is not called for a result.
+        return len
     from raypd.models.load import load_tokenizer
     from raypd.tasks.prompting import encode
 
@@ -30,43 +31,56 @@ def counter(config: RunConfig) -> Callable[[str], int]:
 
 
 def count(
-    config: RunConfig, cost: DocumentCost, tokens: Callable[[str], int]
+    config: RunConfig, cost: DocumentCost, count_tokens: Callable[[str], int]
 ) -> tuple[float, float]:
-    """(tokens sent, tokens written) of a document; none of one that failed. tokens: counts those of
-    a text.
+    """Count the tokens that a service would receive and write for a document.
+
+    Args:
+        config: The configuration.
+        cost: What the document took; a document that failed has no tokens.
+        count_tokens: Counts the tokens of a text.
+
+    Returns:
+        (tokens sent, tokens written).
     """
     if cost.error is not None:
         return 0.0, 0.0
-    # What was drafted, and answers that share a prompt, count once.
     if isinstance(config.task, GenerationConfig):
-        prompt_tokens = [
-            json.loads(row["counters"])["prompt_tokens"] for row in cost.rows if row["sample"] == 0
-        ]
-        return sum(prompt_tokens), sum(row["tokens"] for row in cost.rows)
+        # Drafted tokens do not count, and a prompt that several answers share counts once.
+        sent: float = 0
+        for row in cost.rows:
+            if row["sample"] == 0:
+                sent += json.loads(row["counters"])["prompt_tokens"]
+        return sent, sum(row["tokens"] for row in cost.rows)
     sent = cost.prefill_tokens + cost.shared_tokens
     written = cost.decode_tokens
     if isinstance(config.task, ExtractionConfig) and cost.rows and config.model.endpoint is None:
         record = json.loads(cost.rows[0]["record"])
-        written = tokens(json.dumps(record, indent=0, ensure_ascii=False))
-        if not REGISTRY[config.decoding.method].whole_record:  # its prompt ends in the keys
-            sent -= sum(
-                tokens(",\n" + json.dumps(name, ensure_ascii=False) + ":") for name in record
-            )
+        written = count_tokens(json.dumps(record, indent=0, ensure_ascii=False))
+        if not REGISTRY[config.decoding.method].whole_record:
+            # The prompt of such a method ends with the keys, which a service writes itself.
+            for name in record:
+                key = json.dumps(name, ensure_ascii=False)
+                sent -= count_tokens(f",\n{key}:")
     return sent, written
 
 
 def estimates(
     cost: CostConfig, documents: Array, sent: Array, written: Array
 ) -> list[HostedEstimate]:
-    """The price of a corpus at every service, the cheapest first. sent, written: tokens of one
-    document.
+    """Return the price of a corpus at every service, the cheapest first.
+
+    Args:
+        cost: Names the services and their prices.
+        documents: Documents of the corpus.
+        sent: Input tokens per document.
+        written: Output tokens per document.
     """
     services = []
     for price in hosted(cost):
         usd = (sent * price.input + written * price.output) / 1e6
-        services.append(
-            HostedEstimate(
-                **vars(price), usd_per_1000=figure(1000 * usd), usd=figure(documents * usd)
-            )
+        service = HostedEstimate(
+            **vars(price), usd_per_1000=figure(1000 * usd), usd=figure(documents * usd)
         )
+        services.append(service)
     return sorted(services, key=lambda service: service.usd_per_1000.value)

@@ -1,7 +1,7 @@
-"""What the corpus takes and costs on each kind of machine.
+"""Compute the hours and the cost of a corpus on each kind of machine.
 
-Quantities: arrays as in `bootstrap`, seconds or USD. A speed holds for the GPU it was measured on;
-a type with another gets no figure. One worker: one GPU, or its cores.
+Quantities are arrays as in `bootstrap`, in seconds or USD. A speed holds for the GPU that it was
+measured on; instance types with another GPU get no figure. One worker uses one GPU, or all cores.
 """
 
 import re
@@ -17,7 +17,7 @@ from raypd.errors import ConfigError, did_you_mean
 from raypd.estimation.bootstrap import Array, figure
 from raypd.estimation.records import BillEstimate, Estimate, MachineEstimate, SpeedEstimate
 
-# of a document, as the meter counts them -> as tables call them
+# Tokens of a document: the name in the meter -> the name in tables.
 TOKENS = {"prefill_tokens": "prefilled", "shared_tokens": "shared", "decode_tokens": "decoded"}
 GIVEN = "as given"  # the source of a speed that the user states
 
@@ -26,52 +26,59 @@ GIVEN = "as given"  # the source of a speed that the user states
 class EstimateOptions:
     """Options of `raypd estimate`.
 
-    Raises ConfigError at an unknown instance type, or if they do not go together.
+    Raises:
+        ConfigError: If an instance type is unknown, or if options exclude each other.
     """
 
-    sample: int = 64  # documents that are decoded
-    minutes: float | None = None  # most time for that
-    baseline: bool = False  # decode them autoregressively, too
-    run: str | None = None
-    throughput: list[str] | None = None  # `[GPU=]RATE`, documents a second of one GPU
-    baseline_throughput: list[str] | None = None
-    model: str | None = None  # of which the speed is predicted
-    tokens: tuple[float, ...] = ()  # for that: see prediction.DocumentTokens
-    documents: float | None = None
-    instances: list[str] | None = None  # the only types of the table
-    nodes: int = 8  # its last column
-    head: str = "m7i.2xlarge"  # of the head node, as infra/cluster.yaml has it; "none" for no head
+    sample: int = 64  # documents to decode
+    minutes: float | None = None  # limit of the measurement
+    baseline: bool = False  # also decode them autoregressively
+    run: str | None = None  # an earlier run whose speed is used
+    throughput: list[str] | None = None  # each `[GPU=]RATE`, documents per second of one GPU
+    baseline_throughput: list[str] | None = None  # likewise, of autoregressive decoding
+    model: str | None = None  # the model whose speed is predicted
+    tokens: tuple[float, ...] = ()  # for a prediction: see prediction.DocumentTokens
+    documents: float | None = None  # size of the corpus; None to count it
+    instances: list[str] | None = None  # restricts the table to these instance types
+    nodes: int = 8  # the largest number of nodes in the table
+    # The type of the head node, as in infra/cluster.yaml; "none" if there is no head node.
+    head: str = "m7i.2xlarge"
 
     def __post_init__(self) -> None:
-        for name in [*(self.instances or []), *([self.head] if self.head != "none" else [])]:
+        for name in self.instances or []:
             known_type(name)
+        if self.head != "none":
+            known_type(self.head)
         sources = {"--throughput": self.throughput, "--from": self.run, "--model": self.model}
-        given = [option for option, value in sources.items() if value]
-        if len(given) > 1:
+        speed_options = [option for option, value in sources.items() if value]
+        if len(speed_options) > 1:
             raise ConfigError(
-                f"{' and '.join(given)}: the speed is from one of them, leave the other out"
+                f"{' and '.join(speed_options)}: each of them sets the speed; keep one of them"
             )
-        if self.baseline and given:
-            instead = "; --baseline-throughput gives its speed" if self.throughput else ""
+        if self.baseline and speed_options:
+            advice = ""
+            if self.throughput:
+                advice = "; --baseline-throughput gives its speed"
             raise ConfigError(
-                f"--baseline decodes a sample, and {given[0]} decodes nothing: leave it "
-                f"out{instead}"
+                f"--baseline decodes a sample, but {speed_options[0]} decodes nothing: leave "
+                f"--baseline out{advice}"
             )
         if self.baseline_throughput and not self.throughput:
             raise ConfigError(
-                "--baseline-throughput goes with --throughput; --baseline measures it instead"
+                "--baseline-throughput needs --throughput; --baseline measures it instead"
             )
 
 
 @dataclass(frozen=True)
 class Overhead:
-    """What a run takes beside the seconds of its documents."""
+    """The time of a run beside the seconds of its documents."""
 
-    # Seconds from when its nodes are paid until a worker decodes as fast as it will.
+    # Seconds from when a node is paid until its worker decodes at full speed.
     startup: float = 0.0
-    unpaid: float = 0.0  # seconds of the run before and after its nodes are paid
-    unit_documents: int = 0  # of a unit; 0: the corpus is not cut into units
-    units_in_flight: int = 1  # of a worker
+    # Seconds of the run before and after its nodes are paid.
+    unpaid: float = 0.0
+    unit_documents: int = 0  # documents per unit; 0 if the corpus is not cut into units
+    units_in_flight: int = 1  # per worker
 
 
 @dataclass
@@ -79,39 +86,47 @@ class MethodSpeed:
     """What a document takes on one worker."""
 
     method: str
-    seconds: Array
-    source: str  # where it is from, in words
-    # That it holds for, as instance types have it; None for others and for a CPU.
+    seconds: Array  # per document
+    source: str  # in words: where the speed is from
+    # The GPU that the speed holds for, as instance types spell it; None on a CPU or another GPU.
     gpu: str | None = None
-    machine: str | None = None  # that measured it; None where the speed was given
-    tokens: dict[str, Array] = field(default_factory=dict)
+    machine: str | None = None  # the machine that was measured; None if the speed was given
+    tokens: dict[str, Array] = field(default_factory=dict)  # per document
 
     def estimate(self, baseline: "MethodSpeed | None") -> SpeedEstimate:
+        """Return the speed as a record, compared with a baseline if there is one."""
+        times_autoregressive = None
+        if baseline is not None:
+            times_autoregressive = figure(baseline.seconds / self.seconds)
         return SpeedEstimate(
             method=self.method,
             gpu=self.gpu,
             source=self.source,
             documents_per_second=figure(1 / self.seconds),
             tokens_per_document={name: figure(tokens) for name, tokens in self.tokens.items()},
-            times_autoregressive=None
-            if baseline is None
-            else figure(baseline.seconds / self.seconds),
+            times_autoregressive=times_autoregressive,
         )
 
 
 @dataclass(frozen=True)
 class NodeKind:
+    """A type of machine with its price."""
+
     name: str
-    workers: int  # of one node
+    workers: int  # per node
     usd_per_hour: float
     price_source: str
     market: str = "on-demand"
-    head_usd_per_hour: float = 0.0  # of a node beside them on which no worker runs
-    instance_type: str | None = None  # None for a machine that is not known to be of one
+    head_usd_per_hour: float = 0.0  # of the head node, on which no worker runs
+    instance_type: str | None = None  # None if the machine is of no known type
 
     def usd_per_1000(self, seconds: Array) -> Array:
-        """Price of the seconds that 1,000 documents are decoded, as papers count: without start-up,
-        tail and head.
+        """Return the price of decoding 1,000 documents.
+
+        Start-up, tail and head node are not included, as in the papers.
+
+        Args:
+            seconds: Seconds per document of one worker.
         """
         return seconds * (1000 * self.usd_per_hour / self.workers / 3600)
 
@@ -119,28 +134,45 @@ class NodeKind:
 def bill(
     documents: Array, seconds: Array, kind: NodeKind, nodes: int, overhead: Overhead
 ) -> BillEstimate:
-    """The corpus on `nodes` nodes, paid from the first node's start to the last worker's end.
-    seconds: a document's. The tail: workers that end at chance times within one of the last units
-    leave the others idle for half of it on average. A small corpus has few units: no more workers
-    start than have as many as one overlaps.
+    """Estimate the bill, which runs from the first node's start to the last worker's end.
+
+    At the end of a run there is a tail: workers finish at random times within one of the last
+    units, so on average each of the others idles for half of it. A small corpus has few units, and
+    no more workers start than there are units, counted with those that one worker overlaps.
+
+    Args:
+        documents: Documents of the corpus.
+        seconds: Seconds per document of one worker.
+        kind: The type of the nodes.
+        nodes: Number of nodes.
+        overhead: The time beside decoding.
     """
     workers = nodes * kind.workers
-    unit = overhead.unit_documents
-    last_unit = documents_of_last_unit(documents[0], unit)
+    unit_documents = overhead.unit_documents
+    last_unit = documents_of_last_unit(documents[0], unit_documents)
     work = documents * seconds
-    share = work / workers  # of each worker, if they all ended together
+    # The seconds of each worker if all of them ended together.
+    decoding_seconds = work / workers
     tail = 0.5 * np.minimum(documents, last_unit) * seconds * (1 - 1 / workers)
-    least = np.minimum(documents, unit * overhead.units_in_flight if workers > 1 else 0) * seconds
-    busy = np.maximum(share + tail, least)
-    rate = nodes * kind.usd_per_hour / 3600
-    head = kind.head_usd_per_hour / 3600
-    startup = overhead.startup * rate + 0 * share
-    usd = {"decoding": share * rate, "startup": startup, "idle": (busy - share) * rate}
-    usd["head"] = (overhead.startup + busy) * head
-    hours = (overhead.unpaid + overhead.startup + busy) / 3600
-    parts = {name: float(usd[name][0]) for name in usd}
+    overlapped_documents = 0
+    if workers > 1:
+        overlapped_documents = unit_documents * overhead.units_in_flight
+    minimum = np.minimum(documents, overlapped_documents) * seconds
+    busy_seconds = np.maximum(decoding_seconds + tail, minimum)
+    usd_per_second = nodes * kind.usd_per_hour / 3600
+    head_usd_per_second = kind.head_usd_per_hour / 3600
+    usd = {
+        "decoding": decoding_seconds * usd_per_second,
+        "startup": np.full_like(decoding_seconds, overhead.startup * usd_per_second),
+        "idle": (busy_seconds - decoding_seconds) * usd_per_second,
+        "head": (overhead.startup + busy_seconds) * head_usd_per_second,
+    }
     return BillEstimate(
-        nodes, figure(hours), figure(work / 3600), figure(np.sum([*usd.values()], axis=0)), parts
+        nodes,
+        figure((overhead.unpaid + overhead.startup + busy_seconds) / 3600),
+        figure(work / 3600),
+        figure(np.sum([*usd.values()], axis=0)),
+        {name: float(amounts[0]) for name, amounts in usd.items()},
     )
 
 
@@ -153,31 +185,23 @@ def assemble(
     overhead: Overhead | None,
     notes: list[str],
 ) -> Estimate:
-    """The speeds on every machine that they hold for. overhead: its seconds; None where they are
-    not known.
+    """Combine speeds and prices into an estimate for every machine that the speeds hold for.
+
+    Args:
+        config: The configuration; None if there is none.
+        options: The options of the command.
+        documents: Documents of the corpus.
+        main: The speeds of the configured method, one per GPU.
+        baseline: The speeds of autoregressive decoding, one per GPU.
+        overhead: The time beside decoding; None if it is not known.
+        notes: Notes on the speeds; notes on prices are appended.
     """
-    cost = config.cost if config is not None else CostConfig()
-    on_top = overhead or Overhead()
-    if config is not None:
-        cluster = config.cluster
-        on_top = replace(
-            on_top, unit_documents=cluster.unit_documents, units_in_flight=cluster.units_in_flight
-        )
-    of_gpu = {speed.gpu: speed for speed in baseline}
+    baselines = {speed.gpu: speed for speed in baseline}
     machines: list[MachineEstimate] = []
     for speed in main:
-        kinds = _with_gpu(speed.gpu, options, cost, notes) if speed.gpu is not None else []
-        nodes = sorted({1 << i for i in range(options.nodes.bit_length())} | {options.nodes})
-        if not kinds and speed.machine is not None and config is not None:
-            kinds = [here(config, speed.machine)]
-            nodes = [1]
-            if not kinds[0].usd_per_hour:
-                notes.append(
-                    "this machine has no price: cost.prices.local (USD per hour) gives it one"
-                )
-        for kind in kinds:
-            bills = [bill(documents, speed.seconds, kind, n, on_top) for n in nodes]
-            machines.append(_machine(kind, speed, of_gpu.get(speed.gpu), documents, bills))
+        machines += _machines(
+            config, options, documents, speed, baselines.get(speed.gpu), overhead, notes
+        )
     machines.sort(key=lambda machine: (machine.usd_per_1000.value, machine.workers))
     if overhead is None:
         notes.append("start-up is not in the bill: it was not measured")
@@ -188,12 +212,59 @@ def assemble(
         )
     return Estimate(
         documents=figure(documents),
-        speeds=[speed.estimate(of_gpu.get(speed.gpu)) for speed in main],
+        speeds=[speed.estimate(baselines.get(speed.gpu)) for speed in main],
         baseline=[speed.estimate(None) for speed in baseline],
         machines=machines,
         startup_seconds=overhead.startup if overhead is not None else None,
         notes=list(dict.fromkeys(notes)),
     )
+
+
+def _machines(
+    config: RunConfig | None,
+    options: EstimateOptions,
+    documents: Array,
+    speed: MethodSpeed,
+    baseline: MethodSpeed | None,
+    overhead: Overhead | None,
+    notes: list[str],
+) -> list[MachineEstimate]:
+    """Estimate the corpus on every instance type with the speed's GPU, or else on this machine."""
+    bill_overhead = overhead or Overhead()
+    cost = CostConfig()
+    if config is not None:
+        cost = config.cost
+        bill_overhead = replace(
+            bill_overhead,
+            unit_documents=config.cluster.unit_documents,
+            units_in_flight=config.cluster.units_in_flight,
+        )
+    kinds: list[NodeKind] = []
+    node_counts = _node_counts(options.nodes)
+    if speed.gpu is not None:
+        kinds = _with_gpu(speed.gpu, options, cost, notes)
+    if not kinds and speed.machine is not None and config is not None:
+        kinds = [here(config, speed.machine)]
+        node_counts = [1]
+        if not kinds[0].usd_per_hour:
+            notes.append("this machine has no price: set cost.prices.local (USD per hour)")
+    machines = []
+    for kind in kinds:
+        bills = [
+            bill(documents, speed.seconds, kind, nodes, bill_overhead) for nodes in node_counts
+        ]
+        machines.append(_machine(kind, speed, baseline, documents, bills))
+    return machines
+
+
+def _node_counts(limit: int) -> list[int]:
+    """Return the powers of two up to a limit, and the limit."""
+    counts = {limit}
+    count = 1
+    while count <= limit:
+        counts.add(count)
+        count *= 2
+    return sorted(counts)
 
 
 def _machine(
@@ -203,9 +274,19 @@ def _machine(
     documents: Array,
     bills: list[BillEstimate],
 ) -> MachineEstimate:
+    """Describe one type of machine, and compare it with the baseline if there is one."""
     usd = kind.usd_per_1000(speed.seconds)
-    node = {name: value for name, value in vars(kind).items() if name != "head_usd_per_hour"}
-    machine = MachineEstimate(**node, gpu=speed.gpu, usd_per_1000=figure(usd), bills=bills)
+    machine = MachineEstimate(
+        name=kind.name,
+        workers=kind.workers,
+        usd_per_hour=kind.usd_per_hour,
+        price_source=kind.price_source,
+        market=kind.market,
+        instance_type=kind.instance_type,
+        gpu=speed.gpu,
+        usd_per_1000=figure(usd),
+        bills=bills,
+    )
     if baseline is not None:
         baseline_usd = kind.usd_per_1000(baseline.seconds)
         machine.baseline_usd_per_1000 = figure(baseline_usd)
@@ -214,60 +295,84 @@ def _machine(
 
 
 def known_type(name: str) -> prices.Instance:
-    """What an instance type has. Raises ConfigError where none is called so."""
+    """Return an instance type.
+
+    Raises:
+        ConfigError: If no instance type has this name.
+    """
     if name not in prices.INSTANCES:
-        hint = (
-            did_you_mean(name, prices.INSTANCES, str)
-            or "`raypd prices show` lists those that are known"
-        )
+        suggestion = did_you_mean(name, prices.INSTANCES, str)
+        hint = suggestion or "`raypd prices show` lists the known types"
         raise ConfigError(f"{name}: no such instance type; {hint}")
     return prices.INSTANCES[name]
 
 
 def instance_gpu(name: str, memory_gib: float) -> str | None:
-    """The GPU of instance types that CUDA calls `name`: NVIDIA L40S is L40S; None for one that no
-    type has.
+    """Return the GPU of instance types that CUDA calls `name`; None if no type has it.
+
+    For example, NVIDIA L40S is L40S.
+
+    Args:
+        name: The name that CUDA reports.
+        memory_gib: The GPU's memory in GiB.
     """
-    if "PCIe" in name or "NVL" in name:  # these are slower than those of the instance types
+    # PCIe and NVL cards are slower than the cards of the instance types.
+    if "PCIe" in name or "NVL" in name:
         return None
     for instance in prices.INSTANCES.values():
-        near = 0.8 < memory_gib / max(instance.gpu_memory_gib, 1) < 1.25
-        if instance.gpu and near and re.search(rf"\b{instance.gpu.partition(' ')[0]}\b", name):
+        if not instance.gpu:
+            continue
+        similar_memory = 0.8 < memory_gib / max(instance.gpu_memory_gib, 1) < 1.25
+        model_name = instance.gpu.partition(" ")[0]
+        if similar_memory and re.search(rf"\b{model_name}\b", name):
             return instance.gpu
     return None
 
 
 def here(config: RunConfig, machine: str) -> NodeKind:
-    """The machine that was measured, as the run would use it.
+    """Return the machine that was measured, as the run would use it.
 
-    Raises ConfigError where its type has no known price.
+    Raises:
+        ConfigError: If the price of its type is unknown.
     """
     cost = config.cost
-    workers = config.cluster.max_workers
     price = prices.price(cost.instance_type, None, None, cost)
-    name = cost.instance_type or f"this machine ({machine})"
-    market = cost.market or "local"
     return NodeKind(
-        name, workers, price.usd_per_hour, price.source, market, instance_type=cost.instance_type
+        name=cost.instance_type or f"this machine ({machine})",
+        workers=config.cluster.max_workers,
+        usd_per_hour=price.usd_per_hour,
+        price_source=price.source,
+        market=cost.market or "local",
+        instance_type=cost.instance_type,
     )
 
 
 def _with_gpu(
     gpu: str, options: EstimateOptions, cost: CostConfig, notes: list[str]
 ) -> list[NodeKind]:
+    """Return the instance types with this GPU that have a price; a note names the others."""
     table = prices.table()
     market = cost.market or "on-demand"
-    kinds: list[NodeKind] = []
-    head = 0.0
+    head_usd_per_hour = 0.0
     if options.head != "none" and cost.bill_head:
-        head = prices.price(options.head, None, "on-demand", cost, rows=table).usd_per_hour
-    listed = [name for name, instance in prices.INSTANCES.items() if instance.gpu == gpu]
-    for name in (name for name in listed if not options.instances or name in options.instances):
+        head_price = prices.price(options.head, None, "on-demand", cost, rows=table)
+        head_usd_per_hour = head_price.usd_per_hour
+    kinds: list[NodeKind] = []
+    for name, instance in prices.INSTANCES.items():
+        if instance.gpu != gpu or (options.instances and name not in options.instances):
+            continue
         price = prices.price_or_bound(name, None, None, cost, rows=table)
         if price is None:
             notes.append(f"{name}: no {market} price is known in {cost.region or 'us-east-1'}")
-        else:
-            source = f"{price.source}, {price.date}".removesuffix(", ")
-            gpus = prices.INSTANCES[name].gpus
-            kinds.append(NodeKind(name, gpus, price.usd_per_hour, source, market, head, name))
+            continue
+        kind = NodeKind(
+            name=name,
+            workers=instance.gpus,
+            usd_per_hour=price.usd_per_hour,
+            price_source=f"{price.source}, {price.date}".removesuffix(", "),
+            market=market,
+            head_usd_per_hour=head_usd_per_hour,
+            instance_type=name,
+        )
+        kinds.append(kind)
     return kinds

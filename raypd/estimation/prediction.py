@@ -1,7 +1,7 @@
-"""Documents a second of a GPU that nobody has measured: counts over the rates of its data sheet.
+"""Predict the speed of a GPU from its data sheet.
 
-Four parts are added up: products, memory that they do not hide, attention, host. An order of
-magnitude, and which part weighs.
+The seconds of a document have four parts: matrix products, memory traffic that they do not hide,
+attention, and the host. The result is an order of magnitude, and shows which part dominates.
 """
 
 import math
@@ -16,36 +16,42 @@ from raypd.errors import ConfigError
 from raypd.estimation import bootstrap
 from raypd.estimation.machines import MethodSpeed
 
-# GPU of instance types -> (dense bfloat16 TFLOP/s, GB/s) by NVIDIA's data sheets (of the A10G:
-# AWS's card)
-CARDS = {
-    "A10G": (70, 600),
-    "L4": (121, 300),
-    "L40S": (362, 864),
-    "A100 40GB": (312, 1555),
-    "A100 80GB": (312, 2039),
-    "H100": (989, 3350),
-    "H200": (989, 4800),
-    "B200": (2250, 7700),
-    "B300": (2250, 8000),
+
+class DataSheet(NamedTuple):
+    tflops: float  # dense, in bfloat16
+    gigabytes_per_second: float
+
+
+# GPU of instance types -> rates by NVIDIA's data sheets (for the A10G: by AWS).
+GPUS = {
+    "A10G": DataSheet(70, 600),
+    "L4": DataSheet(121, 300),
+    "L40S": DataSheet(362, 864),
+    "A100 40GB": DataSheet(312, 1555),
+    "A100 80GB": DataSheet(312, 2039),
+    "H100": DataSheet(989, 3350),
+    "H200": DataSheet(989, 4800),
+    "B200": DataSheet(2250, 7700),
+    "B300": DataSheet(2250, 8000),
 }
-# Shares of these that large products and large copies reach: assumed.
-_PRODUCTS = 0.7
-_MEMORY = 0.85
+# The shares of these rates that large products and large copies are assumed to reach.
+_PRODUCTS_EFFICIENCY = 0.7
+_MEMORY_EFFICIENCY = 0.85
 _PASS_TOKENS = EngineConfig().batched_tokens(gpu=True)
-# Bytes a token, layer and width of the model, beside products and attention.
+# Memory traffic in bytes per token, layer and hidden dimension, beside products and attention.
 _TRAFFIC = 200e3 / 4096
-# Of a pass; of a kernel; kernels of a layer.
-_HOST_SECONDS = 6e-3
-_LAUNCH_SECONDS = 5e-6
-_LAUNCHES = 12
-_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")  # keys of a config.json
-_MARGIN = 2 << 30  # bytes of a card for passes, beside weights and cache
+_HOST_SECONDS = 6e-3  # per pass
+_LAUNCH_SECONDS = 5e-6  # per kernel
+_LAUNCHES = 12  # kernels per layer
+# Keys of a config.json that show a mixture of experts.
+_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
+# Bytes of a GPU's memory that a pass needs beside weights and cache.
+_MARGIN = 2 << 30
 
 
 @dataclass(frozen=True)
 class Shape:
-    """Sizes of a dense decoder with gated layers, as its config.json has them."""
+    """Sizes of a dense decoder with gated layers, as in its config.json."""
 
     num_hidden_layers: int
     hidden_size: int
@@ -58,30 +64,32 @@ class Shape:
 
     @property
     def layers_weights(self) -> int:
-        attention = (
-            2
-            * self.hidden_size
-            * self.head_dim
-            * (self.num_attention_heads + self.num_key_value_heads)
-        )
-        return self.num_hidden_layers * (attention + 3 * self.hidden_size * self.intermediate_size)
+        """Weights of all layers."""
+        heads = self.num_attention_heads + self.num_key_value_heads
+        attention = 2 * self.hidden_size * self.head_dim * heads
+        mlp = 3 * self.hidden_size * self.intermediate_size
+        return self.num_hidden_layers * (attention + mlp)
 
     @property
     def head_weights(self) -> int:
+        """Weights of the output layer."""
         return self.hidden_size * self.vocab_size
 
     @property
     def weights(self) -> int:
-        """All but norms and biases."""
-        return self.layers_weights + self.head_weights * (1 if self.tie_word_embeddings else 2)
+        """All weights except norms and biases."""
+        embeddings = 2
+        if self.tie_word_embeddings:
+            embeddings = 1
+        return self.layers_weights + self.head_weights * embeddings
 
     @property
     def cache_bytes(self) -> int:
-        """Of a token, in bfloat16."""
+        """Bytes of a token in the KV cache, in bfloat16."""
         return 4 * self.num_hidden_layers * self.num_key_value_heads * self.head_dim
 
 
-# Those of the HPD paper, which a machine without a network can predict.
+# The models of the HPD paper, so that they can be predicted without a network.
 SHAPES = {
     "Qwen/Qwen3-1.7B": Shape(28, 2048, 6144, 16, 8, 128, 151_936, True),
     "Qwen/Qwen3-4B": Shape(36, 2560, 9728, 32, 8, 128, 151_936, True),
@@ -93,7 +101,7 @@ SHAPES = {
 class DocumentTokens(NamedTuple):
     """Tokens of a document, and the passes in which its values are decoded.
 
-    Without values: W1 of docs/benchmark.md.
+    The defaults are workload W1 of docs/benchmark.md.
     """
 
     shared: float = 400
@@ -104,67 +112,105 @@ class DocumentTokens(NamedTuple):
 
 
 def shape_of(name: str) -> Shape:
-    """Raises ModelError, ConfigError: config.json is not to be had, or is not of a dense model."""
+    """Return the sizes of a model.
+
+    Raises:
+        ModelError: If config.json cannot be fetched.
+        ConfigError: If the model is not dense with gated layers.
+    """
     if name in SHAPES:
         return SHAPES[name]
-    from raypd.models.source import find_source, read_config  # imports torch
+    # This import loads torch.
+    from raypd.models.source import find_source, read_config
 
     config = read_config(find_source(ModelConfig(name=name))).get_text_config()
     sizes: dict[str, Any] = {key: getattr(config, key, None) for key in Shape.__annotations__}
-    if sizes["hidden_size"] and sizes["num_attention_heads"]:
-        sizes["head_dim"] = (
-            sizes["head_dim"] or sizes["hidden_size"] // sizes["num_attention_heads"]
-        )
-        sizes["num_key_value_heads"] = sizes["num_key_value_heads"] or sizes["num_attention_heads"]
-    if None in sizes.values() or any(getattr(config, key, None) for key in _EXPERTS):
+    heads = sizes["num_attention_heads"]
+    if sizes["hidden_size"] and heads:
+        sizes["head_dim"] = sizes["head_dim"] or sizes["hidden_size"] // heads
+        sizes["num_key_value_heads"] = sizes["num_key_value_heads"] or heads
+    has_experts = any(getattr(config, key, None) for key in _EXPERTS)
+    if None in sizes.values() or has_experts:
         raise ConfigError(
-            f"{name}: predicted are dense models with gated layers (Llama, Mistral, Qwen, Phi)"
+            f"{name}: only dense models with gated layers can be predicted (Llama, Mistral, Qwen, "
+            "Phi)"
         )
     return Shape(**sizes)
 
 
 def seconds_of(
-    shape: Shape, gpu: str, tokens: DocumentTokens, together: bool
+    shape: Shape, gpu: str, tokens: DocumentTokens, parallel: bool
 ) -> dict[str, float] | None:
-    """Seconds of a document by part; None: the model does not fit. together: values at once, else
-    token by token.
+    """Predict the seconds of a document, by part.
+
+    Args:
+        shape: The sizes of the model.
+        gpu: A key of `GPUS`.
+        tokens: The tokens of the document.
+        parallel: Whether values are decoded in parallel; otherwise token by token.
+
+    Returns:
+        Seconds by part; None if the model does not fit into the GPU's memory.
     """
-    flops = CARDS[gpu][0] * 1e12 * _PRODUCTS
-    bandwidth = CARDS[gpu][1] * 1e9 * _MEMORY
-    prefilled = tokens.own + (tokens.keys if together else 0)
-    decoded = tokens.values + (0 if together else tokens.keys)
-    passes = tokens.passes if together else decoded
-    fed = prefilled + decoded
+    flops = GPUS[gpu].tflops * 1e12 * _PRODUCTS_EFFICIENCY
+    bandwidth = GPUS[gpu].gigabytes_per_second * 1e9 * _MEMORY_EFFICIENCY
+    if parallel:
+        prefilled = tokens.own + tokens.keys
+        decoded = tokens.values
+        passes = tokens.passes
+    else:
+        prefilled = tokens.own
+        decoded = tokens.values + tokens.keys
+        passes = decoded
+    computed = prefilled + decoded
+    sequences = _max_sequences(shape, gpu, tokens.shared, computed)
+    if sequences < 1:
+        return None
+    # The share of its passes that a document pays for.
+    share = max(computed / _PASS_TOKENS, passes / sequences)
+    layers = shape.num_hidden_layers
+    products = 2 * (shape.layers_weights * computed + shape.head_weights * decoded) / flops
+    weight_reads = share * 2 * (shape.layers_weights + shape.head_weights) / bandwidth
+    traffic = _TRAFFIC * shape.hidden_size * layers * computed / bandwidth
+    prefill_keys = prefilled * (tokens.shared + prefilled / 2)
+    mean_context = tokens.shared + prefilled + decoded / 2
+    keys = prefill_keys + decoded * mean_context
+    scores = 4 * shape.num_attention_heads * shape.head_dim * layers * keys / flops
+    cache_reads = passes * mean_context * shape.cache_bytes / bandwidth
+    return {
+        "products": products,
+        "memory": traffic + max(0.0, weight_reads - products),
+        "attention": scores + cache_reads,
+        "host": share * (_HOST_SECONDS + _LAUNCH_SECONDS * _LAUNCHES * layers),
+    }
+
+
+def _max_sequences(shape: Shape, gpu: str, shared: float, computed: float) -> int:
+    """Return how many sequences of `computed` tokens fit into a GPU beside the weights."""
     memory_gib = min(
         instance.gpu_memory_gib for instance in INSTANCES.values() if instance.gpu == gpu
     )
-    room = 0.9 * memory_gib * 2**30 - _MARGIN - 2 * shape.weights
-    most_seqs = min(
-        MOST_SEQS,
-        math.floor((room - shape.cache_bytes * tokens.shared) / (shape.cache_bytes * fed)),
-    )
-    if most_seqs < 1:
-        return None
-    share = max(fed / _PASS_TOKENS, passes / most_seqs)  # of passes, that a document pays
-    products = 2 * (shape.layers_weights * fed + shape.head_weights * decoded) / flops
-    read = share * 2 * (shape.layers_weights + shape.head_weights) / bandwidth
-    traffic = _TRAFFIC * shape.hidden_size * shape.num_hidden_layers * fed / bandwidth
-    keys = prefilled * (tokens.shared + prefilled / 2) + decoded * (
-        tokens.shared + prefilled + decoded / 2
-    )
-    scores = 4 * shape.num_attention_heads * shape.head_dim * shape.num_hidden_layers * keys / flops
-    cached = passes * (tokens.shared + prefilled + decoded / 2) * shape.cache_bytes / bandwidth
-    host = share * (_HOST_SECONDS + _LAUNCH_SECONDS * _LAUNCHES * shape.num_hidden_layers)
-    memory = traffic + max(0.0, read - products)
-    return {"products": products, "memory": memory, "attention": scores + cached, "host": host}
+    cache = 0.9 * memory_gib * 2**30 - _MARGIN - 2 * shape.weights
+    sequences = (cache - shape.cache_bytes * shared) / (shape.cache_bytes * computed)
+    return min(MOST_SEQS, math.floor(sequences))
 
 
 def speeds(
     model: str, counts: Sequence[float], types: Iterable[str]
 ) -> tuple[list[MethodSpeed], list[MethodSpeed]]:
-    """The speed of a model in bfloat16 on each GPU that it fits: of values decoded together, and
-    token by token. counts: of `DocumentTokens`. types: of instances. Raises ConfigError: it, or
-    such a document, fits none.
+    """Predict the speed of a model in bfloat16 on each GPU that it fits.
+
+    Args:
+        model: The name of the model.
+        counts: The fields of `DocumentTokens`.
+        types: Instance types whose GPUs are considered.
+
+    Returns:
+        The speeds with values decoded in parallel, and the speeds of autoregressive decoding.
+
+    Raises:
+        ConfigError: If the model or the document fits no GPU, or if the counts make no sense.
+        ModelError: If the model's config.json cannot be fetched.
     """
     tokens = DocumentTokens(*counts)
     if not (tokens.own > 0 and tokens.passes > 0 and min(tokens) >= 0 and sum(tokens) < 1e9):
@@ -172,25 +218,25 @@ def speeds(
             f"--tokens {' '.join(f'{count:g}' for count in tokens)}: no document has such counts"
         )
     shape = shape_of(model)
-    gpus = {INSTANCES[name].gpu for name in types} & CARDS.keys()
-    together, plain = (
-        [speed for gpu in sorted(gpus) if (speed := _speed(shape, gpu, tokens, method)) is not None]
-        for method in ("hyper_parallel", "autoregressive")
-    )
-    if not together:
-        raise ConfigError(
-            f"{model}: fits in bfloat16 into the memory of no "
-            f"{', '.join(sorted(gpus)) or 'GPU there'}"
-        )
-    return together, plain
+    gpus = sorted({INSTANCES[name].gpu for name in types} & GPUS.keys())
+    parallel = _speeds(shape, gpus, tokens, "hyper_parallel")
+    if not parallel:
+        names = ", ".join(gpus) or "GPU of these instance types"
+        raise ConfigError(f"{model}: fits in bfloat16 into the memory of no {names}")
+    return parallel, _speeds(shape, gpus, tokens, "autoregressive")
 
 
-def _speed(shape: Shape, gpu: str, tokens: DocumentTokens, method: str) -> MethodSpeed | None:
-    parts = seconds_of(shape, gpu, tokens, method == "hyper_parallel")
-    if parts is None:
-        return None
-    total = sum(parts.values())
-    shares = ", ".join(f"{part} {seconds / total:.0%}" for part, seconds in parts.items())
-    return MethodSpeed(
-        method, bootstrap.exact(total), f"PREDICTED for {gpu}, not measured: {shares}", gpu
-    )
+def _speeds(
+    shape: Shape, gpus: Sequence[str], tokens: DocumentTokens, method: str
+) -> list[MethodSpeed]:
+    """Predict the speed on each GPU that the model fits."""
+    predicted = []
+    for gpu in gpus:
+        parts = seconds_of(shape, gpu, tokens, method == "hyper_parallel")
+        if parts is None:
+            continue
+        total = sum(parts.values())
+        shares = ", ".join(f"{part} {seconds / total:.0%}" for part, seconds in parts.items())
+        source = f"PREDICTED for {gpu}, not measured: {shares}"
+        predicted.append(MethodSpeed(method, bootstrap.exact(total), source, gpu))
+    return predicted

@@ -1,7 +1,10 @@
-"""Profiles a configuration on a sample: a decode worker's request queue, engine and meter, without
-storage. The sample comes round after round. The window begins when as many documents are answered
-as the engine decodes at a time, and ends with whole rounds: no start, no drain. A document takes
-its tokens at the seconds a token that the meter gives in it.
+"""Profile a configuration on a sample of documents.
+
+A profile runs the request queue, the engine and the meter of a decode worker, without storage. The
+sample is answered round after round. The measured window starts once as many documents are answered
+as the engine decodes at the same time, and it ends after whole rounds, so that neither the start
+nor the drain of the engine counts. The cost of a document is its tokens, multiplied by the seconds
+per token that the meter shows within the window.
 """
 
 import contextlib
@@ -26,7 +29,7 @@ from raypd.billing import bill as billing
 from raypd.billing import book
 from raypd.billing.meter import Meter
 from raypd.cluster.one_worker import OneWorker
-from raypd.config import RunConfig
+from raypd.config import ModelConfig, RunConfig
 from raypd.errors import RunError
 from raypd.estimation import sampling
 from raypd.estimation.bootstrap import Array
@@ -35,140 +38,183 @@ from raypd.run.usage import Usage, UsageKey
 from raypd.tasks.base import Document
 from raypd.text import counted
 
-_SAMPLES = 8  # parts of the window whose speeds are compared
+# The window is cut into this many parts, whose speeds are compared.
+_WINDOW_PARTS = 8
 _UNIT = "sample"
-Tokens = Usage  # the category of a row is its number
 _POLL_SECONDS = 0.05
+# Tokens by row and kind.
+Tokens = Mapping[str, Mapping[str, float]]
+# The columns of `SteppedMeter.readings`.
+_ANSWERED = 0
+_PREFILL_TOKENS = 3
+_DECODE_TOKENS = 4
 
 
 @dataclass
 class DocumentCost:
+    """What one document of the sample took, on average over its rounds."""
+
     seconds: float  # of one worker
     prefill_tokens: float
     shared_tokens: float
     decode_tokens: float
     rows: list[dict[str, Any]] = field(default_factory=list)  # columns of its output rows
-    error: str | None = None  # why it has none
+    error: str | None = None  # why it has no rows
     server_usd: float = 0.0  # for tokens, to a server behind model.endpoint
 
 
 @dataclass
 class WorkerFacts:
+    """The machine that a profile is measured on."""
+
     machine: str  # in words
-    gpu: str | None = None  # as instance types have it; None on a CPU, and for one that no type has
-    # Other (dtype, quantization) of weights worth a try.
+    # The GPU's name as instance types spell it; None on a CPU, and for a GPU of no instance type.
+    gpu: str | None = None
+    # Further (dtype, quantization) of the weights that are worth a try.
     types: list[tuple[str, str]] = field(default_factory=list)
-    vllm: bool = False  # whether it is installed
+    vllm: bool = False  # whether vLLM is installed
 
 
 @dataclass
 class Profile:
+    """The measured speed of one configuration."""
+
     method: str
-    # Of the documents in their order; None where one was not answered in time.
+    # One per document, in their order; None for a document that was not answered in time.
     costs: list[DocumentCost | None]
     seconds: float  # of the window
-    # (seconds at the rates of the whole window, seconds) of parts of it.
+    # Per part of the window: (its seconds at the rates of the whole window, its seconds).
     samples: list[tuple[float, float]]
     load_seconds: float  # 0 when the model was loaded before
-    warmup_seconds: float  # of the first documents: instructions are computed, the engine fills up
+    # Seconds of the first documents, while instructions are computed and the engine fills up.
+    warmup_seconds: float
     worker: WorkerFacts
     complete: bool  # the limit did not cut the window short
 
     @property
     def documents_per_second(self) -> float:
-        """Of the sample as it was drawn."""
+        """Documents per second of the sample as it was drawn."""
         seconds = [cost.seconds for cost in self.costs if cost is not None]
-        return len(seconds) / sum(seconds) if sum(seconds) else 0.0
+        total = sum(seconds)
+        if not total:
+            return 0.0
+        return len(seconds) / total
+
+
+@dataclass
+class _Measurement:
+    """What the meter and the queue show after the sample was answered."""
+
+    readings: Array  # [steps, 5]: see `SteppedMeter.readings`
+    unit: UnitState
+    tokens: Usage
+    lead: int  # documents that are answered before the window starts
+    count: int  # documents in the window
+
+    @property
+    def totals(self) -> Array:
+        """Prefill and decode tokens so far, `[2]`."""
+        totals: Array = self.readings[-1, _PREFILL_TOKENS:]
+        return totals
+
+    @property
+    def decode_tokens(self) -> float:
+        return float(self.readings[-1, _DECODE_TOKENS])
 
 
 class SteppedMeter(Meter):
-    """A run's meter with readings after each step. in_flight_limit: documents, 0: no window.
-    together: per prompt.
+    """A run's meter that also keeps its readings after each step.
+
+    Args:
+        method: The decoding method.
+        in_flight_limit: Documents that the engine decodes at most at the same time; 0 if no window
+            is measured.
+        documents_per_prompt: Documents that share one prompt.
+        options: Further arguments of `Meter`.
     """
 
-    def __init__(self, method: str, in_flight_limit: int, together: int, **options: Any) -> None:
+    def __init__(
+        self, method: str, in_flight_limit: int, documents_per_prompt: int, **options: Any
+    ) -> None:
         super().__init__(method=method, **options)
         self._in_flight_limit = in_flight_limit
-        self._together = together
+        self._documents_per_prompt = documents_per_prompt
         self._in_flight = 0
         self.answered: Callable[[], int] = lambda: 0
         # (answered, prefill s, decode s, prefill tokens, decode tokens)
         self.readings: list[tuple[float, ...]] = []
 
     def step(self, engine: Any, programs: Mapping[str, int]) -> list[Any]:
+        """Step the engine, and keep a reading."""
         finished = super().step(engine, programs)
-        # All are, in an engine that does not list them.
+        # An engine that does not list its sequences runs everything that is pending.
         running = len(engine.sequences) or engine.pending
-        self._in_flight = max(
-            self._in_flight, min(self._in_flight_limit, self._together * (running + len(finished)))
-        )
+        documents = self._documents_per_prompt * (running + len(finished))
+        self._in_flight = max(self._in_flight, min(self._in_flight_limit, documents))
         self.read()
         return finished
 
-    def window(self, sample: int) -> tuple[int, int]:
-        """Documents before the window, and in it: whole rounds, and as many as are in flight, which
-        end together.
+    def window(self, sample_size: int) -> tuple[int, int]:
+        """Return how many documents come before the window, and how many are in it.
+
+        The window has whole rounds of the sample. It has at least as many documents as are in
+        flight, because those end together.
         """
-        return self._in_flight, sample * math.ceil(max(self._in_flight, sample) / sample)
+        rounds = math.ceil(max(self._in_flight, sample_size) / sample_size)
+        return self._in_flight, sample_size * rounds
 
     def read(self) -> None:
+        """Append a reading of the totals so far."""
         self.readings.append((self.answered(), *self.totals()))
 
 
 class Profiler:
     """Profiles configurations one after the other, and keeps the last model that it loaded.
 
-    Also as a Ray actor.
+    It is used directly or as a Ray actor.
     """
 
     def __init__(self, threads: int | None = None, weights: bool = False) -> None:
-        """weights: a model will be loaded, so that torch is imported now."""
+        """Prepare the process.
+
+        Args:
+            threads: CPU threads of the engine; None for the default.
+            weights: Whether a model will be loaded, so that torch should be imported now.
+        """
         self.threads = threads
         self._model: tuple[Any, Any] | None = None
-        self._done = (0, 0)
+        self._progress = (0, 0)
         if weights:
-            import raypd.models.load  # noqa: F401  # its seconds are the start of a process, not of a load
+            # The seconds of this import belong to the start of the process, not to a model's load.
+            import raypd.models.load  # noqa: F401
 
     def ready(self) -> bool:
         return True
 
     def facts(self, config: RunConfig) -> WorkerFacts:
-        """What this machine is.
+        """Describe this machine.
 
-        Raises ModelError where it has not the device of the configuration.
+        Raises:
+            ModelError: If it lacks the device that the configuration names.
         """
-        if config.model.is_fake:
-            return WorkerFacts("fake engine")
-        if config.model.endpoint is not None:
-            return WorkerFacts(config.model.endpoint.url)
-        from raypd.decoding import native
-        from raypd.models.load import has_fp8, resolve_device, resolve_dtype
-
         model = config.model
-        device = resolve_device(config.model.device)
-        dtype, best = (
-            str(resolve_dtype(name, device)).removeprefix("torch.")
-            for name in (model.dtype, "auto")
-        )
-        plain = dict.fromkeys([best, "float16"] if device.type == "cuda" else ["float32", best])
-        types = [(name, "none") for name in plain if (name, "none") != (dtype, model.quantization)]
-        vllm = importlib.util.find_spec("vllm") is not None
-        if device.type != "cuda":  # bitsandbytes runs on a CPU, and slowly
-            if best == "bfloat16" and model.quantization != "w8a8" and native.refusal() is None:
-                types.append((best, "w8a8"))
-            return WorkerFacts(_processor(), types=types, vllm=vllm)
-        import torch
+        if model.is_fake:
+            return WorkerFacts("fake engine")
+        if model.endpoint is not None:
+            return WorkerFacts(model.endpoint.url)
+        from raypd.models.load import resolve_device, resolve_dtype
 
-        gpu = torch.cuda.get_device_properties(device)
-        if importlib.util.find_spec("bitsandbytes"):
-            types += [(model.dtype, kind) for kind in ("int8", "nf4") if kind != model.quantization]
-        if best == "bfloat16" and model.quantization != "fp8" and has_fp8(device):
-            types.append((best, "fp8"))
-        return WorkerFacts(gpu.name, instance_gpu(gpu.name, gpu.total_memory / 2**30), types, vllm)
+        device = resolve_device(model.device)
+        dtype = str(resolve_dtype(model.dtype, device)).removeprefix("torch.")
+        best_dtype = str(resolve_dtype("auto", device)).removeprefix("torch.")
+        vllm = importlib.util.find_spec("vllm") is not None
+        if device.type == "cuda":
+            return _gpu_facts(model, device, dtype, best_dtype, vllm)
+        return _cpu_facts(model, dtype, best_dtype, vllm)
 
     def progress(self) -> tuple[int, int]:
-        """(documents answered, documents wanted) of the profile that is being made."""
-        return self._done
+        """Return (documents answered, documents wanted) of the current profile."""
+        return self._progress
 
     def profile(
         self,
@@ -177,200 +223,343 @@ class Profiler:
         limit: float = math.inf,
         slow: bool = False,
     ) -> Profile:
-        """Profiles a configuration, for `limit` seconds at most.
+        """Profile a configuration.
 
-        Raises UserError: it cannot be run, EngineBroken. slow: a full engine may end nothing in
-        time. The sample alone, in two thirds of it at most, gives tokens; the seconds a token are
-        of that or of the full engine, which of them decoded more.
+        Args:
+            config: The configuration.
+            documents: The sample.
+            limit: Seconds that the measurement may take.
+            slow: Whether a full engine may finish nothing within the limit. Then the sample is
+                first
+                answered alone, within two thirds of the limit, which gives each document's tokens;
+                the seconds per token are taken from whichever of the two passes decoded more.
+
+        Raises:
+            UserError: If the configuration cannot be run.
+            EngineBroken: If the engine fails.
         """
         began = time.perf_counter()
-        self._done = (0, 0)
-        vllm = config.engine.kind == "vllm"
-        if vllm:  # it wants all memory
+        self._progress = (0, 0)
+        components = self._build(config)
+        loaded = time.perf_counter()
+        # The first documents compute the instructions and fill the engine's cache.
+        warmup_indices = _warmup_indices(config, documents, slow)
+        warmup_documents = [documents[index] for index in warmup_indices]
+        warmup_limit = math.inf
+        if slow:
+            warmup_limit = 2 * limit / 3
+        alone = self._answer(config, components, warmup_documents, 0, warmup_limit)
+        warmed = time.perf_counter()
+        if slow:
+            limit -= warmed - loaded
+        full = self._answer(config, components, documents, most_in_flight(config), limit)
+        components.engine.close()
+        del components
+        # The engine's cache must be released before the next engine allocates its own.
+        gc.collect()
+        speed_source = full
+        tokens_source = full
+        if slow:
+            tokens_source = alone
+            if alone.decode_tokens > full.decode_tokens:
+                speed_source = alone
+        parts, complete = _window(speed_source)
+        rates = _rates(parts)
+        costs = _costs(config, tokens_source, rates, len(documents))
+        warmup_costs = [costs[index] for index in warmup_indices]
+        answering_seconds = sum(cost.seconds for cost in warmup_costs if cost is not None)
+        if slow and None in costs:
+            costs = _with_unfinished(costs, alone, rates)
+        elif slow:
+            complete = True
+        return Profile(
+            method=config.decoding.method,
+            costs=costs,
+            seconds=float(parts[:, :2].sum()),
+            samples=[(float(part[2:] @ rates), float(part[:2].sum())) for part in parts],
+            load_seconds=loaded - began,
+            warmup_seconds=max(0.0, warmed - loaded - answering_seconds),
+            worker=self.facts(config),
+            complete=complete,
+        )
+
+    def _build(self, config: RunConfig) -> WorkerComponents:
+        """Build the engine and the task; every document is answered, because a sample is
+        repeated.
+        """
+        load: Callable[[Any], Any] | None = self._load
+        if config.engine.kind == "vllm":
+            # vLLM wants all of the memory, and loads the model itself.
             self._model = None
             gc.collect()
-        # A sample comes round.
-        parts = build(config, self.threads, None if vllm else self._load, each=True)
-        loaded = time.perf_counter()
-        # One document a category: the instruction of each is computed once.
-        first = {
-            sampling.kind_of(document, config)[0]: place for place, document in enumerate(documents)
-        }
-        places = range(len(documents)) if slow else list(first.values())
-        sample = [documents[place] for place in places]
-        alone_seconds = 2 * limit / 3 if slow else math.inf
-        warm = self._answer(config, parts, sample, 0, alone_seconds)
-        warmed = time.perf_counter()
-        full = self._answer(
-            config,
-            parts,
-            documents,
-            most_in_flight(config),
-            limit + (loaded - warmed if slow else 0),
-        )
-        readings, *_, (lead, count) = (
-            max(full, warm, key=lambda part: part[0][-1, 4]) if slow else full
-        )
-        _, unit, tokens, _ = warm if slow else full
-        parts.engine.close()
-        del parts
-        gc.collect()  # the engine's cache must be gone before the next one makes its own
-        window, complete = _window(readings, lead, count)
-        spent = window.sum(0)  # prefill seconds, decode seconds, prefill tokens, decode tokens
-        rates = spent[:2] / np.maximum(spent[2:], 1)
-        costs = _costs(config, unit, tokens, rates, len(documents))
-        samples = [(float(part[2:] @ rates), float(part[:2].sum())) for part in window]
-        later = sum(cost.seconds for place in places if (cost := costs[place]) is not None)
-        times = (float(spent[:2].sum()), samples, loaded - began, max(0.0, warmed - loaded - later))
-        complete = complete or (slow and None not in costs)
-        # The shorter ones have ended; the others took at least what they have so far.
-        if slow and None in costs:
-            ended = sum(
-                np.array([cost.prefill_tokens, cost.decode_tokens])
-                for cost in costs
-                if cost is not None
-            )
-            each = (warm[0][-1, 3:] - ended) / costs.count(None)
-            rest = DocumentCost(float(each @ rates), float(each[0]), 0.0, float(each[1]))
-            costs = [rest if cost is None else cost for cost in costs]
-        return Profile(config.decoding.method, costs, *times, self.facts(config), complete)
+            load = None
+        return build(config, self.threads, load, each=True)
 
     def _answer(
         self,
         config: RunConfig,
-        parts: WorkerComponents,
+        components: WorkerComponents,
         documents: Sequence[Document],
         in_flight: int,
         limit: float,
-    ) -> tuple[Array, UnitState, Tokens, tuple[int, int]]:
-        """Answers round after round until the window has ended and each was answered once.
-        in_flight: documents; 0: each is answered once, no window. Returns readings, tokens by row,
-        and the window.
+    ) -> _Measurement:
+        """Answer documents in rounds until the window ends and each was answered at least once.
+
+        Args:
+            config: The configuration.
+            components: The engine and the task.
+            documents: The sample.
+            in_flight: Documents that the engine decodes at the same time; 0 to answer each document
+                once, without a window.
+            limit: Seconds after which it stops.
         """
-        ends = time.monotonic() + limit
-        # Twice what is in flight behind the window keeps the engine full to its end.
-        count = 4 * in_flight + (2 if in_flight else 1) * len(documents)
-        stream = [
-            _copy(config, documents[n % len(documents)], n, n // len(documents))
-            for n in range(count)
-        ]
+        deadline = time.monotonic() + limit
+        stream = _stream(config, documents, in_flight)
         meter = SteppedMeter(
             config.decoding.method, in_flight, config.decoding.documents_per_prompt
         )
         meter.ready()
-        queue = RequestQueue(parts, meter)
-        first = set(range(len(documents)))
+        queue = RequestQueue(components, meter)
+        first_round = set(range(len(documents)))
         with contextlib.closing(queue), queue.unit(_UNIT) as unit:
             queue.count(unit, {copy.index: str(copy.index) for copy in stream})
             meter.answered = lambda: len(unit.answered)
             with queue.answering(unit, stream) as answering:
                 while True:
-                    ended = answering.done() or time.monotonic() >= ends
+                    ended = answering.done() or time.monotonic() >= deadline
                     answered = unit.answered
-                    window = meter.window(len(documents))
-                    self._done = (min(len(answered), sum(window)), sum(window))
-                    if ended or (len(answered) >= sum(window) and first <= answered):
+                    lead, count = meter.window(len(documents))
+                    wanted = lead + count
+                    self._progress = (min(len(answered), wanted), wanted)
+                    if ended or (len(answered) >= wanted and first_round <= answered):
                         break
                     wait([answering], timeout=_POLL_SECONDS)
             with contextlib.suppress(Cancelled):
                 answering.result()
-            meter.read()  # answers are read after the step that ended them
-            # As of now: the engine still steps, and behind this block the unit's seconds are lost
-            # ones.
-            return np.array(meter.readings), unit, meter.end(_UNIT).categories, window
+            # Answers are read after the step that finished them.
+            meter.read()
+            # The tokens are taken here because the engine still steps; after this block the seconds
+            # of the unit would count as lost.
+            tokens = meter.end(_UNIT).categories
+            return _Measurement(np.array(meter.readings), unit, tokens, lead, count)
 
     def _load(self, model: Any) -> Any:
+        """Load a model, or return the one that was loaded last if it is the same."""
         from raypd.models.load import load_model
 
         if self._model is None or self._model[0] != model:
-            self._model = None  # first give the memory back
+            # Release the memory of the previous model first.
+            self._model = None
             gc.collect()
             self._model = (model, load_model(model))
         return self._model[1]
 
 
-def _copy(config: RunConfig, document: Document, index: int, number: int) -> Document:
-    """A document once more; a later copy gets its number in front, as vLLM computes no text
-    twice.
+def _gpu_facts(
+    model: ModelConfig, device: Any, dtype: str, best_dtype: str, vllm: bool
+) -> WorkerFacts:
+    """Describe a GPU and the weights that are worth a try on it."""
+    import torch
+
+    from raypd.models.load import has_fp8
+
+    gpu = torch.cuda.get_device_properties(device)
+    types = _plain_types(model, dtype, [best_dtype, "float16"])
+    if importlib.util.find_spec("bitsandbytes"):
+        for quantization in ("int8", "nf4"):
+            if quantization != model.quantization:
+                types.append((model.dtype, quantization))
+    if best_dtype == "bfloat16" and model.quantization != "fp8" and has_fp8(device):
+        types.append((best_dtype, "fp8"))
+    instance = instance_gpu(gpu.name, gpu.total_memory / 2**30)
+    return WorkerFacts(gpu.name, instance, types, vllm)
+
+
+def _cpu_facts(model: ModelConfig, dtype: str, best_dtype: str, vllm: bool) -> WorkerFacts:
+    """Describe a CPU and the weights that are worth a try on it.
+
+    bitsandbytes is left out: it runs on a CPU, but slowly.
+    """
+    from raypd.decoding import native
+
+    types = _plain_types(model, dtype, ["float32", best_dtype])
+    if best_dtype == "bfloat16" and model.quantization != "w8a8" and native.refusal() is None:
+        types.append((best_dtype, "w8a8"))
+    return WorkerFacts(_processor(), types=types, vllm=vllm)
+
+
+def _plain_types(model: ModelConfig, dtype: str, names: Sequence[str]) -> list[tuple[str, str]]:
+    """Return the dtypes among `names`, without quantization, that the model does not have yet."""
+    types = [(name, "none") for name in dict.fromkeys(names)]
+    return [pair for pair in types if pair != (dtype, model.quantization)]
+
+
+def _warmup_indices(config: RunConfig, documents: Sequence[Document], slow: bool) -> list[int]:
+    """Choose the documents that are answered before the window.
+
+    One document per category is enough, because the instruction of each category is computed once.
+    If the engine is slow, all documents are answered, which gives their tokens.
+    """
+    if slow:
+        return list(range(len(documents)))
+    by_category: dict[str, int] = {}
+    for index, document in enumerate(documents):
+        category, _ = sampling.kind_of(document, config)
+        by_category[category] = index
+    return list(by_category.values())
+
+
+def _stream(config: RunConfig, documents: Sequence[Document], in_flight: int) -> list[Document]:
+    """Repeat the sample often enough to keep the engine full until the window ends."""
+    count = len(documents)
+    if in_flight:
+        # Twice what is in flight comes behind the window.
+        count = 4 * in_flight + 2 * len(documents)
+    stream = []
+    for index in range(count):
+        repetition, row = divmod(index, len(documents))
+        stream.append(_copy(config, documents[row], index, repetition))
+    return stream
+
+
+def _copy(config: RunConfig, document: Document, index: int, repetition: int) -> Document:
+    """Copy a document under another index.
+
+    With vLLM, a repeated copy starts with the number of its repetition, because vLLM does not
+    compute the same text twice.
     """
     fields = document.fields
     column = next(iter(config.text_columns() or config.wanted_columns().values()), "")
-    if config.engine.kind == "vllm" and number and isinstance(fields.get(column), str):
-        fields = {**fields, column: f"{number} {fields[column]}"}
+    if config.engine.kind == "vllm" and repetition and isinstance(fields.get(column), str):
+        fields = {**fields, column: f"{repetition} {fields[column]}"}
     return replace(document, index=index, fields=fields)
 
 
-def _window(readings: Array, lead: int, count: int) -> tuple[Array, bool]:
-    """What was metered in equal parts of the window (of all, where time cut it early), `[parts,
-    4]`; if it is whole.
+def _window(measurement: _Measurement) -> tuple[Array, bool]:
+    """Cut the window into parts.
+
+    If the limit came so early that more than half of the readings lie before the window, all
+    readings count.
+
+    Returns:
+        What was metered in each part, `[parts, 4]` (prefill seconds, decode seconds, prefill
+            tokens,
+        decode tokens), and whether the window is complete.
     """
-    begin, end = np.searchsorted(readings[:, 0], (lead, lead + count))
-    begin = 0 if end == len(readings) and begin > end // 2 else begin
+    readings = measurement.readings
+    lead = measurement.lead
+    begin, end = np.searchsorted(readings[:, _ANSWERED], (lead, lead + measurement.count))
+    complete = bool(end < len(readings))
+    if not complete and begin > end // 2:
+        begin = 0
     window = readings[begin : end + 1, 1:]
-    edges = np.linspace(0, len(window) - 1, max(1, min(_SAMPLES, len(window) // 2)) + 1).astype(int)
-    return np.diff(window[edges], axis=0) if len(window) > 1 else np.zeros((0, 4)), bool(
-        end < len(readings)
+    if len(window) <= 1:
+        return np.zeros((0, 4)), complete
+    parts = max(1, min(_WINDOW_PARTS, len(window) // 2))
+    edges = np.linspace(0, len(window) - 1, parts + 1).astype(int)
+    return np.diff(window[edges], axis=0), complete
+
+
+def _rates(parts: Array) -> Array:
+    """Return the seconds per prefill token and per decode token over all parts, `[2]`."""
+    totals = parts.sum(0)
+    rates: Array = totals[:2] / np.maximum(totals[2:], 1)
+    return rates
+
+
+def _with_unfinished(
+    costs: Sequence[DocumentCost | None], alone: _Measurement, rates: Array
+) -> list[DocumentCost | None]:
+    """Give unfinished documents an equal share of the tokens that no finished document accounts
+    for.
+
+    The shorter documents have finished; the others took at least as much as they have so far.
+    """
+    finished_tokens = np.zeros(2)
+    for cost in costs:
+        if cost is not None:
+            finished_tokens += (cost.prefill_tokens, cost.decode_tokens)
+    tokens = (alone.totals - finished_tokens) / list(costs).count(None)
+    unfinished = DocumentCost(
+        seconds=float(tokens @ rates),
+        prefill_tokens=float(tokens[0]),
+        shared_tokens=0.0,
+        decode_tokens=float(tokens[1]),
     )
+    return [unfinished if cost is None else cost for cost in costs]
 
 
 def _costs(
-    config: RunConfig, unit: UnitState, tokens: Tokens, rates: Array, count: int
+    config: RunConfig, measurement: _Measurement, rates: Array, count: int
 ) -> list[DocumentCost | None]:
-    """What each document took, on average over its rounds. tokens: by row."""
-    answered = sorted(unit.answered)
+    """Compute what each of `count` documents took, on average over its rounds."""
+    repetitions: list[list[int]] = [[] for _ in range(count)]
+    for row in sorted(measurement.unit.answered):
+        repetitions[row % count].append(row)
+    return [_cost(config, measurement, rates, rows) for rows in repetitions]
+
+
+def _cost(
+    config: RunConfig, measurement: _Measurement, rates: Array, repetitions: Sequence[int]
+) -> DocumentCost | None:
+    """Average the cost of one document over its repetitions (rows of the stream)."""
+    if not repetitions:
+        return None
     models = book.models_of(config)
-
-    def cost(number: int) -> DocumentCost | None:
-        rounds = [row for row in answered if row % count == number]
-        if not rounds:
-            return None
-        billed = [
-            (tokens.get(UsageKey(str(row), name), {}), model)
-            for row in rounds
-            for name, model in models.items()
-        ]
-        fed = {
-            name: sum(counts.get(name, 0.0) for counts, _ in billed) / len(rounds)
-            for name in TOKENS
-        }
-        usd = (
-            sum(book.token_usd(counts, model) for counts, model in billed if counts)
-            / len(rounds)
-            / billing.MICRO
-        )
-        seconds = fed["prefill_tokens"] * float(rates[0]) + fed["decode_tokens"] * float(rates[1])
-        first = [record for record in unit.records if record.index == rounds[0]]
-        error = next((record.error for record in first if record.error is not None), None)
-        rows = [record.columns for record in first if record.error is None]
-        return DocumentCost(seconds, **fed, rows=rows, error=error, server_usd=usd)
-
-    return [cost(number) for number in range(count)]
+    totals = dict.fromkeys(TOKENS, 0.0)
+    micro_usd = 0.0
+    for row in repetitions:
+        for name, model in models.items():
+            # The category of a row is its number.
+            counts = measurement.tokens.get(UsageKey(str(row), name), {})
+            for kind in TOKENS:
+                totals[kind] += counts.get(kind, 0.0)
+            if counts:
+                micro_usd += book.token_usd(counts, model)
+    means = {name: total / len(repetitions) for name, total in totals.items()}
+    records = [record for record in measurement.unit.records if record.index == repetitions[0]]
+    errors = [record.error for record in records if record.error is not None]
+    return DocumentCost(
+        seconds=float(means["prefill_tokens"] * rates[0] + means["decode_tokens"] * rates[1]),
+        **means,
+        rows=[record.columns for record in records if record.error is None],
+        error=errors[0] if errors else None,
+        server_usd=micro_usd / len(repetitions) / billing.MICRO,
+    )
 
 
 def most_in_flight(config: RunConfig) -> int:
-    """Most documents that an engine decodes at the same time."""
+    """Return how many documents an engine decodes at most at the same time."""
     return config.engine.most_seqs * config.decoding.documents_per_prompt
 
 
 def _processor() -> str:
-    with (
-        contextlib.suppress(OSError, StopIteration),
-        open("/proc/cpuinfo", encoding="utf-8") as file,
-    ):
-        return next(
-            line.partition(":")[2].strip() for line in file if line.startswith("model name")
-        )
+    """Return the name of the processor."""
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as file:
+            for line in file:
+                if line.startswith("model name"):
+                    return line.partition(":")[2].strip()
+    except OSError:
+        pass
     return platform.processor() or platform.machine()
 
 
 class RemoteProfiler(OneWorker):
+    """A `Profiler` in a worker process of its own."""
+
     def __init__(self, config: RunConfig, verbose: bool) -> None:
         super().__init__(
             config, verbose, lambda share: (Profiler, (share.threads, config.model.has_weights))
         )
 
     def facts(self, config: RunConfig) -> WorkerFacts:
-        """What its machine is. Raises what `Profiler.facts` raises, RunError."""
+        """Describe the worker's machine.
+
+        Raises:
+            ModelError: If it lacks the device that the configuration names.
+            RunError: If the process dies.
+        """
         return self.call("the worker to measure on", "facts", config, progress=lambda _: None)
 
     def profile(
@@ -381,9 +570,18 @@ class RemoteProfiler(OneWorker):
         label: str,
         slow: bool = False,
     ) -> Profile:
-        """As `Profiler.profile`, and shows under a label how far it is.
+        """Profile a configuration as `Profiler.profile` does, and show the progress.
 
-        RunError, too, where the process dies.
+        Args:
+            config: The configuration.
+            documents: The sample.
+            limit: Seconds that the measurement may take.
+            label: The name under which the progress is shown.
+            slow: See `Profiler.profile`.
+
+        Raises:
+            UserError: If the configuration cannot be run.
+            RunError: If the process dies.
         """
         with _display(label) as update:
             return self.call(
@@ -393,8 +591,10 @@ class RemoteProfiler(OneWorker):
 
 @contextlib.contextmanager
 def _display(label: str) -> Iterator[Callable[[tuple[int, int]], None]]:
-    """Progress of one profile on stderr, (documents answered, wanted): a bar on a terminal, lines
-    elsewhere.
+    """Show the progress of one profile on stderr: as a bar on a terminal, as lines elsewhere.
+
+    Yields:
+        A function that takes (documents answered, documents wanted).
     """
     console = Console(stderr=True)
     lines = ProgressLines()
@@ -408,9 +608,11 @@ def _display(label: str) -> Iterator[Callable[[tuple[int, int]], None]]:
     row = bar.add_task(label, total=None, done="")
 
     def update(counts: tuple[int, int], at_once: bool = False) -> None:
-        done, total = counts
-        text = f"{done / total:.0%} done" if total else "loading the model, warming up"
-        bar.update(row, total=total or None, completed=done, done=text)
+        answered, wanted = counts
+        text = "loading the model, warming up"
+        if wanted:
+            text = f"{answered / wanted:.0%} done"
+        bar.update(row, total=wanted or None, completed=answered, done=text)
         if bar.disable:
             lines.show(f"{label}: {text}", at_once)
 
@@ -420,14 +622,18 @@ def _display(label: str) -> Iterator[Callable[[tuple[int, int]], None]]:
 
 
 def check_sample(profiled: Profile) -> None:
-    """Raises RunError where the sample gave nothing to go by."""
-    done = [cost for cost in profiled.costs if cost is not None]
-    failed = [cost for cost in done if cost.error is not None]
-    if not done or profiled.seconds <= 0:
+    """Check that a profile measured something.
+
+    Raises:
+        RunError: If no document was answered in time, or every document failed.
+    """
+    answered = [cost for cost in profiled.costs if cost is not None]
+    failed = [cost for cost in answered if cost.error is not None]
+    if not answered or profiled.seconds <= 0:
         advice = "raise --minutes (of a fit: fit.sample_minutes) or lower engine.max_num_seqs"
         raise RunError(
-            f"not one of {counted(len(profiled.costs), 'document')} was done in the time "
+            f"none of {counted(len(profiled.costs), 'document')} was answered in the time "
             f"given: {advice}"
         )
-    if len(failed) == len(done):
+    if len(failed) == len(answered):
         raise RunError(f"every document of the sample failed, the first because: {failed[0].error}")

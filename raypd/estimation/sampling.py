@@ -1,7 +1,8 @@
-"""A sample of the corpus that stands for it.
+"""Draw a representative sample of the corpus.
 
-Units at equal distances along the plan are scanned for each document's category and bytes; in the
-order of these the documents to decode are drawn, at equal distances again.
+Units at equal distances along the plan are scanned for the category and the length of their
+documents. The documents to decode are drawn in the order of category and length, at equal distances
+again.
 """
 
 import math
@@ -13,6 +14,7 @@ import numpy as np
 
 from raypd.config import ExtractionConfig, QuestionAnsweringConfig, RunConfig
 from raypd.dataset import planner, read_unit
+from raypd.dataset.plan import Plan
 from raypd.errors import InputError
 from raypd.estimation import bootstrap
 from raypd.run.left_out import LeftOutFiles
@@ -20,46 +22,49 @@ from raypd.run.unit import Unit
 from raypd.tasks.base import Document
 from raypd.text import counted
 
-SCANNED = 20_000  # documents that the first phase reads, about
-_LEAST_UNITS = 8
-_MOST_UNITS = 64
-# Of all that is drawn: the same command draws the same documents and gives the same intervals.
+# The first phase reads about this many documents.
+SCANNED = 20_000
+_MIN_UNITS = 8
+_MAX_UNITS = 64
+# A fixed seed: the same command draws the same documents and prints the same intervals.
 SEED = 0
 _UNREADABLE = "(cannot be read)"
 
 
 @dataclass(frozen=True, order=True)
 class ScannedDocument:
-    """Where a document stands, and what orders it."""
+    """Where a document is in the input; its first fields define the order of the corpus."""
 
     category: str
     length: int  # bytes of its text
-    unit: int  # place in Scan.units
+    unit: int  # index into Scan.units
     row: int
 
 
 @dataclass
 class Scan:
+    """The units that the first phase read."""
+
     units: list[Unit]
-    counts: list[int]  # documents of each
+    counts: list[int]  # documents per unit
     scanned: list[ScannedDocument]
     documents: bootstrap.Array  # of the whole corpus, counted or estimated
     units_planned: int
     left_out: list[LeftOutFiles]  # files of the input that are not read
 
     @property
-    def whole(self) -> bool:
-        """Whether every document was seen."""
+    def complete(self) -> bool:
+        """Whether every document was scanned."""
         return len(self.units) == self.units_planned
 
 
 @dataclass
 class CorpusSample:
-    """What was drawn, well mixed, so that every part of it is like the corpus."""
+    """The drawn documents, shuffled, so that every part of them is like the corpus."""
 
     scan: Scan
-    readable: list[ScannedDocument]  # in their order; the others are error rows
-    places: list[int]  # in `readable`, of each of `documents`
+    readable: list[ScannedDocument]  # in their order; unreadable documents become error rows
+    readable_indices: list[int]  # the index in `readable` of each of `documents`
     documents: list[Document]
 
     @property
@@ -70,92 +75,118 @@ class CorpusSample:
 def draw(
     config: RunConfig, size: int, category: str | None = None, columns: Sequence[str] = ()
 ) -> CorpusSample:
-    """Draws documents of the corpus, or of a category. columns: to be read beside those that the
-    configuration names. Raises InputError: no plan, or no such document is readable.
+    """Draw documents of the corpus.
+
+    Args:
+        config: The configuration, which names the input.
+        size: Documents to draw; fewer if the corpus is smaller.
+        category: Draw documents of this category only; None for all.
+        columns: Columns to read in addition to those that the configuration names.
+
+    Raises:
+        InputError: If the input cannot be planned, or no such document is readable.
     """
     corpus = scan(config)
-    readable = sorted(member for member in corpus.scanned if member.category != _UNREADABLE)
+    readable = sorted(document for document in corpus.scanned if document.category != _UNREADABLE)
     if category is not None:
-        there = sorted({member.category for member in readable})
-        readable = [member for member in readable if member.category == category]
-        if there and not readable:
+        categories = sorted({document.category for document in readable})
+        readable = [document for document in readable if document.category == category]
+        if categories and not readable:
             raise InputError(
-                f"no document is of the category {category!r}; there are {', '.join(there[:20])}"
+                f"no document has the category {category!r}; the categories are "
+                f"{', '.join(categories[:20])}"
             )
     if not readable:
         raise InputError(
-            f"of {counted(len(corpus.scanned), 'document')} looked at none can be read"
+            f"none of the {counted(len(corpus.scanned), 'document')} that were scanned can be read"
         )
-    places = equal_distances(min(size, len(readable)), len(readable))
-    random.Random(SEED).shuffle(places)
-    # The scan kept no document, so that its memory does not grow with their length: they are read
-    # again.
-    drawn = [(readable[place].unit, readable[place].row) for place in places]
-    read: dict[tuple[int, int], Document] = {}
-    for unit in {unit for unit, _ in drawn}:
-        read |= {
-            (unit, row): document
-            for row, document in enumerate(read_unit(corpus.units[unit], config, columns))
-            if (unit, row) in drawn
-        }
-    return CorpusSample(corpus, readable, places, [read[place] for place in drawn])
+    indices = equal_distances(min(size, len(readable)), len(readable))
+    random.Random(SEED).shuffle(indices)
+    documents = _read_documents(corpus, [readable[index] for index in indices], config, columns)
+    return CorpusSample(corpus, readable, indices, documents)
+
+
+def _read_documents(
+    corpus: Scan, drawn: list[ScannedDocument], config: RunConfig, columns: Sequence[str]
+) -> list[Document]:
+    """Read the drawn documents again.
+
+    The scan keeps no document, so that its memory does not grow with the length of the documents.
+    """
+    positions = [(document.unit, document.row) for document in drawn]
+    wanted = set(positions)
+    documents: dict[tuple[int, int], Document] = {}
+    for unit in {unit for unit, _ in positions}:
+        for row, document in enumerate(read_unit(corpus.units[unit], config, columns)):
+            if (unit, row) in wanted:
+                documents[unit, row] = document
+    return [documents[position] for position in positions]
 
 
 def scan(config: RunConfig) -> Scan:
-    """Reads units at equal distances along the plan.
+    """Scan units at equal distances along the plan.
 
-    Raises InputError: it cannot be planned, or none can be read.
+    Raises:
+        InputError: If the input cannot be planned, or no unit can be read.
     """
     plan = planner.plan(config)
-    per_unit = max(1.0, plan.documents / max(plan.units, 1))
-    count = max(_LEAST_UNITS, min(_MOST_UNITS, math.ceil(SCANNED / per_unit)))
-    complete = plan.units * per_unit <= SCANNED or plan.units <= count
-    # Every object of some size.
-    places = set(range(plan.units) if complete else equal_distances(count, plan.units))
-    chosen: list[Unit] = []
+    unit_indices = _unit_indices(plan)
+    units: list[Unit] = []
     scanned: list[ScannedDocument] = []
-    problem: InputError | None = None
-    for place, unit in enumerate(plan):
-        if place not in places:
+    last_error: InputError | None = None
+    for unit_index, unit in enumerate(plan):
+        if unit_index not in unit_indices:
             continue
         try:
-            batch = read_unit(unit, config)
+            documents = read_unit(unit, config)
         except InputError as error:
-            problem = error
+            last_error = error
             continue
-        scanned += [
-            ScannedDocument(*kind_of(document, config), len(chosen), row)
-            for row, document in enumerate(batch)
-        ]
-        chosen.append(unit)
+        for row, document in enumerate(documents):
+            category, length = kind_of(document, config)
+            scanned.append(ScannedDocument(category, length, len(units), row))
+        units.append(unit)
     if not scanned:
-        raise problem or InputError("no unit of the input holds a document")
-    counts = np.bincount([document.unit for document in scanned], minlength=len(chosen)).tolist()
-    if len(chosen) == plan.units or plan.exact:
-        documents = bootstrap.exact(len(scanned) if len(chosen) == plan.units else plan.documents)
-    else:  # a range of lines tells its bytes and not its documents
+        raise last_error or InputError("no unit of the input contains a document")
+    counts = np.bincount([document.unit for document in scanned], minlength=len(units)).tolist()
+    if len(units) == plan.units:
+        total = bootstrap.exact(len(scanned))
+    elif plan.exact:
+        total = bootstrap.exact(plan.documents)
+    else:
+        # The plan knows the bytes of a range of lines, but not its documents.
         rng = np.random.default_rng(SEED)
-        documents = (
-            bootstrap.ratio(counts, [unit.bytes for unit in chosen], rng, plan.units) * plan.bytes
-        )
-    return Scan(chosen, counts, scanned, documents, plan.units, plan.left_out)
+        unit_bytes = [unit.bytes for unit in units]
+        total = bootstrap.ratio(counts, unit_bytes, rng, plan.units) * plan.bytes
+    return Scan(units, counts, scanned, total, plan.units, plan.left_out)
+
+
+def _unit_indices(plan: Plan) -> set[int]:
+    """Choose the units to scan: all of a small corpus, else units at equal distances."""
+    documents_per_unit = max(1.0, plan.documents / max(plan.units, 1))
+    count = max(_MIN_UNITS, min(_MAX_UNITS, math.ceil(SCANNED / documents_per_unit)))
+    if plan.units * documents_per_unit <= SCANNED or plan.units <= count:
+        return set(range(plan.units))
+    return set(equal_distances(count, plan.units))
 
 
 def equal_distances(count: int, population: int) -> list[int]:
-    """`count` places of `population` at equal distances from a random start."""
+    """Return `count` indices below `population`, at equal distances from a random start."""
     start = random.Random(SEED).random()
     return [int((number + start) * population / count) for number in range(count)]
 
 
 def kind_of(document: Document, config: RunConfig) -> tuple[str, int]:
-    """(category, bytes of its text) of a document."""
+    """Return the category of a document, and the bytes of its text."""
     if document.error is not None:
         return _UNREADABLE, 0
     category = ""
     if isinstance(config.task, ExtractionConfig):
         column = config.input.category_column
-        named = document.fields.get(column) if column else None
-        category = str(named if named is not None else config.input.category or "")
+        value = document.fields.get(column) if column else None
+        if value is None:
+            value = config.input.category or ""
+        category = str(value)
     texts = list(config.text_columns()) or list(config.wanted_columns().values())
     if isinstance(config.task, QuestionAnsweringConfig):
         texts.append(config.task.questions_column)

@@ -1,8 +1,8 @@
-"""The search of `raypd tune`: one setting at a time, each from the best so far.
+"""The search of `raypd tune`: it changes one setting at a time, starting from the best so far.
 
-It knows no worker and no time. Best is the fastest that agrees well enough with the reference, or
-else the one that agrees most. Where the reference has too few values to judge, only the engine's
-settings are tried: they change no answers.
+The search knows neither workers nor time. The best setting is the fastest that agrees well enough
+with the reference, or else the one that agrees most. If the reference has too few values to judge
+agreement, only settings of the engine are tried, because they change no answers.
 """
 
 import math
@@ -18,14 +18,18 @@ from raypd.estimation.agreement import Agreement, Answers, Floor, compare
 
 Changes = dict[str, Any]  # dotted key -> value
 Reference = Literal["auto", "document", "guided"]
-# Key -> most; they change no answers.
-_ENGINE = {"engine.max_num_seqs": 1024, "engine.max_num_batched_tokens": 65536}
-_MOST_STACK = 32
-_MOST_VALUE = 256
-_VLLM_SEQS = 64  # from which its engine.max_num_seqs climbs
-_REPEATS = 3  # measurements of each of the best two, the first among them
-_HIGHEST = 0.95  # a floor above it asks no more of the reference
-_CUT = 3.0  # times slower than the best: its measurement is cut short
+# Settings that change no answers -> the largest value to try.
+_ENGINE_LIMITS = {"engine.max_num_seqs": 1024, "engine.max_num_batched_tokens": 65536}
+_MAX_STACKED = 32
+_MAX_VALUE_TOKENS = 256
+# The value of engine.max_num_seqs at which the search starts with vLLM.
+_VLLM_SEQS = 64
+# Measurements of each of the best two settings, including the first.
+_REPEATS = 3
+# A floor above this share needs no more values of the reference than this share does.
+_HIGHEST_FLOOR = 0.95
+# A measurement is stopped if the setting is this many times slower than the best.
+_CUT = 3.0
 
 
 class OutOfTime(Exception):
@@ -34,17 +38,21 @@ class OutOfTime(Exception):
 
 @dataclass
 class Trial:
+    """A setting, and what was measured with it."""
+
     changes: Changes
-    # Documents a second of one worker, of each measurement.
+    # Documents per second of one worker, one per measurement.
     speeds: list[float] = field(default_factory=list)
     agreement: Agreement = field(default_factory=lambda: Agreement(0, 0))
     error: str | None = None  # why it has no speed
-    cut: bool = False  # it was stopped, being far slower than the best
-    answers: Answers | None = None  # of the first measurement; None: the agreement stands
+    cut: bool = False  # it was stopped, because it was far slower than the best
+    answers: Answers | None = None  # of the first measurement; None keeps the agreement as it is
 
     @property
     def speed(self) -> float:
-        return median(self.speeds) if self.speeds else 0.0
+        if not self.speeds:
+            return 0.0
+        return median(self.speeds)
 
     @property
     def usable(self) -> bool:
@@ -53,40 +61,63 @@ class Trial:
 
 @dataclass
 class Search:
+    """A search over the settings of a configuration.
+
+    Attributes:
+        config: The configuration from which the search starts.
+        measure: Measures a setting. It may stop once a document takes more than the given seconds.
+        floor: What the agreement of a setting must reach.
+        types: (dtype, quantization) of weights to try.
+        vllm: Whether the worker has vLLM.
+        gpu: Whether the worker has a GPU.
+        reference_kind: Which decoding the answers are compared with.
+        show: Is called with each trial, and whether it is the reference.
+        reference: The first trial, or the one after it if the first was poor.
+        trials: All trials so far.
+        ended: Why the search ended, in words.
+    """
+
     config: RunConfig
-    # Of a setting; seconds a document after which it may be cut short.
     measure: Callable[[Changes, float], Trial]
-    floor: Floor  # what a setting's agreement must reach
-    types: Sequence[tuple[str, str]] = ()  # (dtype, quantization) of weights to try
-    vllm: bool = False  # whether the worker has it
-    gpu: bool = False  # likewise
+    floor: Floor
+    types: Sequence[tuple[str, str]] = ()
+    vllm: bool = False
+    gpu: bool = False
     reference_kind: Reference = "auto"
-    # Of each trial; whether it is the reference.
     show: Callable[[Trial, bool], None] = lambda trial, reference: None
-    reference: Trial = field(init=False)  # the first trial, or the one after it where that was poor
+    reference: Trial = field(init=False)
     trials: list[Trial] = field(default_factory=list)
     ended: str = "all settings were tried"
 
     def run(self) -> Trial | None:
-        """The best setting; None where none can be used.
+        """Search until all settings were tried or the time is over; see `ended`.
 
-        Raises nothing at the end of the time: see `ended`.
+        Returns:
+            The best setting; None if none can be used.
         """
         try:
-            self._all()
-        except OutOfTime as why:
-            self.ended = str(why)
+            self._try_all()
+        except OutOfTime as reason:
+            self.ended = str(reason)
         return self._best()
 
     def _best(self) -> Trial | None:
-        usable = [
-            trial for trial in self.trials if trial.usable and (self.judged or self.agrees(trial))
-        ]
-        return max(usable, key=self._rank, default=None)
+        """Return the best usable trial so far."""
+        candidates = []
+        for trial in self.trials:
+            if trial.usable and (self.judged or self.agrees(trial)):
+                candidates.append(trial)
+        return max(candidates, key=self._rank, default=None)
+
+    def _best_changes(self) -> Changes:
+        best = self._best()
+        if best is None:
+            return {}
+        return best.changes
 
     @property
     def judged(self) -> bool:
-        """Whether the reference has values enough to tell who reaches the floor."""
+        """Whether the reference has enough values to tell which settings reach the floor."""
         return self.floor.judged(self.reference.agreement)
 
     @property
@@ -94,129 +125,161 @@ class Search:
         return str(self.value(self.reference.changes, "decoding.method"))
 
     def agrees(self, trial: Trial) -> bool:
-        """Whether a setting may be taken: it reaches the floor or, where none can be judged,
-        changes no answers.
+        """Return whether a setting may be chosen.
+
+        It must reach the floor or, if agreement cannot be judged, change no answers.
         """
         if not self.judged:
-            return trial.changes.keys() <= _ENGINE.keys()
+            return trial.changes.keys() <= _ENGINE_LIMITS.keys()
         return trial is self.reference or self.floor.reached(trial.agreement)
 
     def unsure(self, trial: Trial) -> bool:
-        """Whether the agreement may reach the floor, and the sample is too small to tell."""
-        return self.floor.by == "low" and trial.agreement.interval()[1] >= self.floor.share
+        """Return whether the agreement may reach the floor, but the sample is too small to tell."""
+        _, high = trial.agreement.interval()
+        return self.floor.by == "low" and high >= self.floor.share
 
     def _rank(self, trial: Trial) -> tuple[int, float]:
+        """Return the sort key: settings that agree by speed, above the others by agreement."""
         if self.agrees(trial):
             return (1, trial.speed)
-        return (0, trial.agreement.share if trial.agreement.of else 0.0)
+        if not trial.agreement.of:
+            return (0, 0.0)
+        return (0, trial.agreement.share)
 
-    def _all(self) -> None:
+    def _try_all(self) -> None:
+        self._try_references()
+        if self.reference.error is not None:
+            return
+        if self.judged:
+            self._try_methods()
+        else:
+            self._try({})
+        if self.vllm and self.judged:
+            self._try_vllm()
+        for key, limit in _ENGINE_LIMITS.items():
+            changes = self._best_changes()
+            if self.value(changes, key) != "auto" or key != "engine.max_num_seqs":
+                self._climb(changes, key, limit)
+        if self.judged:
+            for dtype, quantization in self.types:
+                weights = {"model.dtype": dtype, "model.quantization": quantization}
+                self._try({**self._best_changes(), **weights})
+        self._repeat_best()
+
+    def _try_references(self) -> None:
+        """Measure the settings that answers are compared with."""
         extraction = self.config.task.kind == "extraction"
         if self.reference_kind != "guided" or not extraction:
             self._try({"decoding.method": "autoregressive"}, reference=True)
-        if extraction and (
-            self.reference_kind == "guided" or (self.reference_kind == "auto" and self._poor())
-        ):
-            self._try({"decoding.method": "guided"}, reference=True)
-        if self.reference.error is not None:
+        if not extraction:
             return
-        if not self.judged:
-            self._try({})
-        else:
-            parallel = [
-                method for method in METHODS[self.config.task.kind] if REGISTRY[method].parallel
-            ]
-            methods = [] if self.config.decoding.method in parallel else parallel
-            for base in ({}, *({"decoding.method": method} for method in methods)):
-                self._method(base)
-        if self.vllm and self.judged:
-            method = "guided" if self.config.task.kind == "extraction" else "autoregressive"
-            vllm: Changes = {"engine.kind": "vllm", "decoding.method": method}
-            if self.config.engine.max_num_seqs == "auto":
-                vllm["engine.max_num_seqs"] = _VLLM_SEQS
-            if self._try(vllm).usable:
-                self._climb(vllm, "engine.max_num_seqs", _ENGINE["engine.max_num_seqs"])
-        for key, limit in _ENGINE.items():
-            best = (self._best() or Trial({})).changes
-            if self.value(best, key) != "auto" or key != "engine.max_num_seqs":
-                self._climb(best, key, limit)
-        for dtype, quantization in self.types if self.judged else ():
-            best = (self._best() or Trial({})).changes
-            self._try({**best, "model.dtype": dtype, "model.quantization": quantization})
-        ranked = sorted(
-            (trial for trial in self.trials if trial.usable), key=self._rank, reverse=True
-        )
-        for trial in ranked[:2] * (_REPEATS - 1):
-            again = self.measure(trial.changes, math.inf)
-            self._compare(again)
-            self.show(again, False)
-            if again.usable:
-                trial.speeds += again.speeds
+        if self.reference_kind == "guided" or (self.reference_kind == "auto" and self._is_poor()):
+            self._try({"decoding.method": "guided"}, reference=True)
 
-    def _poor(self) -> bool:
-        """Whether values that autoregressive decoding broke keep the floor from being judged, or
-        are most of all.
+    def _try_methods(self) -> None:
+        """Measure the configured method or, if it is not parallel, all parallel methods as well."""
+        parallel = [
+            method for method in METHODS[self.config.task.kind] if REGISTRY[method].parallel
+        ]
+        self._try_method({})
+        if self.config.decoding.method not in parallel:
+            for method in parallel:
+                self._try_method({"decoding.method": method})
+
+    def _try_vllm(self) -> None:
+        method = "autoregressive"
+        if self.config.task.kind == "extraction":
+            method = "guided"
+        changes: Changes = {"engine.kind": "vllm", "decoding.method": method}
+        if self.config.engine.max_num_seqs == "auto":
+            changes["engine.max_num_seqs"] = _VLLM_SEQS
+        if self._try(changes).usable:
+            self._climb(changes, "engine.max_num_seqs", _ENGINE_LIMITS["engine.max_num_seqs"])
+
+    def _repeat_best(self) -> None:
+        """Measure the best two settings again, so that one lucky measurement does not decide."""
+        usable = [trial for trial in self.trials if trial.usable]
+        ranked = sorted(usable, key=self._rank, reverse=True)
+        for trial in ranked[:2] * (_REPEATS - 1):
+            repetition = self.measure(trial.changes, math.inf)
+            self._compare(repetition)
+            self.show(repetition, False)
+            if repetition.usable:
+                trial.speeds += repetition.speeds
+
+    def _is_poor(self) -> bool:
+        """Return whether the values that autoregressive decoding broke spoil it as a reference.
+
+        They do if they are the majority, or if too few values are left to judge the floor.
         """
         agreement = self.reference.agreement
-        enough = Floor(min(self.floor.share, _HIGHEST)).judged(agreement)
-        return agreement.of == 0 or (
-            agreement.left_out > 0 and (agreement.left_out > agreement.of or not enough)
-        )
+        if agreement.of == 0:
+            return True
+        if agreement.left_out == 0:
+            return False
+        enough = Floor(min(self.floor.share, _HIGHEST_FLOOR)).judged(agreement)
+        return agreement.left_out > agreement.of or not enough
 
-    def _method(self, base: Changes) -> None:
+    def _try_method(self, base: Changes) -> None:
+        """Measure a method and its own settings."""
         first = self._try(base)
         method = self.value(base, "decoding.method")
         if method == "hyper_parallel":
-            here = [
-                first,
-                *(self._try({**base, "decoding.isolate": way}) for way in ("documents", "values")),
-            ]
-            here += self._stacks(base)
-            start = max((trial for trial in here if trial.usable), key=self._rank, default=first)
-            # More room for values cannot make them cheaper, but it can keep them from being cut.
+            trials = [first]
+            for isolate in ("documents", "values"):
+                trials.append(self._try({**base, "decoding.isolate": isolate}))
+            trials += self._stacks(base)
+            usable = [trial for trial in trials if trial.usable]
+            start = max(usable, key=self._rank, default=first)
+            # Longer limits cannot make values cheaper, but they can keep values from being cut.
             factors = (0.5,) if self.agrees(start) else (2, 0.5)
-            self._climb(start.changes, "decoding.max_value_tokens", _MOST_VALUE, factors)
+            self._climb(start.changes, "decoding.max_value_tokens", _MAX_VALUE_TOKENS, factors)
         elif method == "intra_prompt":
-            self._climb(base, "decoding.contexts_per_prompt", _MOST_STACK)
+            self._climb(base, "decoding.contexts_per_prompt", _MAX_STACKED)
 
     def _stacks(self, base: Changes) -> list[Trial]:
-        """Two documents in a prompt, four, ... as long as that is better, with as many documents at
-        once as before.
+        """Stack two documents in a prompt, then four and so on, as long as the speed improves.
+
+        The number of documents in flight stays the same.
         """
-        batch = self.config.engine.max_num_seqs
+        sequences = self.config.engine.max_num_seqs
+        limit = _MAX_STACKED
+        if sequences != "auto":
+            limit = min(limit, sequences)
 
         def stacked(documents: int) -> Changes:
             changes = {**base, "decoding.isolate": "none", "decoding.stacked_documents": documents}
-            # Of prompts.
-            if batch == "auto":
-                return changes
-            return {**changes, "engine.max_num_seqs": batch // documents}
+            if sequences != "auto":
+                # A sequence is a prompt, which has several documents now.
+                changes["engine.max_num_seqs"] = sequences // documents
+            return changes
 
-        return self._while_better(
-            [], stacked, 2, _MOST_STACK if batch == "auto" else min(_MOST_STACK, batch), 2
-        )
+        return self._while_better([], stacked, 2, limit, 2)
 
     def value(self, changes: Changes, key: str) -> Any:
+        """Return the value of a key in the configuration with these changes."""
         return changes.get(key, attrgetter(key)(self.config))
 
     def _climb(
         self, start: Changes, key: str, limit: int, factors: Sequence[float] = (2, 0.5)
     ) -> None:
-        """Doubles a setting while that is better, or else halves it while that is (or other
-        `factors`).
-        """
+        """Multiply a setting by a factor as long as that helps; try the next factor if none did."""
         first = self._try(start)
         value = self.value(start, key)
-        began = self.config.engine.batched_tokens(self.gpu) if value == "auto" else int(value)
+        if value == "auto":
+            start_value = self.config.engine.batched_tokens(self.gpu)
+        else:
+            start_value = int(value)
+
+        def changed(value: int) -> Changes:
+            return {**start, key: value}
+
         for factor in factors:
-            better = self._while_better(
-                [first],
-                lambda value: {**start, key: value},
-                int(began * factor),
-                max(limit, began),
-                factor,
+            first_value = int(start_value * factor)
+            improved = self._while_better(
+                [first], changed, first_value, max(limit, start_value), factor
             )
-            if len(better) > 1:
+            if len(improved) > 1:
                 break
 
     def _while_better(
@@ -227,8 +290,17 @@ class Search:
         limit: int,
         factor: float,
     ) -> list[Trial]:
-        """Trials, and those of further values, each times `factor`, as long as each is better than
-        the one before.
+        """Measure values of a setting, each `factor` times the previous one, as long as it helps.
+
+        Args:
+            trials: The trials so far; the last one is what the first value is compared with.
+            setting: Returns the changes for a value.
+            value: The first value.
+            limit: The largest value.
+            factor: The ratio of neighbouring values.
+
+        Returns:
+            `trials`, and the trials that were each better than the one before.
         """
         while 1 <= value <= limit:
             trial = self._try(setting(value))
@@ -239,27 +311,35 @@ class Search:
         return trials
 
     def _try(self, changes: Changes, reference: bool = False) -> Trial:
-        """Measures a setting, once: those that come out the same are one. reference: others are
-        compared with it.
+        """Measure a setting, unless an equal setting was measured before.
+
+        Args:
+            changes: The setting.
+            reference: Whether other settings are compared with it.
         """
         changes = {
             key: value for key, value in changes.items() if attrgetter(key)(self.config) != value
         }
-        earlier = next((trial for trial in self.trials if trial.changes == changes), None)
-        if earlier is not None:
-            return earlier
+        for trial in self.trials:
+            if trial.changes == changes:
+                return trial
+        limit = math.inf
         best = self._best()
-        trial = self.measure(
-            changes, _CUT / best.speed if best is not None and self.agrees(best) else math.inf
-        )
+        if best is not None and self.agrees(best):
+            limit = _CUT / best.speed
+        trial = self.measure(changes, limit)
         if reference and (not self.trials or trial.error is None):
             self.reference = trial
         self.trials.append(trial)
-        for affected in self.trials if trial is self.reference else [trial]:
-            self._compare(affected)
+        if trial is self.reference:
+            for compared in self.trials:
+                self._compare(compared)
+        else:
+            self._compare(trial)
         self.show(trial, trial is self.reference)
         return trial
 
     def _compare(self, trial: Trial) -> None:
+        """Compare a trial's answers with those of the reference."""
         if self.reference.answers is not None and trial.answers is not None:
             trial.agreement = compare(self.reference.answers, trial.answers)

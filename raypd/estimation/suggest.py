@@ -1,6 +1,7 @@
-"""`raypd schema suggest`: attributes that documents have, found by asking a model about a sample of
-them. A line `attribute: value` counts only if its value stands in the document; what many documents
-have is proposed.
+"""`raypd schema suggest`: ask a model about a sample of documents, and propose their attributes.
+
+The model lists lines `attribute: value`. A line counts only if its value occurs in the document.
+Attributes that many documents have are proposed.
 """
 
 import contextlib
@@ -25,10 +26,14 @@ from raypd.tasks.base import Document
 from raypd.tasks.documents import text_of
 from raypd.text import count, counted, one_line, share
 
-MOST = 16  # attributes of a category, as the paper has (appendix E)
-_UNNAMED = "documents"  # the category of documents that name none
-_CHARACTERS = 3000  # of a document that are shown: what it is about stands there
-_LONGEST = 60  # characters of a value: a small model likes to copy a title whole
+# Attributes per category, as in the paper (appendix E).
+MAX_ATTRIBUTES = 16
+# The category of documents that name none.
+_UNNAMED = "documents"
+# Characters of a document that the model sees: its subject is usually at the beginning.
+_SHOWN_CHARACTERS = 3000
+# Characters of a value: small models tend to copy a whole title.
+_MAX_VALUE_CHARACTERS = 60
 _LINE = re.compile(r"(?:[-*\u2022]|\d+[.)])?[\s*]*([^:*]+?)[\s*]*:[\s*]*(.+?)[\s*]*")
 _MISSING = {
     "",
@@ -44,11 +49,11 @@ _MISSING = {
 _BOOLEAN = {"yes", "no", "true", "false"}
 _INSTRUCTION = (
     "List what this document states, one fact a line, as `attribute: value`. An attribute "
-    "is a general name of one to "
-    "three words that other documents of this kind have, too; a value is copied from the "
-    "document. Write nothing else."
+    "is a general name of one to three words that other documents of this kind have, too; a value "
+    "is copied from the document. Write nothing else."
 )
-_EXAMPLE = (  # none of its values becomes an answer: what does not stand in the document is dropped
+# None of its values becomes an answer, because values that are not in the document are dropped.
+_EXAMPLE = (
     "Oakline desk lamp, 45 cm high, brushed steel, E27 socket, 2 year warranty",
     (
         "brand: Oakline\nproduct type: desk lamp\nheight: 45 cm\nmaterial: brushed "
@@ -59,69 +64,95 @@ _EXAMPLE = (  # none of its values becomes an answer: what does not stand in the
 
 @dataclass
 class _NamedAttribute:
-    names: Counter[str] = field(default_factory=Counter)  # spellings
-    values: list[str] = field(default_factory=list)  # of every document that has it
+    """An attribute that documents state."""
+
+    names: Counter[str] = field(default_factory=Counter)  # its spellings
+    values: list[str] = field(default_factory=list)  # one per document that has it
 
     def attribute(self) -> Attribute:
-        """It with a type that its values show: number and enum where most do, boolean where all
-        do.
+        """Choose a type by the values.
+
+        It is boolean if all values are, number or enum if most are, and text otherwise.
         """
         name = self.names.most_common(1)[0][0]
+        if all(bare(value) in _BOOLEAN for value in self.values):
+            return Attribute(name=name, type="boolean")
+        values = self._distinct_values()
+        description = f"such as {', '.join(values[:3])}"
+        numbers = sum(read_number(value) is not None for value in self.values)
+        if 5 * numbers >= 4 * len(self.values):
+            return Attribute(name=name, description=description, type="number")
+        if 2 <= len(values) <= 8 and len(self.values) >= 3 * len(values):
+            # A value that JSON would have to escape is not allowed in an enum.
+            with contextlib.suppress(ValueError):
+                return Attribute(name=name, type="enum", values=values)
+        return Attribute(name=name, description=description)
+
+    def _distinct_values(self) -> list[str]:
+        """Return distinct values, the most frequent first, each in its most frequent spelling."""
         spellings: dict[str, Counter[str]] = {}
         for value in self.values:
             spellings.setdefault(bare(value), Counter())[value] += 1
-        common = sorted(spellings.values(), key=lambda spelling: (-spelling.total(), min(spelling)))
-        shown = [spelling.most_common(1)[0][0] for spelling in common]
-        if all(bare(value) in _BOOLEAN for value in self.values):
-            return Attribute(name=name, type="boolean")
-        described = f"such as {', '.join(shown[:3])}"
-        if 5 * sum(read_number(value) is not None for value in self.values) >= 4 * len(self.values):
-            return Attribute(name=name, description=described, type="number")
-        if 2 <= len(shown) <= 8 and len(self.values) >= 3 * len(shown):
-            with contextlib.suppress(ValueError):  # a value that JSON would have to escape
-                return Attribute(name=name, type="enum", values=shown)
-        return Attribute(name=name, description=described)
+        by_frequency = sorted(spellings.values(), key=lambda counts: (-counts.total(), min(counts)))
+        return [counts.most_common(1)[0][0] for counts in by_frequency]
 
 
 @dataclass
 class _CategoryCounts:
+    """What the documents of a category state."""
+
     documents: int = 0
     attributes: dict[str, _NamedAttribute] = field(default_factory=dict)  # by the bare name
 
     def proposed(self) -> list[_NamedAttribute]:
-        """The most frequent, and none that one document of several alone has."""
-        least = 2 if self.documents >= 4 else 1
+        """Return the most frequent attributes.
+
+        With four documents or more, an attribute of a single document is left out.
+        """
+        minimum = 1
+        if self.documents >= 4:
+            minimum = 2
         by_frequency = sorted(
             self.attributes.items(), key=lambda item: (-len(item[1].values), item[0])
         )
-        return [named for _, named in by_frequency if len(named.values) >= least][:MOST]
+        frequent = [named for _, named in by_frequency if len(named.values) >= minimum]
+        return frequent[:MAX_ATTRIBUTES]
 
 
 @dataclass
 class Suggestion:
+    """The attributes that a model named, by category."""
+
     categories: dict[str, _CategoryCounts] = field(default_factory=dict)
-    lines: int = 0  # that the model wrote
-    unreadable: int = 0  # of them: no `attribute: value`
-    invented: int = 0  # of them: the value does not stand in the document
-    failed: int = 0  # documents that could not be asked about
+    lines: int = 0  # lines that the model wrote
+    unreadable: int = 0  # of these, lines that are no `attribute: value`
+    invented: int = 0  # of these, lines whose value is not in the document
+    failed: int = 0  # documents that the model could not be asked about
 
     def read(self, category: str, document: str, answer: str) -> None:
-        """Takes the lines of an answer about a document."""
+        """Count the lines of an answer about a document.
+
+        Args:
+            category: The document's category.
+            document: Its text.
+            answer: What the model wrote.
+        """
         counts = self.categories.setdefault(category, _CategoryCounts())
         counts.documents += 1
-        there = bare(document)
+        document_keys = bare(document)
         stated_keys = set()
         for line in filter(None, map(str.strip, answer.splitlines())):
             self.lines += 1
-            match = _LINE.fullmatch(line)
-            name, value = match.groups() if match else ("", "")
-            value = value.strip("\"'`.;, ")
-            if not _is_name(name) or len(value) > _LONGEST:
+            name, value = _name_and_value(line)
+            if not _is_name(name) or len(value) > _MAX_VALUE_CHARACTERS:
                 self.unreadable += 1
                 continue
             key = bare(name)
-            stated = bare(value) in there or (bare(value) in _BOOLEAN and key in there)
-            if bare(value) in _MISSING or not stated:
+            bare_value = bare(value)
+            stated = bare_value in document_keys
+            if bare_value in _BOOLEAN and key in document_keys:
+                stated = True
+            if bare_value in _MISSING or not stated:
                 self.invented += 1
             elif key not in stated_keys:
                 stated_keys.add(key)
@@ -130,45 +161,68 @@ class Suggestion:
                 named.values.append(value)
 
     def dropped(self) -> str:
-        """What does not count, in words."""
-        of = (
-            f"of {counted(self.lines, 'line')} that it wrote, {count(self.unreadable)} are no "
-            "`attribute: value` and "
-        )
+        """Describe what does not count, in words."""
         return (
-            f"{of}{count(self.invented)} name a value that is not in the document; "
-            f"{self.failed} documents failed"
+            f"of {counted(self.lines, 'line')} that it wrote, {count(self.unreadable)} are no "
+            f"`attribute: value` and {count(self.invented)} name a value that is not in the "
+            f"document; {self.failed} documents failed"
         )
 
     def as_yaml(self, about: str) -> str:
-        """The categories as `task.categories_file` takes them. about: what it was made of."""
-        text = [
+        """Return the categories in the format of `task.categories_file`.
+
+        Args:
+            about: What the suggestion was made from, in words.
+        """
+        lines = [
             f"# proposed by `raypd schema suggest` from {one_line(about)}",
             f"# {self.dropped()}",
             "# edit it, then: raypd extract CONFIG task.categories_file=THIS_FILE",
         ]
         for name, category in sorted(self.categories.items()):
-            if proposed := category.proposed():
-                text += [f"{json.dumps(name, ensure_ascii=False)}:", "  attributes:"]
-            else:
-                text.append(f"# {one_line(name)}: nothing that several of its documents state")
+            proposed = category.proposed()
+            if not proposed:
+                lines.append(f"# {one_line(name)}: nothing that several of its documents state")
+                continue
+            lines += [f"{json.dumps(name, ensure_ascii=False)}:", "  attributes:"]
             for named in proposed:
                 tree = named.attribute().model_dump(exclude_defaults=True)
                 attribute = dump(tree, flow=True, width=10**9).rstrip("\n")
                 part = share(len(named.values), category.documents)
-                text.append(
+                lines.append(
                     f"    - {attribute}  # in {len(named.values)} of {category.documents} "
                     f"documents, {part}"
                 )
-        return "\n".join(text) + "\n"
+        return "\n".join(lines) + "\n"
+
+
+def _name_and_value(line: str) -> tuple[str, str]:
+    """Read a line `attribute: value`; both are empty if it has another form."""
+    match = _LINE.fullmatch(line)
+    if not match:
+        return "", ""
+    name, value = match.groups()
+    return name, value.strip("\"'`.;, ")
 
 
 def suggest(
     source: str, category: str | None, size: int, overrides: list[str]
 ) -> tuple[Suggestion, str]:
-    """Asks the model about `size` documents; also what the suggestion was made of, in words.
-    category: of the documents (None: all), or their name where they have none. Raises ConfigError,
-    InputError, ModelError; RunError: no result.
+    """Ask the model about a sample of documents.
+
+    Args:
+        source: The data: a file, a folder or a glob.
+        category: The documents' category. If the documents name categories, only documents of this
+            one are drawn (None: all); otherwise it is the name of their category.
+        size: Documents to ask about.
+        overrides: Keys of the configuration, as key=value.
+
+    Returns:
+        The suggestion, and what it was made from, in words.
+
+    Raises:
+        ConfigError, InputError, ModelError: If the overrides, the data or the model are at fault.
+        RunError: If the model named nothing that several documents state.
     """
     name = category or _UNNAMED
     tree = {
@@ -182,52 +236,57 @@ def suggest(
     asking = with_changes(config, {"task": {"kind": "generation", "prompt_column": "prompt"}})
     check_model(asking)
     sample = sampling.draw(config, size, category)
-    shown = [
-        text_of(document, config.text_columns())[:_CHARACTERS] for document in sample.documents
+    texts = [
+        text_of(document, config.text_columns())[:_SHOWN_CHARACTERS]
+        for document in sample.documents
     ]
-    result = Suggestion()
-    say(f"asking {config.model.name} about {counted(len(shown), 'document')}")
-    for text, document, answer_text in zip(
-        shown, sample.documents, _answers(asking, shown), strict=True
-    ):
+    suggestion = Suggestion()
+    say(f"asking {config.model.name} about {counted(len(texts), 'document')}")
+    answers = _answers(asking, texts)
+    for text, document, answer_text in zip(texts, sample.documents, answers, strict=True):
         if answer_text is None:
-            result.failed += 1
+            suggestion.failed += 1
         else:
-            result.read(sampling.kind_of(document, config)[0], text, answer_text)
-    if not any(category.proposed() for category in result.categories.values()):
-        advice = "try a larger --sample or another model.name"
+            document_category, _ = sampling.kind_of(document, config)
+            suggestion.read(document_category, text, answer_text)
+    if not any(counts.proposed() for counts in suggestion.categories.values()):
         raise RunError(
             f"{config.model.name} named nothing that several documents state: "
-            f"{result.dropped()}; {advice}"
+            f"{suggestion.dropped()}; try a larger --sample or another model.name"
         )
-    return result, f"{counted(len(shown), 'document')} of {source}, by {config.model.name}"
+    return suggestion, f"{counted(len(texts), 'document')} of {source}, by {config.model.name}"
 
 
 def _answers(config: RunConfig, documents: Sequence[str]) -> list[str | None]:
-    """What the model lists about each document, in this process; None where it could not be
-    asked.
+    """Ask the model in this process about each document.
+
+    Returns:
+        What it lists, one per document; None if it could not be asked.
     """
-    parts = build(config, config.engine.threads)
-    example, listed = _EXAMPLE
-    head = f"{_INSTRUCTION}\n\nDocument:\n"
-    asked, *turns = ({"role": "user", "content": head + text} for text in (example, *documents))
-    prompts = [[asked, {"role": "assistant", "content": listed}, turn] for turn in turns]
-    questions = [Document(n, str(n), {"prompt": prompt}) for n, prompt in enumerate(prompts)]
-    return [
-        turns[-1].columns.get("text")
-        for turns in answer(parts, questions, Meter("", config.decoding.method))
+    components = build(config, config.engine.threads)
+    example_document, example_list = _EXAMPLE
+    heading = f"{_INSTRUCTION}\n\nDocument:\n"
+    prompt_start = [
+        {"role": "user", "content": heading + example_document},
+        {"role": "assistant", "content": example_list},
     ]
+    questions = []
+    for index, text in enumerate(documents):
+        prompt = [*prompt_start, {"role": "user", "content": heading + text}]
+        questions.append(Document(index, str(index), {"prompt": prompt}))
+    meter = Meter("", config.decoding.method)
+    return [records[-1].columns.get("text") for records in answer(components, questions, meter)]
 
 
 def _is_name(name: str) -> bool:
-    """Whether it may be an attribute's: one to four words with a letter in them, which JSON takes
-    as they are.
+    """Return whether a text may be an attribute's name.
+
+    It has one to four words and a letter, and needs no escapes in JSON.
     """
-    with contextlib.suppress(ValueError):
+    try:
         Attribute(name=name)
-        return (
-            1 <= len(name.split()) <= 4
-            and len(name) <= 40
-            and re.search(r"[^\W\d_]", name) is not None
-        )
-    return False
+    except ValueError:
+        return False
+    if not 1 <= len(name.split()) <= 4 or len(name) > 40:
+        return False
+    return re.search(r"[^\W\d_]", name) is not None

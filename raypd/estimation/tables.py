@@ -1,32 +1,33 @@
-"""The tables of an estimate, as text: `raypd estimate` prints them, and the page of a report shows
-them.
-"""
+"""The tables of an estimate as text, for `raypd estimate` and for the page of a report."""
 
 import math
 
 from raypd import text
 from raypd.billing.prices import is_old
 from raypd.estimation.machines import GIVEN, TOKENS
-from raypd.estimation.records import Estimate, Figure
+from raypd.estimation.records import Estimate, Figure, HostedEstimate, MachineEstimate
 
-Cells = list[list[str]]  # the heads, then the rows
+# The headings, then the rows.
+Cells = list[list[str]]
 
 
-def with_interval(figure: Figure, show: text.Show, between: str = " ") -> str:
-    """1.23 [1.1-1.4], the 95% interval; [?] where the sample cannot tell it, nothing for what was
-    counted or given.
+def with_interval(figure: Figure, show: text.Show, separator: str = " ") -> str:
+    """Format a figure with its 95% interval, such as 1.23 [1.1-1.4].
+
+    The interval is [?] if the sample cannot tell it. A figure that was counted or given has none.
     """
     if math.isinf(figure.value):
         return text.NONE
+    value = show(figure.value)
     if figure.low is None or figure.high is None:
-        return f"{show(figure.value)} [?]"
-    return show(figure.value) + (
-        "" if figure.counted else f"{between}[{show(figure.low)}-{show(figure.high)}]"
-    )
+        return f"{value} [?]"
+    if figure.counted:
+        return value
+    return f"{value}{separator}[{show(figure.low)}-{show(figure.high)}]"
 
 
 def sentences(estimate: Estimate) -> list[str]:
-    """Where the speeds are from, and how they compare."""
+    """Say where the speeds are from, and how they compare."""
     speeds = [*estimate.speeds, *estimate.baseline]
     lines = [f"{speed.method}: {speed.source}" for speed in speeds if speed.source != GIVEN]
     for speed in speeds:
@@ -37,84 +38,99 @@ def sentences(estimate: Estimate) -> list[str]:
 
 
 def speeds(estimate: Estimate) -> Cells:
-    """Documents a second of one worker, and the tokens of a document."""
+    """Return documents per second of one worker, and tokens per document."""
     all_speeds = [*estimate.speeds, *estimate.baseline]
-    kinds = [
-        kind for kind in TOKENS if any(kind in speed.tokens_per_document for speed in all_speeds)
-    ]
-    cells = [["one worker", "documents/s [95%]", *(TOKENS[kind] for kind in kinds)]]
+    measured_kinds = {kind for speed in all_speeds for kind in speed.tokens_per_document}
+    kinds = [kind for kind in TOKENS if kind in measured_kinds]
+    headings = ["one worker", "documents/s [95%]", *(TOKENS[kind] for kind in kinds)]
+    rows = []
     for speed in all_speeds:
-        tokens = [speed.tokens_per_document.get(kind) for kind in kinds]
-        shown = ["" if mean is None else text.number(mean.value) for mean in tokens]
-        cells.append([speed.name, with_interval(speed.documents_per_second, text.number), *shown])
-    return cells
+        row = [speed.name, with_interval(speed.documents_per_second, text.number)]
+        for kind in kinds:
+            mean = speed.tokens_per_document.get(kind)
+            row.append("" if mean is None else text.number(mean.value))
+        rows.append(row)
+    return [headings, *rows]
 
 
 def prices(estimate: Estimate) -> Cells:
-    """The price of 1,000 documents on each machine, and what is saved over the corpus."""
-    baseline = any(machine.baseline_usd_per_1000 for machine in estimate.machines)
-    cells = [
-        ["machine", "$/h", "$ per 1,000 [95%]", *(("autoregressive", "saves") if baseline else ())]
-    ]
-    for machine in estimate.machines:
-        shown = [f"{machine.usd_per_hour:,.2f}", with_interval(machine.usd_per_1000, _per_1000)]
-        if baseline:
-            baseline_price = machine.baseline_usd_per_1000
-            shown.append(
-                text.NONE if baseline_price is None else with_interval(baseline_price, _per_1000)
-            )
-            shown.append(
-                text.NONE if machine.saved_usd is None else text.usd(machine.saved_usd.value)
-            )
-        cells.append(
-            [machine.title, *(shown if machine.usd_per_hour else [text.NONE] * len(shown))]
-        )
+    """Return the price of 1,000 documents on each machine, and the savings over the corpus."""
+    has_baseline = any(machine.baseline_usd_per_1000 for machine in estimate.machines)
+    headings = ["machine", "$/h", "$ per 1,000 [95%]"]
+    if has_baseline:
+        headings += ["autoregressive", "saves"]
+    rows = [[machine.title, *_price_cells(machine, has_baseline)] for machine in estimate.machines]
+    return [headings, *rows]
+
+
+def _price_cells(machine: MachineEstimate, has_baseline: bool) -> list[str]:
+    """Return the prices of a machine, one per column."""
+    cells = [f"{machine.usd_per_hour:,.2f}", with_interval(machine.usd_per_1000, _per_1000)]
+    if has_baseline:
+        baseline_cell = text.NONE
+        if machine.baseline_usd_per_1000 is not None:
+            baseline_cell = with_interval(machine.baseline_usd_per_1000, _per_1000)
+        saved_cell = text.NONE
+        if machine.saved_usd is not None:
+            saved_cell = text.usd(machine.saved_usd.value)
+        cells += [baseline_cell, saved_cell]
+    if not machine.usd_per_hour:
+        return [text.NONE] * len(cells)
     return cells
 
 
 def _per_1000(usd: float) -> str:
-    return f"{usd:.3f}" if usd >= 0.01 else f"{usd:.2g}"
+    if usd >= 0.01:
+        return f"{usd:.3f}"
+    return f"{usd:.2g}"
 
 
 def bills(estimate: Estimate) -> Cells:
-    """Hours and whole bill by the number of nodes, on lines of their own within a cell."""
-    counts = sorted({bill.nodes for machine in estimate.machines for bill in machine.bills})
-    hours = "GPU-hours" if all(machine.gpu for machine in estimate.machines) else "worker-hours"
-    cells = [["machine", hours, *(text.counted(count, "node") for count in counts)]]
-    for machine in estimate.machines:
-        shown = {bill.nodes: text.duration(3600 * bill.hours.value) for bill in machine.bills}
-        if machine.usd_per_hour:
-            shown = {
-                b.nodes: "\n".join([shown[b.nodes], with_interval(b.usd, text.usd, "\n")])
-                for b in machine.bills
-            }
-        total = text.number(machine.bills[0].gpu_hours.value) if machine.bills else text.NONE
-        cells.append([machine.title, total, *(shown.get(count, text.NONE) for count in counts)])
-    return cells
+    """Return hours and bill by the number of nodes; the bill is on a second line of the cell."""
+    machines = estimate.machines
+    node_counts = sorted({bill.nodes for machine in machines for bill in machine.bills})
+    hours_heading = "worker-hours"
+    if all(machine.gpu for machine in machines):
+        hours_heading = "GPU-hours"
+    headings = ["machine", hours_heading, *(text.counted(nodes, "node") for nodes in node_counts)]
+    rows = []
+    for machine in machines:
+        cells = {}
+        for bill in machine.bills:
+            cell = text.duration(3600 * bill.hours.value)
+            if machine.usd_per_hour:
+                cell = "\n".join([cell, with_interval(bill.usd, text.usd, "\n")])
+            cells[bill.nodes] = cell
+        total = text.NONE
+        if machine.bills:
+            total = text.number(machine.bills[0].gpu_hours.value)
+        by_nodes = [cells.get(nodes, text.NONE) for nodes in node_counts]
+        rows.append([machine.title, total, *by_nodes])
+    return [headings, *rows]
 
 
 def hosted(estimate: Estimate) -> str | None:
-    """What hosted batch services would ask, in one line; None where it is not known."""
+    """Return the price of hosted batch services in one line; None if it is not known."""
     if not estimate.hosted:
         return None
-    parts = []
-    for service in estimate.hosted:
-        usd = (
-            f"{with_interval(service.usd_per_1000, _per_1000)} per 1,000, "
-            f"{text.usd(service.usd.value)} in all"
-        )
-        dated = f"list price as of {service.date}" if service.date else "your own price"
-        if is_old(service.date):
-            old = f", more than six months ago: cost.hosted_prices.{service.model}"
-        else:
-            old = ""
-        parts.append(f"{service.model} ${usd} ({dated}{old})")
-    sent, written = (
-        text.number(estimate.hosted_tokens[name].value) for name in ("input", "output")
-    )
+    services = "; ".join(_hosted_price(service) for service in estimate.hosted)
+    sent = text.number(estimate.hosted_tokens["input"].value)
+    written = text.number(estimate.hosted_tokens["output"].value)
     return (
-        f"the same as a hosted batch: {'; '.join(parts)}. Check list prices before you "
-        f"rely on them. Taken: {sent} "
-        f"tokens in and {written} out (the whole answer) by this model's tokenizer, one "
-        "request a document, no caching"
+        f"the same as a hosted batch: {services}. Check list prices before you rely on them. "
+        f"Assumed: {sent} tokens in and {written} out (the whole answer) by this model's "
+        "tokenizer, one request per document, no caching"
+    )
+
+
+def _hosted_price(service: HostedEstimate) -> str:
+    """Return the price of one service in words, with the date of its price."""
+    dated = "your own price"
+    if service.date:
+        dated = f"list price as of {service.date}"
+    if is_old(service.date):
+        dated += f", more than six months ago: cost.hosted_prices.{service.model}"
+    return (
+        f"{service.model} ${with_interval(service.usd_per_1000, _per_1000)} per 1,000, "
+        f"{text.usd(service.usd.value)} in all ({dated})"
     )

@@ -1,7 +1,9 @@
-"""What is new or changed in tonight's input, against the index of the last good night: each
-document's id, hash of what is read of it, unit, place, and object of its answer. Units of last
-night are not read again; of all others, a document whose id and hash it knows keeps its answer. All
-is SQL on disk, so memory does not grow with the corpus.
+"""Find out what is new or changed in tonight's input.
+
+The input is compared with the index of the last good night. The index has each document's id, the
+hash of its contents, its unit and position, and the object with its answer. Units that last night's
+index knows are not read again. In all other units, a document whose id and hash are in the index
+keeps its answer. Everything is SQL on disk, so memory does not grow with the corpus.
 """
 
 import hashlib
@@ -29,19 +31,27 @@ _INDEX = pa.schema(
     {
         "id": "string",
         "hash": "uint64",
-        "unit": "string",  # its unit_key
-        "ordinal": "int64",  # how many parts the plan has before the unit
-        "position": "int64",  # of the document in the unit
-        "source": "string",  # the object of the input, and of `file` too
-        "row": "int64",  # in `source`
-        "file": "string",  # the object with its answer, below the nightly root; null: there is none
+        # The unit's `unit_key`.
+        "unit": "string",
+        # The number of parts that the plan has before the unit.
+        "ordinal": "int64",
+        # The document's index in the unit.
+        "position": "int64",
+        # The document's object of the input; its row in `file` has the same source.
+        "source": "string",
+        # The document's row in `source`.
+        "row": "int64",
+        # The object with its answer, below the nightly root; null if there is no answer.
+        "file": "string",
         "category": "string",
         "ok": "bool",
-        "winner": "bool",  # whether the table shows it, of all documents with its id
-        # Whether the input has it. If not: it had it (nightly.removed keep, or an object that
-        # cannot be read).
+        # Whether the table shows this document, of all documents with its id.
+        "winner": "bool",
+        # Whether the input has it. Other documents were in the input before (nightly.removed is
+        # keep, or their object cannot be read).
         "live": "bool",
-        "night": "string",  # the last one in which the input had it
+        # The last night in which the input had it.
+        "night": "string",
     }
 )
 _READ = pa.schema(
@@ -49,55 +59,62 @@ _READ = pa.schema(
 )
 _PLANNED = pa.schema([_INDEX.field(name) for name in ("unit", "ordinal")])
 DAMAGED = pa.schema([_INDEX.field("source")])
-_ROWS_A_FILE = 1_000_000
+_ROWS_PER_FILE = 1_000_000
 _THREADS = 8
 
 
 def unit_key(unit: Unit) -> str:
-    """What a unit reads, as 16 hex digits: as its id, but for the configuration."""
+    """Return 16 hex digits that identify what a unit reads: its id without the configuration."""
     return make_unit(unit.parts, "").id[-16:]
 
 
 def _content_hash(document: Document, config: RunConfig) -> int:
-    """64 bits over what decides a document's answer: nightly.hash_column where it has one, else all
-    but the id.
+    """Return a hash of 64 bits over everything that decides a document's answer.
+
+    This is nightly.hash_column if the document has it, and otherwise all columns except the id.
     """
-    columns = {*config.wanted_columns().values(), config.input.category_column} - {
-        config.input.id_column
-    }
     if document.fields.get(config.nightly.hash_column or "") is not None:
         columns = {config.nightly.hash_column}
-    fields = [
-        [name, document.fields.get(name)] for name in sorted(name for name in columns if name)
-    ]
+    else:
+        columns = {*config.wanted_columns().values(), config.input.category_column}
+        columns.discard(config.input.id_column)
+    names = sorted(name for name in columns if name)
+    fields = [[name, document.fields.get(name)] for name in names]
     text = document.error or json.dumps(fields, default=str, sort_keys=True)
-    return int.from_bytes(
-        hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest(), "big"
-    )
+    digest = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest()
+    return int.from_bytes(digest, "big")
 
 
 @dataclass
 class Input:
-    digest: str  # of all of it
-    units: int = 0  # that can be read
-    # Ids of units of which one object is unreadable: a unit an object.
+    """Tonight's input."""
+
+    digest: str  # of the whole input
+    units: int = 0  # units that can be read
+    # The ids of units that are read object by object, because one object is unreadable.
     apart: set[str] = field(default_factory=set)
     damaged: Unreadable = field(default_factory=Unreadable)
-    hidden: str = ""  # digest of the names of what is damaged
+    hidden: str = ""  # a digest of the names of damaged objects
 
 
 def placed(
     plan: Iterable[Unit], config: RunConfig, apart: Container[str]
 ) -> Iterator[tuple[int, Unit]]:
-    """(ordinal, unit) of the plan's units that can be read, in its order, those in `apart` by their
-    objects.
+    """Yield the plan's units that can be read, in its order.
+
+    Args:
+        plan: The units.
+        config: The configuration.
+        apart: The ids of units that are read object by object.
+
+    Yields:
+        (ordinal, unit).
     """
     ordinal = 0
     for unit in plan:
+        singles = [unit]
         if unit.id in apart:
             singles = [make_unit([part], config.fingerprint()) for part in unit.parts]
-        else:
-            singles = [unit]
         yield from enumerate(singles, ordinal)
         ordinal += len(unit.parts)
 
@@ -105,12 +122,21 @@ def placed(
 def unreadable(
     plan: Plan, config: RunConfig, take: Callable[[int, Unit], None], apart: set[str], threads: int
 ) -> Iterator[tuple[Unit, str]]:
-    """Reads all units of a plan, by object where one of several cannot be read; yields what, and
-    why. take: reads a unit, by ordinal, in a thread; raises InputError. apart: gets the ids of
-    units read by object.
+    """Read all units of a plan, object by object if one of several objects cannot be read.
+
+    Args:
+        plan: The plan.
+        config: The configuration.
+        take: Reads a unit, given its ordinal; is called in threads and raises InputError.
+        apart: Gets the ids of units that are read object by object.
+        threads: Units that are read at the same time.
+
+    Yields:
+        A unit that cannot be read, and the reason.
     """
 
     def attempt(item: tuple[int, Unit]) -> list[tuple[Unit, str]]:
+        """Read a unit; return what cannot be read."""
         ordinal, unit = item
         try:
             take(ordinal, unit)
@@ -119,112 +145,151 @@ def unreadable(
             if len(unit.parts) == 1:
                 return [(unit, str(error))]
         apart.add(unit.id)
-        return [
-            bad
-            for offset, single in placed([unit], config, apart)
-            for bad in attempt((ordinal + offset, single))
-        ]
+        failures = []
+        for offset, single in placed([unit], config, apart):
+            failures += attempt((ordinal + offset, single))
+        return failures
 
-    yield from ((unit, str(unit.damaged)) for unit in plan.damaged())
-    for bad in storage.in_threads(attempt, placed(plan, config, ()), threads):
-        yield from bad
+    for unit in plan.damaged():
+        yield unit, str(unit.damaged)
+    for failures in storage.in_threads(attempt, placed(plan, config, ()), threads):
+        yield from failures
 
 
 def read_input(scratch: Scratch, plan: Plan, config: RunConfig, index: Iterable[str]) -> Input:
-    """Fills `planned` (units), `read` (documents not of last night), `damaged` (objects), `old`
-    (last night's).
+    """Read tonight's input into tables.
+
+    Args:
+        scratch: Gets the tables `planned` (units), `read` (documents of units that last night's
+            index does not know), `damaged` (objects) and `old` (last night's index).
+        plan: Tonight's plan.
+        config: The configuration.
+        index: The files of last night's index.
     """
-    for name, schema in {
-        "old": _INDEX,
-        "planned": _PLANNED,
-        "read": _READ,
-        "damaged": DAMAGED,
-    }.items():
-        scratch.create(name, schema)
+    scratch.create("old", _INDEX)
+    scratch.create("planned", _PLANNED)
+    scratch.create("read", _READ)
+    scratch.create("damaged", DAMAGED)
     for file in index:
         scratch.add("old", read_object(file))
     old_units = {row["unit"] for row in scratch.rows("SELECT DISTINCT unit FROM old WHERE live")}
-    extra = [config.nightly.hash_column] if config.nightly.hash_column is not None else []
+    extra_columns = []
+    if config.nightly.hash_column is not None:
+        extra_columns.append(config.nightly.hash_column)
+    # A plan may have millions of units, so they are not collected.
     digest = hashlib.sha256()
-    for unit in plan:  # a plan may have millions
+    for unit in plan:
         digest.update(unit_key(unit).encode())
     tonight = Input(digest.hexdigest()[:16])
 
     def take(ordinal: int, unit: Unit) -> None:
         key = unit_key(unit)
         if key not in old_units:
-            documents = read_unit(unit, config, extra)
-            rows = (
-                (d.id, _content_hash(d, config), key, d.index, d.source, d.place) for d in documents
-            )
-            scratch.add("read", [dict(zip(_READ.names, row, strict=True)) for row in rows])
+            documents = read_unit(unit, config, extra_columns)
+            scratch.add("read", [_read_row(document, key, config) for document in documents])
         scratch.add("planned", [{"unit": key, "ordinal": ordinal}])
 
     for unit, reason in unreadable(plan, config, take, tonight.apart, _THREADS):
         tonight.damaged.add(unit, reason)
         scratch.add("damaged", [{"source": unit.name}])
-    tonight.units, tonight.hidden = scratch.row("""
-        SELECT (SELECT count(*) FROM planned) AS units,
-            coalesce(left(sha256(string_agg(source, '/' ORDER BY source)), 16), '') AS hidden FROM damaged""").values()  # noqa: E501
+    tonight.units = scratch.number("SELECT count(*) FROM planned")
+    hidden = scratch.row("""
+        SELECT coalesce(left(sha256(string_agg(source, '/' ORDER BY source)), 16), '') AS digest
+        FROM damaged
+        """)
+    tonight.hidden = hidden["digest"]
     return tonight
 
 
+def _read_row(document: Document, key: str, config: RunConfig) -> dict[str, Any]:
+    """Return the row of a document in the table `read`."""
+    return {
+        "id": document.id,
+        "hash": _content_hash(document, config),
+        "unit": key,
+        "position": document.index,
+        "source": document.source,
+        "row": document.place,
+    }
+
+
 def units_are_the_same(scratch: Scratch) -> bool:
-    return not scratch.number(
-        "SELECT count(*) FROM (SELECT DISTINCT unit FROM old WHERE live) o FULL JOIN "
-        "planned p USING (unit) "
-        "WHERE o.unit IS NULL OR p.unit IS NULL"
-    )
+    """Return whether tonight's plan has the units of last night."""
+    different = scratch.number("""
+        SELECT count(*)
+        FROM (SELECT DISTINCT unit FROM old WHERE live) o FULL JOIN planned p USING (unit)
+        WHERE o.unit IS NULL OR p.unit IS NULL
+        """)
+    return different == 0
 
 
 def statement(name: str) -> str:
-    """One of the files of SQL beside this one."""
+    """Return the contents of an SQL file of this folder."""
     return (Path(__file__).parent / f"{name}.sql").read_text(encoding="utf-8")
 
 
 def decide(scratch: Scratch, night: str, usable: str, keep: bool) -> None:
-    """Makes `placed`: every document of tonight, whether it is the winner of its id, and where its
-    answer is.
+    """Create the table `placed`.
 
-    Of several documents with one id the last of the input wins, by the names of objects, then by
-    place (small objects share units, so these are in another order), and all win over what the
-    input does not have anymore. Documents of an object that cannot be read tonight stay: a damaged
-    upload does not empty the table.
+    It has every document of tonight, whether the table shows it, and where its answer is. If
+    several documents share an id, the last document of the input wins, ordered by object name and
+    then by position. (Small objects share units, so units are ordered differently.) All of them win
+    over documents that the input does not have any more. Documents of an object that cannot be read
+    tonight stay, so that a damaged upload does not empty the table.
 
-    Needs `old`, `planned`, `read`, `damaged`. usable: SQL over `o` of `old`: its answer stands.
-    keep: what left too.
+    Args:
+        scratch: Has the tables `old`, `planned`, `read` and `damaged`.
+        night: The name of the night.
+        usable: SQL over `o`, a row of `old`: whether its answer can be kept.
+        keep: Whether documents stay that the input does not have any more.
     """
     scratch.run(statement("placed").format(night=night, usable=usable, keep=keep))
 
 
 def counts(scratch: Scratch) -> dict[str, Any]:
-    """Documents: all, new, changed, removed, unchanged; shadowed: hidden by a later one; stale:
-    object unreadable.
+    """Count documents: all, new, changed, removed, unchanged, shadowed and stale ones.
+
+    A shadowed document is hidden by a later one with its id. A stale one is in an object that
+    cannot be read.
     """
     return scratch.row(statement("counts"))
 
 
 def to_extract(scratch: Scratch, condition: str) -> Iterator[tuple[int, list[int]]]:
-    """(ordinal of a unit, positions) of what is to be extracted, in the plan's order. condition:
-    SQL over `placed`.
+    """Yield the documents to extract, in the order of the plan.
+
+    Args:
+        scratch: Has the table `placed`.
+        condition: SQL over `placed`.
+
+    Yields:
+        (ordinal of a unit, positions of its documents).
     """
-    pending = scratch.rows(
-        f"SELECT ordinal, position FROM placed WHERE winner AND live AND {condition} ORDER "
-        "BY ordinal, position"
-    )
+    pending = scratch.rows(f"""
+        SELECT ordinal, position FROM placed
+        WHERE winner AND live AND {condition}
+        ORDER BY ordinal, position
+        """)
     for ordinal, rows in groupby(pending, itemgetter("ordinal")):
         yield ordinal, [row["position"] for row in rows]
 
 
 def write_index(scratch: Scratch, query: str, root: str, folder: str) -> list[str]:
-    """Stores the rows of a query over the columns of _INDEX below the nightly root; the names of
-    the files.
+    """Write the rows of a query as tonight's index.
+
+    Args:
+        scratch: The tables.
+        query: SQL with the columns of _INDEX.
+        root: The nightly root.
+        folder: The folder of the index, below the root.
+
+    Returns:
+        The paths of the files, below the root.
     """
     files: list[str] = []
-    for batch in scratch.batches(query, _ROWS_A_FILE):
-        files.append(f"{folder}/{len(files):06d}.parquet")
-        write_object(
-            storage.join(root, files[-1]),
-            pa.Table.from_batches([batch]).select(_INDEX.names).cast(_INDEX),
-        )
+    for batch in scratch.batches(query, _ROWS_PER_FILE):
+        file = f"{folder}/{len(files):06d}.parquet"
+        table = pa.Table.from_batches([batch]).select(_INDEX.names).cast(_INDEX)
+        write_object(storage.join(root, file), table)
+        files.append(file)
     return files

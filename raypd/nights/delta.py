@@ -1,12 +1,14 @@
-"""The nightly table as a Delta table, which follows raypd's own list: a log of which objects each
-night shows.
+"""The nightly table as a Delta table: a log of the objects that each night shows.
+
+It follows raypd's own list of objects.
 """
 
 import json
 import re
 import time
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -21,16 +23,29 @@ if TYPE_CHECKING:
 
 _LOG = "_delta_log"
 _THREADS = 8
-# VACUUM deletes what no version within these days shows, and of the folder all else that is older:
-# raypd's own files.
+# VACUUM deletes files that no version within this time shows. It would also delete older files of
+# raypd in the same folder.
 _PROPERTIES = {
-    f"delta.{name}Duration": "interval 3650 days"
-    for name in ("deletedFileRetention", "logRetention")
+    "delta.deletedFileRetentionDuration": "interval 3650 days",
+    "delta.logRetentionDuration": "interval 3650 days",
 }
 
 
+@dataclass
+class _Table:
+    """The Delta table as it is now."""
+
+    table: "DeltaTable | None"  # None if it does not exist yet
+    # Of its objects: path below the root -> bytes.
+    sizes: dict[str, int] = field(default_factory=dict)
+
+
 def check_installed() -> None:
-    """Raises ConfigError where the package deltalake is missing."""
+    """Check that the package deltalake is installed.
+
+    Raises:
+        ConfigError: If it is missing.
+    """
     try:
         import deltalake  # noqa: F401
     except ImportError:
@@ -40,66 +55,81 @@ def check_installed() -> None:
 
 
 def register(root: str, night: str, objects: Iterable[str]) -> None:
-    """Makes the Delta table show exactly these objects, in at most one commit.
+    """Make the Delta table show exactly these objects, in at most one commit.
 
-    Raises RunError: it stays as it was.
+    Args:
+        root: The nightly root.
+        night: The name of the night.
+        objects: The paths of the objects.
+
+    Raises:
+        RunError: If the table cannot be changed; it stays as it was.
     """
-    from deltalake import CommitProperties, Schema
     from deltalake.exceptions import DeltaError
-    from deltalake.transaction import RemoveAction, create_table_with_add_actions
 
     try:
-        listed, (table, present) = {_place(path) for path in objects}, _opened(root)
-        added = sorted(listed - present.keys())
-        gone = sorted(present.keys() - listed)
-        if not added and not gone:
-            return
-        now = int(time.time() * 1000)
-        footers = list(
-            storage.in_threads(lambda place: _add_action(root, place, now), added, _THREADS)
-        )
-        actions: list[Any] = [action for action, _ in footers]
-        columns_of = dict.fromkeys(schema for _, schema in footers)
-        # Without NOT NULL, which is a feature that some readers of Delta tables do not have.
-        schemas = [
-            pa.schema([column.with_nullable(True) for column in schema]) for schema in columns_of
-        ]
-        # Some stay, with the columns that they have.
-        if table is not None and (len(gone) < len(present) or not added):
-            schemas.insert(0, pa.schema(table.schema().to_arrow()))
-        columns = pa.unify_schemas(schemas)
-        commit = CommitProperties(custom_metadata={"raypd.night": night})
-        if table is None:
-            create_table_with_add_actions(
-                root,
-                Schema.from_arrow(columns),
-                actions,
-                configuration=_PROPERTIES,
-                storage_options=storage.object_store(root),
-                commit_properties=commit,
-            )
-            return
-        overwrites = len(gone) == len(present)
-        actions += (
-            []
-            if overwrites
-            else [RemoveAction(place, True, now, present[place], {}) for place in gone]
-        )
-        mode = "overwrite" if overwrites else "append"
-        table.create_write_transaction(actions, mode, columns, commit_properties=commit)
+        _register(root, night, {_below_root(path) for path in objects})
     except (DeltaError, OSError, pa.ArrowException) as error:
-        failure = (
-            f"its Delta table could not be brought to it: {_words(error)}. The same command "
-            "tries again"
-        )
         raise RunError(
-            f"{root}: the night {night} is complete, and {layout.CURRENT} lists it; {failure}"
+            f"{root}: the night {night} is complete, and {layout.CURRENT} lists it; its Delta "
+            f"table could not be updated: {_one_line(error)}. The same command tries again"
         ) from None
 
 
+def _register(root: str, night: str, listed: set[str]) -> None:
+    """Commit the difference between the Delta table and the listed objects (below the root)."""
+    from deltalake import CommitProperties, Schema
+    from deltalake.transaction import RemoveAction, create_table_with_add_actions
+
+    current = _open(root)
+    added = sorted(listed - current.sizes.keys())
+    removed = sorted(current.sizes.keys() - listed)
+    if not added and not removed:
+        return
+    now = int(time.time() * 1000)
+    added_objects = list(
+        storage.in_threads(lambda path: _add_action(root, path, now), added, _THREADS)
+    )
+    actions: list[Any] = [action for action, _ in added_objects]
+    schemas = [_nullable(schema) for schema in dict.fromkeys(schema for _, schema in added_objects)]
+    replaces_all = len(removed) == len(current.sizes)
+    commit = CommitProperties(custom_metadata={"raypd.night": night})
+    if current.table is None:
+        create_table_with_add_actions(
+            root,
+            Schema.from_arrow(pa.unify_schemas(schemas)),
+            actions,
+            configuration=_PROPERTIES,
+            storage_options=storage.object_store(root),
+            commit_properties=commit,
+        )
+        return
+    if not replaces_all or not added:
+        # Objects that stay keep their columns.
+        schemas.insert(0, pa.schema(current.table.schema().to_arrow()))
+    mode: Literal["append", "overwrite"] = "overwrite"
+    if not replaces_all:
+        mode = "append"
+        for path in removed:
+            actions.append(RemoveAction(path, True, now, current.sizes[path], {}))
+    columns = pa.unify_schemas(schemas)
+    current.table.create_write_transaction(actions, mode, columns, commit_properties=commit)
+
+
+def _nullable(schema: pa.Schema) -> pa.Schema:
+    """Return a schema without NOT NULL, a feature that some readers of Delta tables lack."""
+    return pa.schema([column.with_nullable(True) for column in schema])
+
+
 def difference(root: str, objects: Iterable[str]) -> str:
-    """How the Delta table differs from a list of objects, in words; "" where it does not or there
-    is none.
+    """Describe how the Delta table differs from a list of objects.
+
+    Args:
+        root: The nightly root.
+        objects: The paths of the objects.
+
+    Returns:
+        The difference in words; empty if there is none, or no Delta table.
     """
     if not storage.is_folder(storage.join(root, _LOG)):
         return ""
@@ -107,52 +137,58 @@ def difference(root: str, objects: Iterable[str]) -> str:
     from deltalake.exceptions import DeltaError
 
     try:
-        listed = {_place(path) for path in objects}
-        present = _opened(root)[1].keys()
+        listed = {_below_root(path) for path in objects}
+        present = _open(root).sizes.keys()
     except (DeltaError, OSError) as error:
-        return f"the Delta table cannot be read: {_words(error)}"
-    lacks = len(listed - present)
+        return f"the Delta table cannot be read: {_one_line(error)}"
+    missing = len(listed - present)
     extra = len(present - listed)
-    if not lacks and not extra:
+    if not missing and not extra:
         return ""
     return (
-        f"the Delta table lacks {counted(lacks, 'object')} of {layout.CURRENT} and shows "
-        f"{extra} that it does not list"
-        f"; raypd nightly with nightly.delta brings it up to date (without it, delete {_LOG})"
+        f"the Delta table lacks {counted(missing, 'object')} of {layout.CURRENT} and shows "
+        f"{extra} that it does not list; raypd nightly with nightly.delta brings it up to date "
+        f"(without it, delete {_LOG})"
     )
 
 
-def _opened(root: str) -> "tuple[DeltaTable | None, dict[str, int]]":
-    """The Delta table, None where there is none, and the objects that it shows: place below the
-    root -> bytes.
-    """
+def _open(root: str) -> _Table:
+    """Open the Delta table and list its objects."""
     from deltalake import DeltaTable
     from deltalake.exceptions import TableNotFoundError
 
     try:
         table = DeltaTable(root, storage_options=storage.object_store(root))
     except TableNotFoundError:
-        return None, {}
+        return _Table(None)
     actions = pa.table(table.get_add_actions())
-    return table, dict(
-        zip(actions["path"].to_pylist(), actions["size_bytes"].to_pylist(), strict=True)
-    )
+    paths = actions["path"].to_pylist()
+    sizes = actions["size_bytes"].to_pylist()
+    return _Table(table, dict(zip(paths, sizes, strict=True)))
 
 
-def _words(error: Exception) -> str:
+def _one_line(error: Exception) -> str:
+    """Return an error in one line, without colors."""
     return " ".join(re.sub(r"\x1b\[[\d;]*m", "", str(error)).split())
 
 
-def _place(path: str) -> str:
+def _below_root(path: str) -> str:
+    """Return the path of an object below the nightly root."""
     return f"{layout.NIGHTS}/{path.rpartition(f'/{layout.NIGHTS}/')[2]}"
 
 
-def _add_action(root: str, place: str, now: int) -> tuple[Any, pa.Schema]:
-    """What adds an object, and its columns. now: unix milliseconds."""
+def _add_action(root: str, path: str, now: int) -> tuple[Any, pa.Schema]:
+    """Return the action that adds an object, and the object's columns.
+
+    Args:
+        root: The nightly root.
+        path: The object, below the root.
+        now: The time in Unix milliseconds.
+    """
     from deltalake.transaction import AddAction
 
-    with storage.open_file(storage.join(root, place)) as file:
+    with storage.open_file(storage.join(root, path)) as file:
         size = file.size()
         footer = pq.ParquetFile(file)
         stats = json.dumps({"numRecords": footer.metadata.num_rows})
-        return AddAction(place, size, {}, now, True, stats), footer.schema_arrow.remove_metadata()
+        return AddAction(path, size, {}, now, True, stats), footer.schema_arrow.remove_metadata()

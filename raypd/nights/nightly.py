@@ -1,5 +1,6 @@
-"""Answers for what is new or changed in the input, night by night. state.json is written last, if
-it is as was read.
+"""Nightly runs: answer only what is new or changed in the input.
+
+state.json is replaced last, on condition that it is still the version that was read.
 """
 
 import contextlib
@@ -26,7 +27,7 @@ from raypd.verify.scratch import Scratch, quoted
 
 @dataclass
 class Night:
-    """What a night brought. Counts are documents."""
+    """The result of a night. Counts are documents."""
 
     name: str
     root: str
@@ -35,47 +36,48 @@ class Night:
     changed: int = 0
     removed: int = 0
     unchanged: int = 0
-    shadowed: int = 0
-    failed: int = 0  # of the table, tonight's among them
+    shadowed: int = 0  # hidden by a later document with their id
+    failed: int = 0  # of the whole table
     extracted: int = 0
     added_attributes: str = ""
-    stale: int = 0  # of damaged objects, kept from before
+    stale: int = 0  # in damaged objects, kept from an earlier night
     # Objects of the input that cannot be read.
     damaged: Unreadable = field(default_factory=Unreadable)
     nothing_new: bool = False
 
     def describe(self) -> str:
-        where = storage.join(self.root, layout.CURRENT)
-        lines = []
+        """Describe the night in lines."""
+        table_list = storage.join(self.root, layout.CURRENT)
         documents = counted(self.documents, "document")
+        lines = []
         if self.damaged.units:
-            lines.append(
-                f"{counted(self.damaged.units, 'object')} of the input cannot be read; all "
-                "that can is done:"
-            )
+            objects = counted(self.damaged.units, "object")
+            lines.append(f"{objects} of the input cannot be read; everything else was processed:")
             lines.append(self.damaged.shown().rstrip("\n"))
         if self.nothing_new:
-            return "\n".join(
-                [*lines, f"nothing new since the night {self.name}: {documents} in {where}"]
-            )
+            lines.append(f"nothing new since the night {self.name}: {documents} in {table_list}")
+            return "\n".join(lines)
         lines.append(
-            f"night {self.name}: {self.new:,} new, {self.changed:,} changed, "
-            f"{self.removed:,} removed, "
-            f"{self.unchanged:,} as they were; {self.extracted:,} extracted"
+            f"night {self.name}: {self.new:,} new, {self.changed:,} changed, {self.removed:,} "
+            f"removed, {self.unchanged:,} unchanged; {self.extracted:,} extracted"
         )
         if self.added_attributes:
             lines.append(f"added attributes: {self.added_attributes}")
         if self.shadowed:
-            words = "with an id that a later one has too: the later one is in the table"
-            lines.append(f"{counted(self.shadowed, 'document')} {words}")
+            lines.append(
+                f"{counted(self.shadowed, 'document')} with an id that a later document has, too: "
+                "the table has the later one"
+            )
         if self.stale:
-            words = "of objects that cannot be read: as an earlier night had them"
-            lines.append(f"{counted(self.stale, 'document')} {words}")
+            lines.append(
+                f"{counted(self.stale, 'document')} of objects that cannot be read: kept from an "
+                "earlier night"
+            )
+        failed = ""
         if self.failed:
             failed = f", {self.failed:,} of them failed (raypd errors {self.root})"
-        else:
-            failed = ""
-        return "\n".join([*lines, f"table: {documents}{failed}; its objects: {where}"])
+        lines.append(f"table: {documents}{failed}; its objects: {table_list}")
+        return "\n".join(lines)
 
 
 def run_night(
@@ -85,12 +87,22 @@ def run_night(
     verbose: bool = False,
     build: Build | None = None,
 ) -> Night:
-    """Brings the table under output.path up to tonight's input; the same call goes on where one was
-    cut off.
+    """Bring the table below output.path up to tonight's input.
 
-    full: extracts all anew. retry_errors: also what failed. verbose, build: as in
-    `driver.run_extract`, and its errors are raised. RunError also while a session is at it, and at
-    the end for damaged objects (input.on_damaged: fail).
+    The same call resumes an interrupted night.
+
+    Args:
+        config: The configuration.
+        full: Whether to extract every document again.
+        retry_errors: Whether to extract failed documents again.
+        verbose: See `driver.run_extract`.
+        build: See `driver.run_extract`.
+
+    Raises:
+        ConfigError: If the folder has an ordinary run, or the configuration has changed in a way
+            that old answers do not fit.
+        RunError: If another session is at work, and at the end if objects of the input are damaged
+            and input.on_damaged is fail. Also all errors of `driver.run_extract`.
     """
     storage.configure(config.storage)
     if config.nightly.delta:
@@ -101,18 +113,29 @@ def run_night(
             f"output.path {root}: holds an ordinary run; give nightly runs a folder of their own"
         )
     with held(root, console.say) as lease, Scratch() as scratch:
-        night = NightRun(config, root, lease, scratch, full, retry_errors, verbose, build).run()
-    if night.damaged.units and config.input.on_damaged == "fail":
-        advice = (
-            "until they are put right or removed; with input.on_damaged=skip it leaves them "
-            "out and ends well"
+        night_run = NightRun(
+            config=config,
+            root=root,
+            lease=lease,
+            scratch=scratch,
+            full=full,
+            retry_errors=retry_errors,
+            verbose=verbose,
+            build=build,
         )
-        raise RunError(f"{night.describe()}\nEvery night tries the objects again, {advice}")
+        night = night_run.run()
+    if night.damaged.units and config.input.on_damaged == "fail":
+        raise RunError(
+            f"{night.describe()}\nEvery night tries these objects again. Repair or remove them; "
+            "with input.on_damaged=skip they are left out without an error"
+        )
     return night
 
 
 @dataclass
 class NightRun:
+    """A night at work; `run_night` describes the fields."""
+
     config: RunConfig
     root: str
     lease: RunLease
@@ -123,61 +146,67 @@ class NightRun:
     build: Build | None
 
     def run(self) -> Night:
-        """The night, from the look at the input to the table. Raises as `run_night` does."""
+        """Process the night, from reading the input to the table. Raises as `run_night` does."""
         self.state, self.version = self._read_state()
         self.change = self._schema_change()
         self._repair_list()
-        state = self.state
-        scratch = self.scratch
         plan = planner.plan(self.config)
         if plan.left_out:
             console.say(describe(plan.left_out))
-        if self.full or state is None:
-            index = []
-        else:
-            index = [storage.join(self.root, file) for file in state.index]
-        tonight = changes.read_input(scratch, plan, self.config, index)
-        if not tonight.units:
-            objects = counted(tonight.damaged.units, "object")
-            advice = (
-                "The table stays as it is, whatever input.on_damaged says; the same command "
-                "tries them again"
-            )
-            raise RunError(
-                f"nothing could be read of the input, {objects}:\n{tonight.damaged.shown()}{advice}"
-            )
-        forced = (
-            self.full
-            or self.change is not None
-            or (self.retry_errors and state is not None and state.failed)
-        )
-        same = (
-            state is not None and state.config["nightly"]["removed"] == self.config.nightly.removed
-        )
-        same = (
-            same
-            and state is not None
-            and state.hidden == tonight.hidden
-            and changes.units_are_the_same(scratch)
-        )
-        if state is not None and same and not forced:
+        tonight = self._read_input(plan)
+        if self.state is not None and self._nothing_new(self.state, tonight):
             return Night(
-                state.night, self.root, state.documents, damaged=tonight.damaged, nothing_new=True
+                self.state.night,
+                self.root,
+                self.state.documents,
+                damaged=tonight.damaged,
+                nothing_new=True,
             )
         name = self._name(f"{tonight.digest} {tonight.hidden}".strip())
-        conditions = ["TRUE", *(["o.ok"] if self.retry_errors or self.change is not None else [])]
-        if self.change is not None and self.change.anew:
-            conditions.append(f"o.category NOT IN ({quoted(sorted(self.change.anew))})")
-        changes.decide(
-            scratch, name, f"({' AND '.join(conditions)})", self.config.nightly.removed == "keep"
-        )
-        night = Night(name, self.root, damaged=tonight.damaged, **changes.counts(scratch))
+        keep_removed = self.config.nightly.removed == "keep"
+        changes.decide(self.scratch, name, self._usable_answers(), keep_removed)
+        counts = changes.counts(self.scratch)
+        night = Night(name, self.root, damaged=tonight.damaged, **counts)
         self._extract(plan, tonight, night)
         self._publish(night, tonight)
         return night
 
+    def _read_input(self, plan: Plan) -> Input:
+        """Read the input and the index of the last good night into tables."""
+        index: list[str] = []
+        if self.state is not None and not self.full:
+            index = [storage.join(self.root, file) for file in self.state.index]
+        tonight = changes.read_input(self.scratch, plan, self.config, index)
+        if not tonight.units:
+            objects = counted(tonight.damaged.units, "object")
+            raise RunError(
+                f"nothing of the input could be read, {objects}:\n{tonight.damaged.shown()}The "
+                "table stays as it is, whatever input.on_damaged says; the same command tries "
+                "them again"
+            )
+        return tonight
+
+    def _nothing_new(self, state: NightState, tonight: Input) -> bool:
+        """Return whether the table of the last good night is already that of tonight."""
+        if self.full or self.change is not None or (self.retry_errors and state.failed):
+            return False
+        return (
+            state.config["nightly"]["removed"] == self.config.nightly.removed
+            and state.hidden == tonight.hidden
+            and changes.units_are_the_same(self.scratch)
+        )
+
+    def _usable_answers(self) -> str:
+        """Return SQL over `o`, a row of the last index: whether its answer can be kept."""
+        conditions = ["TRUE"]
+        if self.retry_errors or self.change is not None:
+            conditions.append("o.ok")
+        if self.change is not None and self.change.anew:
+            conditions.append(f"o.category NOT IN ({quoted(sorted(self.change.anew))})")
+        return f"({' AND '.join(conditions)})"
+
     def _read_state(self) -> tuple[NightState | None, str | None]:
-        """The last good night, and the version of its record, which tonight's replaces."""
+        """Return the last good night, and the version of its record, which tonight's replaces."""
         path = storage.join(self.root, layout.STATE)
         with raised_as(RunError, f"{path}: cannot be read"), contextlib.suppress(FileNotFoundError):
             version = storage.version(path)
@@ -185,23 +214,29 @@ class NightRun:
         return None, None
 
     def _replace_state(self, state: NightState) -> None:
-        """Raises RunError when somebody else was first."""
+        """Write state.json, unless another process has written it since it was read.
+
+        Raises:
+            RunError: If another process has.
+        """
         path = storage.join(self.root, layout.STATE)
         data = records.encoded(state)
-        if not (
-            storage.put_if(path, data, self.version)
-            if self.version
-            else storage.put_new(path, data)
-        ):
+        if self.version:
+            written = storage.put_if(path, data, self.version)
+        else:
+            written = storage.put_new(path, data)
+        if not written:
             raise RunError(
-                f"{path}: another process has ended a night meanwhile; the same command looks again"
+                f"{path}: another process has completed a night in the meantime; run the same "
+                "command again"
             )
         self.state = state
 
     def _schema_change(self) -> schema_change.Change | None:
-        """What changed in the categories since the last good night.
+        """Return how the categories changed since the last good night; None if they did not.
 
-        ConfigError: something else has changed.
+        Raises:
+            ConfigError: If something else has changed.
         """
         state = self.state
         config = self.config
@@ -209,65 +244,73 @@ class NightRun:
             return None
         same = state.fingerprint == config.fingerprint()
         if not same and state.base != schema_change.answers_base(config):
-            changed = manifest.differences(state.config, config)
-            keys = [key for key in changed if not key.startswith("task.categories")]
+            differences = manifest.differences(state.config, config)
+            keys = [key for key in differences if not key.startswith("task.categories")]
             raise ConfigError(
                 f"since the night {state.night} more has changed than attributes "
-                f"({', '.join(keys[:6]) or manifest.NO_KEY}): old and new answers would not go "
-                "together. --full extracts everything anew; or go back to that configuration"
+                f"({', '.join(keys[:6]) or manifest.NO_KEY}), so old and new answers cannot be in "
+                "one table. Extract everything again with --full, or restore that configuration"
             )
         if state.hash_column != config.nightly.hash_column:
-            advice = (
-                "no document could be recognised. Go back to it, or extract everything anew "
-                "with --full"
-            )
             raise ConfigError(
-                f"nightly.hash_column was {state.hash_column} in the night {state.night}: {advice}"
+                f"nightly.hash_column was {state.hash_column} in the night {state.night}, so no "
+                "document could be recognised. Restore it, or extract everything again with --full"
             )
         if same:
             return None
         if config.output.columns == "typed":
             raise ConfigError(
                 f"since the night {state.night} the attributes have changed, and with "
-                "output.columns typed so have the "
-                "table's columns: --full extracts everything anew; output.columns record "
-                "can do with what is new"
+                "output.columns=typed the table's columns as well. Extract everything again with "
+                "--full, or use output.columns=record, which extracts only what is new"
             )
         return schema_change.compare(
             state.config["task"]["categories"], config.extraction.categories
         )
 
     def _name(self, digest: str) -> str:
-        """Tonight's name: of the night that began the same and was cut off, else the date, with a
-        number if need be.
+        """Return tonight's name.
+
+        It is the name of an interrupted night that started in the same way, or else the date, with
+        a number if the date is taken.
+
+        Args:
+            digest: Identifies tonight's input.
         """
-        before = self.state.night if self.state is not None else None
-        began = {
+        last_night = None
+        if self.state is not None:
+            last_night = self.state.night
+        start = {
             "digest": digest,
-            "after": before,
+            "after": last_night,
             "full": self.full,
             "retry_errors": self.retry_errors,
+            "fingerprint": self.config.fingerprint(),
         }
-        start = json.dumps({**began, "fingerprint": self.config.fingerprint()}, indent=2).encode()
+        record = json.dumps(start, indent=2).encode()
         nights = storage.folders(storage.join(self.root, layout.NIGHTS))
         for name in sorted(nights, reverse=True)[:10]:
             with contextlib.suppress(FileNotFoundError):
-                if name != before and storage.read(self._at(name, layout.NIGHT)) == start:
-                    console.say(f"going on with the night {name}, which was cut off")
+                if name != last_night and storage.read(self._path(name, layout.NIGHT)) == record:
+                    console.say(f"resuming the night {name}, which was interrupted")
                     return name
         today = iso()[:10]
-        names = itertools.chain([today], (f"{today}-{number}" for number in itertools.count(2)))
-        unused = (name for name in names if name not in nights)
-        return next(name for name in unused if storage.put_new(self._at(name, layout.NIGHT), start))
+        name = today
+        for number in itertools.count(2):
+            if name not in nights and storage.put_new(self._path(name, layout.NIGHT), record):
+                break
+            name = f"{today}-{number}"
+        return name
 
-    def _at(self, night: str, *parts: str) -> str:
+    def _path(self, night: str, *parts: str) -> str:
         return storage.join(self.root, layout.NIGHTS, night, *parts)
 
     def _check_lease(self) -> None:
         if self.lease.lost is not None:
-            raise RunError(f"{self.lease.lost}; the same command goes on")
+            raise RunError(f"{self.lease.lost}; run the same command again to resume")
 
     def _extract(self, plan: Plan, tonight: Input, night: Night) -> None:
+        """Extract new documents, and added attributes of the others."""
         folder = f"{layout.NIGHTS}/{night.name}"
         night.extracted = self._run_over(
             "file IS NULL", plan, tonight, "answered", folder, self.config
@@ -276,7 +319,8 @@ class NightRun:
         config = self.config
         if self.change is not None:
             night.added_attributes = self.change.describe()
-            condition = f"file IS NOT NULL AND category IN ({quoted(self.change.added) or 'NULL'})"
+            categories = quoted(self.change.added) or "NULL"
+            condition = f"file IS NOT NULL AND category IN ({categories})"
             config = schema_change.only_added(self.config, self.change)
         night.extracted += self._run_over(
             condition, plan, tonight, "added", f"{folder}/{layout.ADDED}", config
@@ -285,50 +329,62 @@ class NightRun:
     def _run_over(
         self, condition: str, plan: Plan, tonight: Input, name: str, folder: str, config: RunConfig
     ) -> int:
-        """One run over the documents of a condition, whose answers become the table `name`; how
-        many they are.
+        """Run over the documents of a condition.
+
+        Args:
+            condition: SQL over the table `placed`.
+            plan: Tonight's plan.
+            tonight: Tonight's input.
+            name: The table that gets the answers.
+            folder: The folder of the run, below the root.
+            config: The configuration of the run.
+
+        Returns:
+            The number of documents.
         """
         writer = PlanWriter()
-        keys: dict[str, str] = {}
+        unit_keys: dict[str, str] = {}
         documents = 0
         planned = changes.placed(plan, self.config, tonight.apart)
         for ordinal, positions in changes.to_extract(self.scratch, condition):
-            # Both come in the order of the plan.
+            # Both iterators are in the order of the plan.
             unit = next(unit for start, unit in planned if start == ordinal)
             subset = unit.subset(positions)
             writer.add(subset)
-            keys[subset.id] = changes.unit_key(unit)
+            unit_keys[subset.id] = changes.unit_key(unit)
             documents += len(positions)
-        if keys:
-            output = config.output.model_copy(
-                update={"path": storage.join(self.root, folder), "partition": {}}
-            )
-            config = config.model_copy(update={"output": output})
+        if unit_keys:
+            path = storage.join(self.root, folder)
+            output = config.output.model_copy(update={"path": path, "partition": {}})
             driver.run_extract(
-                config, verbose=self.verbose, build=self.build, planned=writer.finish(0, "", 0, {})
+                config.model_copy(update={"output": output}),
+                verbose=self.verbose,
+                build=self.build,
+                planned=writer.finish(0, "", 0, {}),
             )
             self._check_lease()
-        objects = ((key, f"{folder}/{layout.UNITS}/{unit}.parquet") for unit, key in keys.items())
+        objects = (
+            (key, f"{folder}/{layout.UNITS}/{unit_id}.parquet")
+            for unit_id, key in unit_keys.items()
+        )
         table.add_answers(self.scratch, name, self.root, objects)
         return documents
 
     def _publish(self, night: Night, tonight: Input) -> None:
-        """Writes the table's new objects, the index and the list; state.json makes them count."""
-        scratch = self.scratch
+        """Write the table's new objects, the index and the list; state.json makes them valid."""
         folder = f"{layout.NIGHTS}/{night.name}"
-        again = self.change is not None
-        table.settle(scratch, f"{folder}/{layout.TABLE}", again)
-        table.compose(scratch, self.root, self.config, self.change)
-        index = changes.write_index(
-            scratch, table.index_query(again), self.root, f"{folder}/{layout.INDEX}"
-        )
-        # In the order of the input.
-        homes = scratch.rows("SELECT file FROM homes ORDER BY live DESC, ordinal, unit")
+        schema_changed = self.change is not None
+        table.settle(self.scratch, f"{folder}/{layout.TABLE}", schema_changed)
+        table.compose(self.scratch, self.root, self.config, self.change)
+        index_query = table.index_query(schema_changed)
+        index_folder = f"{folder}/{layout.INDEX}"
+        index = changes.write_index(self.scratch, index_query, self.root, index_folder)
+        # The objects are listed in the order of the input.
+        homes = self.scratch.rows("SELECT file FROM homes ORDER BY live DESC, ordinal, unit")
         files = [storage.join(self.root, row["file"]) for row in homes]
-        night.failed = scratch.number("SELECT count(*) FROM final WHERE winner AND NOT ok")
-        storage.put(
-            self._at(night.name, layout.FILES), "".join(f"{file}\n" for file in files).encode()
-        )
+        night.failed = self.scratch.number("SELECT count(*) FROM final WHERE winner AND NOT ok")
+        listing = "".join(f"{file}\n" for file in files)
+        storage.put(self._path(night.name, layout.FILES), listing.encode())
         self._check_lease()
         state = NightState(
             night=night.name,
@@ -348,13 +404,14 @@ class NightRun:
         self._repair_list()
 
     def _repair_list(self) -> None:
-        """Makes the readers' list, and the Delta table, those of the last good night, also where it
-        was cut off.
+        """Bring the readers' list, and the Delta table, to the last good night.
+
+        They may be of an earlier night if a session was interrupted.
         """
         if self.state is None:
             return
         path = storage.join(self.root, layout.CURRENT)
-        listing = storage.read(self._at(self.state.night, layout.FILES))
+        listing = storage.read(self._path(self.state.night, layout.FILES))
         if not storage.exists(path) or storage.read(path) != listing:
             storage.put(path, listing)
         if self.config.nightly.delta:

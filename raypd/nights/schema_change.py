@@ -1,9 +1,7 @@
-"""What a changed schema means for answers that exist: which attributes are to be extracted, and how
-rows are joined.
-"""
+"""Handle a changed schema: which attributes must be extracted, and how rows are joined."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,92 +11,122 @@ from raypd.tasks.columns import record_of, value_in
 
 @dataclass
 class Change:
-    """From an old mapping of categories to a new one."""
+    """The change from old categories to new ones."""
 
-    # To extract for documents that have the others.
+    # By category: attributes to extract for documents that have the others.
     added: dict[str, list[Attribute]] = field(default_factory=dict)
-    anew: set[str] = field(default_factory=set)  # categories to extract whole, as nothing is of use
+    # Categories to extract again completely, because no old answer can be used.
+    anew: set[str] = field(default_factory=set)
 
     def describe(self) -> str:
-        parts = [
-            f"{name}: {', '.join(a.name for a in attributes)}"
-            for name, attributes in self.added.items()
-        ]
-        parts += [f"{name}: everything" for name in sorted(self.anew)]
-        return "; ".join(parts) or "attributes were removed, and there is nothing to extract"
+        """Describe in words what must be extracted."""
+        parts = []
+        for category, attributes in self.added.items():
+            names = ", ".join(attribute.name for attribute in attributes)
+            parts.append(f"{category}: {names}")
+        for category in sorted(self.anew):
+            parts.append(f"{category}: everything")
+        if not parts:
+            return "attributes were removed, and there is nothing to extract"
+        return "; ".join(parts)
 
 
 def _with_categories(config: RunConfig, categories: dict[str, Category]) -> RunConfig:
-    return config.model_copy(
-        update={"task": config.task.model_copy(update={"categories": categories})}
-    )
+    task = config.task.model_copy(update={"categories": categories})
+    return config.model_copy(update={"task": task})
 
 
 def answers_base(config: RunConfig) -> str:
-    """The configuration's fingerprint without its categories: while it stays, old answers and new
-    ones go together.
+    """Return the fingerprint of the configuration without its categories.
+
+    While it stays the same, old and new answers can be in one table.
     """
-    return (
-        _with_categories(config, {}) if isinstance(config.task, ExtractionConfig) else config
-    ).fingerprint()
+    if isinstance(config.task, ExtractionConfig):
+        config = _with_categories(config, {})
+    return config.fingerprint()
 
 
 def compare(old: Mapping[str, Any], new: Mapping[str, Category]) -> Change:
-    """old: the categories of the last good night, as JSON.
+    """Compare old categories with new ones.
 
-    Another description, type or values make another attribute, another description of a category
-    all of its attributes, as every prompt carries it; order does not matter.
+    An attribute with another description, type or values is another attribute. With another
+    description of a category all of its attributes are, because every prompt contains it. The order
+    does not matter.
+
+    Args:
+        old: The categories of the last good night, as JSON.
+        new: The categories of the configuration.
     """
-    before = {name: Category.model_validate(tree) for name, tree in old.items()}
-    change = Change(anew=set(before) - set(new))
+    old_categories = {name: Category.model_validate(tree) for name, tree in old.items()}
+    change = Change(anew=set(old_categories) - set(new))
     for name, category in new.items():
-        was = before.get(name)
-        if was is None:
-            # Its documents had no schema and so no answer: they failed, and what failed is
-            # extracted whole.
+        old_category = old_categories.get(name)
+        if old_category is None:
+            # Documents of this category had no schema, so they failed. Failed documents are
+            # extracted again completely.
             continue
-        usable = was.attributes if was.description == category.description else []
-        kept = [a for a in category.attributes if a in usable]
-        if not kept:
+        old_attributes: Sequence[Attribute] = []
+        if old_category.description == category.description:
+            old_attributes = old_category.attributes
+        added = [attribute for attribute in category.attributes if attribute not in old_attributes]
+        if len(added) == len(category.attributes):
             change.anew.add(name)
-        elif added := [a for a in category.attributes if a not in kept]:
+        elif added:
             change.added[name] = added
     return change
 
 
 def only_added(config: RunConfig, change: Change) -> RunConfig:
-    """The configuration that extracts the added attributes and nothing else."""
-    categories = {
-        name: config.extraction.categories[name].model_copy(update={"attributes": attributes})
-        for name, attributes in change.added.items()
-    }
-    if config.input.category not in categories:  # of none of the documents that are asked
-        config = config.model_copy(
-            update={"input": config.input.model_copy(update={"category": None})}
-        )
+    """Return the configuration that extracts only the added attributes."""
+    categories = {}
+    for name, attributes in change.added.items():
+        category = config.extraction.categories[name]
+        categories[name] = category.model_copy(update={"attributes": attributes})
+    if config.input.category not in categories:
+        # None of the documents to extract has the default category.
+        source = config.input.model_copy(update={"category": None})
+        config = config.model_copy(update={"input": source})
     return _with_categories(config, categories)
 
 
 def join(
     old: dict[str, Any], added: dict[str, Any] | None, config: RunConfig, change: Change
 ) -> dict[str, Any]:
-    """A row of old and added values, in the schema's order and with nothing else; of unknown
-    categories as it is. Where the added attributes failed, it keeps its old values and says so: it
-    is an error row, and not empty. What an attribute of an added one's name had before is no value
-    of it.
+    """Join a row of old values with a row of added values.
+
+    The result has exactly the attributes of the schema, in its order. A row of an unknown category
+    stays as it is. If the added attributes failed, the row keeps its old values and becomes an
+    error row. An old value does not count if an added attribute has its name.
+
+    Args:
+        old: The row of an earlier night.
+        added: The row with the added attributes; None if there is none.
+        config: The configuration.
+        change: The change of the categories.
     """
     category = config.extraction.categories.get(old["category"])
     if category is None:
         return old
-    again = {attribute.name for attribute in change.added.get(old["category"], ())}
-    parts = (old, added or {})
+    added_names = {attribute.name for attribute in change.added.get(old["category"], ())}
+    old_record = json.loads(old.get("record") or "{}")
+    old_values = {value["name"]: value for value in old.get("values") or []}
+    added_row = added or {}
+    added_record = json.loads(added_row.get("record") or "{}")
+    added_values = {value["name"]: value for value in added_row.get("values") or []}
+    record: dict[str, Any] = {}
+    values: list[dict[str, Any]] = []
+    for attribute in category.attributes:
+        name = attribute.name
+        is_added = name in added_names
+        value = value_in(added_record if is_added else old_record, attribute)
+        if value is not None:
+            record[name] = value
+        row_values = added_values if is_added else old_values
+        if name in row_values:
+            values.append(row_values[name])
     row = dict(old)
-    records = [json.loads(part.get("record") or "{}") for part in parts]
-    found = {a.name: value_in(records[a.name in again], a) for a in category.attributes}
-    present = {name: value for name, value in found.items() if value is not None}
-    values = [{v["name"]: v for v in part.get("values") or []} for part in parts]
-    row["record"] = json.dumps(record_of(category, present), ensure_ascii=False)
-    row["values"] = [of[name] for name in found if name in (of := values[name in again])]
+    row["record"] = json.dumps(record_of(category, record), ensure_ascii=False)
+    row["values"] = values
     if added is not None:
         row["truncated"] = bool(old["truncated"]) or bool(added["truncated"])
         row["attempts"] = max(old["attempts"], added["attempts"])

@@ -1,4 +1,4 @@
-"""`raypd verify` of a nightly folder: the table against the input of now, document by document."""
+"""`raypd verify` of a nightly folder: compare the table with the input, document by document."""
 
 from raypd import storage
 from raypd.config import RunConfig
@@ -12,10 +12,16 @@ from raypd.verify.verification import INPUT, OUTPUT, Verification, add_documents
 
 
 def verify_table(root: str, config: RunConfig, threads: int = 8) -> Verification:
-    """Compares the table of the last good night with the input: each id once, from the last
-    document that has it. Changes nothing. Ids that the input lacks are foreign, unless
-    nightly.removed is keep or they are of an object that cannot be read now. config: of the last
-    night; its section `input` says where the input lies now.
+    """Compare the table of the last good night with the input. Nothing is changed.
+
+    Each id must be in the table once, from the last document that has it. Documents that the input
+    lacks are foreign, unless nightly.removed is keep or they are in an object that cannot be read.
+
+    Args:
+        root: The nightly root.
+        config: The configuration of the last night; its section `input` names where the input is
+            now.
+        threads: Units that are read at the same time.
     """
     result = Verification(
         root, config.fingerprint(), damaged_allowed=config.input.on_damaged == "skip"
@@ -41,31 +47,44 @@ def verify_table(root: str, config: RunConfig, threads: int = 8) -> Verification
         for unit, reason in changes.unreadable(plan, config, read_input, set(), threads):
             result.damaged_input.add(0, 1, [reason])
             scratch.add("damaged", [{"source": unit.name}])
-        for error in filter(None, storage.in_threads(read_table, files, threads)):
-            result.damaged.add(0, 1, [error])
-        scratch.run("""
-            CREATE TABLE wanted AS SELECT id, source, row FROM input
-            QUALIFY row_number() OVER (PARTITION BY id ORDER BY source DESC, row DESC) = 1""")
-        scratch.run("""
-            CREATE TABLE found AS SELECT id, source, row, bool_and(ok) AS ok, any_value(object) AS object,
-                count(DISTINCT object) AS objects FROM output GROUP BY id, source, row""")  # noqa: E501
-        result.add_counts(scratch, "wanted", "found")
-        without_row = "SELECT *, NULL AS object FROM wanted ANTI JOIN found USING (id, source, row)"
-        result.missing.add_query(scratch, without_row)
-        if config.nightly.removed == "keep":
-            old = ""
-        else:
-            old = " OR source NOT IN (SELECT source FROM damaged)"
-        result.foreign.add_query(
-            scratch,
-            f"""
-            SELECT * FROM (SELECT * FROM found ANTI JOIN wanted USING (id, source, row))
-            WHERE id IN (SELECT id FROM input){old}""",
-        )
-        result.doubled.add_query(
-            scratch,
-            """
-            SELECT id, min(source) AS source, min(row) AS row, string_agg(object, ' and ') AS object
-            FROM found GROUP BY id HAVING count(*) > 1 OR max(objects) > 1""",
-        )
+        for error in storage.in_threads(read_table, files, threads):
+            if error is not None:
+                result.damaged.add(0, 1, [error])
+        _compare(result, scratch, keep=config.nightly.removed == "keep")
     return result
+
+
+def _compare(result: Verification, scratch: Scratch, keep: bool) -> None:
+    """Compare the tables of input and output.
+
+    Args:
+        result: Gets the findings.
+        scratch: Has the tables `input`, `output` and `damaged`.
+        keep: Whether the table keeps documents that the input does not have any more.
+    """
+    scratch.run("""
+        CREATE TABLE wanted AS
+        SELECT id, source, row FROM input
+        QUALIFY row_number() OVER (PARTITION BY id ORDER BY source DESC, row DESC) = 1
+        """)
+    scratch.run("""
+        CREATE TABLE found AS
+        SELECT id, source, row, bool_and(ok) AS ok, any_value(object) AS object,
+            count(DISTINCT object) AS objects
+        FROM output GROUP BY id, source, row
+        """)
+    result.add_counts(scratch, "wanted", "found")
+    missing = "SELECT *, NULL AS object FROM wanted ANTI JOIN found USING (id, source, row)"
+    result.missing.add_query(scratch, missing)
+    foreign = """
+        SELECT * FROM (SELECT * FROM found ANTI JOIN wanted USING (id, source, row))
+        WHERE id IN (SELECT id FROM input)
+        """
+    if not keep:
+        foreign += " OR source NOT IN (SELECT source FROM damaged)"
+    result.foreign.add_query(scratch, foreign)
+    doubled = """
+        SELECT id, min(source) AS source, min(row) AS row, string_agg(object, ' and ') AS object
+        FROM found GROUP BY id HAVING count(*) > 1 OR max(objects) > 1
+        """
+    result.doubled.add_query(scratch, doubled)

@@ -1,4 +1,4 @@
-"""What people look at: the report page of a run, and its state on the terminal.
+"""Show a run to people: its report page, its review page, and its status on the terminal.
 
-Reads a run's folder, and no Ray.
+Everything is read from the run's folder, without Ray.
 """

@@ -1,30 +1,31 @@
-"""The estimate of a run beside its bill."""
+"""Compare the estimate of a run with its bill."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from raypd import text
+from raypd.billing.bill import NodeTime
 from raypd.estimation.records import BillEstimate, Estimate, Figure, MachineEstimate
 from raypd.report.data import RunReport
 from raypd.report.ledger import RunBill
 
-_SAME = 0.01  # an estimate and a run whose documents differ by more are of different corpora
+# If the documents of an estimate and a run differ by more, they are of different corpora.
+_TOLERANCE = 0.01
 
 
 @dataclass
 class BillComparison:
-    """How the bill held against the estimate: the answer in a sentence, and its figures where they
-    can be compared.
-    """
+    """How well a bill matched its estimate: a sentence, and figures if they can be compared."""
 
     sentence: str
-    # Name, estimated, in the run, difference, interval.
+    # Name, estimated, actual, difference, interval.
     rows: list[list[str]] = field(default_factory=list)
     note: str = ""
 
 
 def cheapest(estimate: Estimate) -> MachineEstimate | None:
-    """The machine with the least bill of those that have a price; None where none has."""
+    """Return the machine with the smallest bill; None if no machine has a price."""
     priced = [
         machine for machine in estimate.machines if machine.usd_per_hour > 0 and machine.bills
     ]
@@ -32,102 +33,144 @@ def cheapest(estimate: Estimate) -> MachineEstimate | None:
 
 
 def compare(run: RunReport, estimate: Estimate) -> BillComparison:
+    """Compare the bill of a run with its estimate."""
     bill = run.bill
     documents = run.units.total("documents")
     if estimate.fingerprint is not None and estimate.fingerprint != run.fingerprint:
         return BillComparison(
-            "It is not compared with the bill: it was made for another configuration than "
-            "the run has. `raypd "
-            "estimate` with the configuration of the run makes a new one."
+            "It is not compared with the bill: it was made for another configuration than the run "
+            "has. `raypd estimate` with the configuration of the run makes a new one."
         )
     if bill is None or not bill.sessions or not documents:
         return BillComparison("There is no bill yet that it could be compared with.")
-    match = _estimated(estimate, bill)
+    match = _matching_estimate(estimate, bill)
     if match is None:
         return BillComparison(
             "It is not compared with the bill: it has no figure for the machines that the run had."
         )
-    machine, estimated, had = match
-    if not bill.usd or not machine.usd_per_hour:
+    if not bill.usd or not match.machine.usd_per_hour:
         return BillComparison("It is not compared with the bill: the machine had no price.")
+    return _compare_figures(run, bill, documents, estimate, match)
+
+
+@dataclass
+class _Match:
+    """The part of an estimate that is about a run's machines."""
+
+    machine: MachineEstimate
+    bill: BillEstimate
+    nodes: int  # that the run had at the same time
+
+
+def _compare_figures(
+    run: RunReport, bill: RunBill, documents: int, estimate: Estimate, match: _Match
+) -> BillComparison:
+    """Compare the figures of a bill with those of the matching estimate."""
     planned = estimate.documents
-    price = machine.usd_per_hour
-    usd = estimated.usd.times(
-        1, plus=planned.value * float((estimate.sample or {}).get("server_usd", 0.0))
-    )
-    each = usd.times(1000 / planned.value)
-    billed = 1000 * bill.usd / documents
-    rows = [["documents", *_row(planned, documents, text.count)]]
-    nodes = text.counted(estimated.nodes, "node")
-    notes = [f"Estimated for {nodes} of {text.clean(machine.title, 80)}; the run had {had}."]
+    server_usd = planned.value * float((estimate.sample or {}).get("server_usd", 0.0))
+    usd = match.bill.usd.times(1, plus=server_usd)
+    usd_per_1000 = usd.times(1000 / planned.value)
+    billed_per_1000 = 1000 * bill.usd / documents
+    documents_row = ["documents", *_row(planned, documents, text.count)]
+    rows = [documents_row]
+    nodes = text.counted(match.bill.nodes, "node")
+    machine = text.clean(match.machine.title, 80)
+    notes = [f"Estimated for {nodes} of {machine}; the run had {match.nodes}."]
     if run.state != "complete":
-        rows[0][3] = f"{text.share(documents, planned.value)} of it"
-        sentence = _sentence("So far, the bill of 1,000 documents", each, billed)
+        documents_row[3] = f"{text.share(documents, planned.value)} of it"
+        sentence = _sentence("So far, the bill of 1,000 documents", usd_per_1000, billed_per_1000)
         notes.append(
             "While a run is not finished, its start-up weighs more than it will in the end."
         )
-    elif abs(documents / planned.value - 1) > _SAME:
-        sentence = _sentence("The bill of 1,000 documents", each, billed)
+    elif abs(documents / planned.value - 1) > _TOLERANCE:
+        sentence = _sentence("The bill of 1,000 documents", usd_per_1000, billed_per_1000)
         notes.append(
             "The estimate is for another number of documents, so only the price of one is compared."
         )
     else:
-        rows.append(["time", *_row(estimated.hours.times(3600), run.seconds, text.duration)])
+        rows.append(["time", *_row(match.bill.hours.times(3600), run.seconds, text.duration)])
         rows.append(["the whole bill", *_row(usd, bill.usd, text.usd)])
         sentence = _sentence("The bill", usd, bill.usd)
-    rows.append(["1,000 documents, all costs", *_row(each, billed, text.usd)])
-    prices = sorted(
-        {node.usd_per_hour for node in bill.nodes if node.instance_type == machine.instance_type}
-    )
-    if any(abs(hourly / price - 1) > _SAME for hourly in prices):
-        hour = " and ".join(text.usd(hourly) for hourly in prices)
-        notes.append(f"An hour was taken to cost {text.usd(price)}, and was billed at {hour}.")
+    rows.append(["1,000 documents, all costs", *_row(usd_per_1000, billed_per_1000, text.usd)])
+    notes += _price_notes(bill, match.machine)
     return BillComparison(sentence, rows, " ".join(notes))
 
 
-def _estimated(
-    estimate: Estimate, bill: RunBill
-) -> tuple[MachineEstimate, BillEstimate, int] | None:
-    """What was estimated for the machines that the workers had, and how many at a time; None where
-    nothing was.
-    """
-    with_workers = {worker.node for worker in bill.workers}
-    nodes = [node for node in bill.nodes if node.node in with_workers] or bill.nodes
-    kinds = {node.instance_type for node in nodes}
-    machine = next((m for m in estimate.machines if {m.instance_type} == kinds and m.bills), None)
-    if machine is None:
-        return None
-    there = [(node.began, node.ended or node.began) for node in nodes]
-    count = max(1, *(sum(began <= moment < ended for began, ended in there) for moment, _ in there))
-    return (
-        machine,
-        min(machine.bills, key=lambda candidate: abs(math.log(candidate.nodes / count))),
-        count,
+def _price_notes(bill: RunBill, machine: MachineEstimate) -> list[str]:
+    """Return a note if the machine was billed at another price than estimated."""
+    price = machine.usd_per_hour
+    billed = sorted(
+        {node.usd_per_hour for node in bill.nodes if node.instance_type == machine.instance_type}
     )
+    if not any(abs(hourly / price - 1) > _TOLERANCE for hourly in billed):
+        return []
+    prices = " and ".join(text.usd(hourly) for hourly in billed)
+    return [f"The estimate assumed {text.usd(price)} per hour; it was billed at {prices}."]
+
+
+def _matching_estimate(estimate: Estimate, bill: RunBill) -> _Match | None:
+    """Return the estimate for the machines that the workers had; None if there is none."""
+    worker_nodes = {worker.node for worker in bill.workers}
+    nodes = [node for node in bill.nodes if node.node in worker_nodes] or bill.nodes
+    types = {node.instance_type for node in nodes}
+    for machine in estimate.machines:
+        if {machine.instance_type} == types and machine.bills:
+            count = _nodes_at_once(nodes)
+            closest = min(
+                machine.bills, key=lambda candidate: abs(math.log(candidate.nodes / count))
+            )
+            return _Match(machine, closest, count)
+    return None
+
+
+def _nodes_at_once(nodes: Sequence[NodeTime]) -> int:
+    """Return the largest number of nodes that a run had at the same time."""
+    spans = [(node.began, node.ended or node.began) for node in nodes]
+    largest = 1
+    for moment, _ in spans:
+        present = sum(began <= moment < ended for began, ended in spans)
+        largest = max(largest, present)
+    return largest
 
 
 def _row(figure: Figure, value: float, show: text.Show) -> list[str]:
-    off = f"{100 * (value / figure.value - 1):+.1f}%" if figure.value else text.NONE
-    return [show(figure.value), show(value), off, interval(figure, show)]
+    """Return estimate, actual value, difference and interval."""
+    difference = text.NONE
+    if figure.value:
+        difference = f"{100 * (value / figure.value - 1):+.1f}%"
+    return [show(figure.value), show(value), difference, interval(figure, show)]
 
 
 def _sentence(subject: str, figure: Figure, value: float) -> str:
-    off = 100 * (value / figure.value - 1)
-    how = (
-        f"{abs(off):.1f}% {'above' if off > 0 else 'below'} the estimate of "
+    """Say how far a bill is from its estimate."""
+    percent = 100 * (value / figure.value - 1)
+    direction = "below"
+    if percent > 0:
+        direction = "above"
+    sentence = (
+        f"{subject} is {text.usd(value)}: {abs(percent):.1f}% {direction} the estimate of "
         f"{text.usd(figure.value)}"
     )
-    inside = {True: ", inside its 95% interval", False: ", outside its 95% interval", None: ""}[
-        figure.holds(value)
-    ]
-    return f"{subject} is {text.usd(value)}: {how}{inside}."
+    holds = figure.holds(value)
+    if holds is None:
+        return f"{sentence}."
+    if holds:
+        return f"{sentence}, inside its 95% interval."
+    return f"{sentence}, outside its 95% interval."
 
 
 def interval(figure: Figure, show: text.Show) -> str:
+    """Return the 95% interval of a figure in words."""
     if figure.low is None or figure.high is None:
         return "unknown"
-    return text.NONE if figure.counted else f"{show(figure.low)} to {show(figure.high)}"
+    if figure.counted:
+        return text.NONE
+    return f"{show(figure.low)} to {show(figure.high)}"
 
 
 def about(figure: Figure) -> str:
-    return text.count(figure.value) if figure.counted else f"about {text.count(figure.value)}"
+    """Return a count, with "about" if it was estimated."""
+    count = text.count(figure.value)
+    if figure.counted:
+        return count
+    return f"about {count}"

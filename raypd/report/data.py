@@ -1,6 +1,6 @@
-"""A run's folder as a report shows it.
+"""Read a run's folder for a report.
 
-What is missing is None or empty, and the page says so: no figure is made up.
+What is missing is None or empty, and the page says so. No figure is made up.
 """
 
 import time
@@ -11,6 +11,7 @@ from itertools import islice
 from typing import Any
 
 from raypd import storage
+from raypd.billing.bill import Bill
 from raypd.config.secrets import redact
 from raypd.dataset.plan import PlanTotals
 from raypd.errors import RunError, raised_as
@@ -25,16 +26,20 @@ from raypd.run.load import NoRun, load_record
 from raypd.run.manifest import Manifest
 from raypd.run.training import TrainingRecord
 
-_ALIVE_SECONDS = 120.0  # a session without a heartbeat for longer is taken for dead
+# A session without a heartbeat for longer is considered dead.
+_ALIVE_SECONDS = 120.0
+# Failed units that are shown.
 _FAILURES = 20
 
 
 @dataclass
 class ReportSession:
+    """A session of a run: from the start of the command to its end."""
+
     id: str
     began: float
-    ended: float  # the last that is known of it
-    how: str  # also running and killed
+    ended: float  # the last time that is known
+    how: str  # how it ended; also running and killed
     units: int = 0
     documents: int = 0
     usd: float | None = None
@@ -45,94 +50,133 @@ class ReportSession:
 
 
 class RunFiles:
-    """What the page and `raypd status` both read, of a run or of nights.
+    """The files of a run, or of nightly runs, that the page and `raypd status` both read.
 
-    Raises RunError: a file is torn; OSError.
+    Raises:
+        RunError: If a file is damaged.
+        OSError: If storage does not answer.
     """
 
     def __init__(self, root: str) -> None:
-        self.root, self.now = root, time.time()
+        self.root = root
+        self.now = time.time()
         self.table = read.record(NightState, root, layout.STATE)
         self.runs = read.runs(root)
-        self.manifest = done = read.record(Manifest, root, layout.MANIFEST)
+        self.manifest = read.record(Manifest, root, layout.MANIFEST)
         self.plan = read.record(PlanTotals, root, layout.PLAN_TOTALS)
-        if self.plan is None and done and done.units_planned:  # 0 documents: unknown
-            self.plan = PlanTotals(
-                "", done.units_planned, done.documents * (done.units == done.units_planned)
-            )
+        if self.plan is None and self.manifest is not None:
+            self.plan = _plan_of_manifest(self.manifest)
         self.bill = read_bill(self.runs)
         self.objects = unit_objects(self.runs)
-        # Units of the input: the plan knows those found at once, the manifest those found later.
-        self.unreadable = max(
-            self.plan.damaged if self.plan else 0, done.units_unreadable if done else 0
-        )
-        self.left_out = "" if done is None else describe(done.left_out)
+        # The plan counts units that it found to be unreadable, the manifest also those found later.
+        self.unreadable = 0
+        self.left_out = ""
+        if self.plan is not None:
+            self.unreadable = self.plan.damaged
+        if self.manifest is not None:
+            self.unreadable = max(self.unreadable, self.manifest.units_unreadable)
+            self.left_out = describe(self.manifest.left_out)
 
     def sessions_of(self, units: Units, runs: Sequence[str] | None = None) -> list[ReportSession]:
-        """Oldest first, each with its units, as far as known, and its cost. runs: None: all."""
-        bills = {bill.session: bill for bill in self.bill.all} if self.bill else {}
+        """Return sessions, the oldest first, with their units and cost as far as known.
+
+        Args:
+            units: The committed units.
+            runs: The runs; None for all.
+        """
+        bills: dict[str, Bill] = {}
+        if self.bill is not None:
+            bills = {bill.session: bill for bill in self.bill.all}
         by_session: defaultdict[str, list[CommittedUnit]] = defaultdict(list)
         for unit in units.read:
             by_session[unit.session].append(unit)
-        sessions = []
         killed = set(map(lease.killed, self.runs))
+        sessions = []
         for session in read.sessions(self.runs if runs is None else runs):
             committed = by_session[session.id]
             bill = bills.get(session.id)
-            signs = [
-                session.heartbeat or 0.0,
-                bill.until if bill else 0.0,
-                *(u.committed_at for u in committed),
-            ]
-            heard = max(session.began, *signs)
-            alive = self.now - heard < _ALIVE_SECONDS and session.id not in killed
-            how = session.how or ("running" if alive else "killed")
-            ended = session.ended or heard if session.how else heard
-            totals = (
-                round(len(committed) * units.scale),
-                round(sum(u.documents for u in committed) * units.scale),
+            last_sign = max([session.began, session.heartbeat or 0.0])
+            last_sign = max([last_sign, *(unit.committed_at for unit in committed)])
+            if bill is not None:
+                last_sign = max(last_sign, bill.until)
+            alive = self.now - last_sign < _ALIVE_SECONDS and session.id not in killed
+            how = session.how
+            ended = last_sign
+            if how:
+                ended = session.ended or last_sign
+            elif alive:
+                how = "running"
+            else:
+                how = "killed"
+            report_session = ReportSession(
+                session.id,
+                session.began,
+                ended,
+                how,
+                units=round(len(committed) * units.scale),
+                documents=round(sum(unit.documents for unit in committed) * units.scale),
+                usd=bill.usd if bill is not None else None,
             )
-            sessions.append(
-                ReportSession(
-                    session.id, session.began, ended, how, *totals, bill.usd if bill else None
-                )
-            )
+            sessions.append(report_session)
         return sessions
 
     def state_of(self, sessions: Sequence[ReportSession]) -> str:
-        """One word: complete when every planned unit is there, else how the newest session went."""
+        """Return complete if every planned unit is there, and else how the last session ended."""
         if self.plan is not None and len(self.objects) >= self.plan.units:
             return "complete"
-        # It is the night that ends well or not; a run of it may have been cut off.
         if self.table is not None:
+            # The state is that of the night; a run within it may have been interrupted.
             sessions = self.sessions_of(Units(), [self.root])
-        # Without a count of the plan a session that says complete is believed.
-        return sessions[-1].how if sessions else "empty"
+        if not sessions:
+            return "empty"
+        # Without the totals of a plan, the word of the session counts, even if it is "complete".
+        return sessions[-1].how
+
+
+def _plan_of_manifest(manifest: Manifest) -> PlanTotals | None:
+    """Return the totals of the plan as far as the manifest has them.
+
+    The number of documents is 0, which means unknown, if units are missing.
+    """
+    if not manifest.units_planned:
+        return None
+    documents = 0
+    if manifest.units == manifest.units_planned:
+        documents = manifest.documents
+    return PlanTotals("", manifest.units_planned, documents)
 
 
 class RunReport(RunFiles):
-    """Everything a report shows; of nights, units, sessions and bill are those of all nights."""
+    """Everything that a report shows.
+
+    For nightly runs, units, sessions and bill are those of all nights.
+
+    Attributes:
+        seconds: Seconds of all sessions, without the time between them.
+        state: complete, running, interrupted, ...; estimated or trained if there is no run.
+        failures: Failed units, each with the last line of what its worker wrote.
+        torn: Files beside the bill that cannot be read.
+        forecast: The estimate; None if there is none, or it cannot be read.
+    """
 
     def __init__(
         self, root: str, fingerprint: str, config: dict[str, Any], versions: dict[str, str]
     ) -> None:
         super().__init__(root)
-        self.fingerprint, self.config, self.versions = fingerprint, redact(config), versions
+        self.fingerprint = fingerprint
+        self.config = redact(config)
+        self.versions = versions
         self.name = root.rstrip("/").rsplit("/", 1)[-1] or root
         self.units = read_units(self.objects)
         self.sessions = self.sessions_of(self.units)
-        # Without what lies between them.
         self.seconds = sum(session.seconds for session in self.sessions)
-        # Complete, running, interrupted, ...; estimated or trained: no run.
         self.state = self.state_of(self.sessions)
         self.sample = read_sample(self.units.read)
-        # (unit, last line of why its worker died)
-        self.failures = list(
-            islice((failure for run in self.runs for failure in read.failures(run)), _FAILURES)
-        )
+        failures = (failure for run in self.runs for failure in read.failures(run))
+        self.failures = list(islice(failures, _FAILURES))
         self.training: TrainingRecord | None = None
-        self.torn: list[str] = []  # files beside the bill that cannot be read
-        self.forecast: Estimate | None = None  # None: none was made, or it is torn
+        self.torn: list[str] = []
+        self.forecast: Estimate | None = None
         try:
             self.forecast = read.record(Estimate, root, layout.ESTIMATE)
         except RunError:
@@ -144,27 +188,36 @@ class RunReport(RunFiles):
 
 
 def is_fake(config: dict[str, Any]) -> bool:
+    """Return whether answers are made up, because the configuration names the fake model."""
     return (config.get("model") or {}).get("name") == "fake"
 
 
 def load(root: str, overrides: Sequence[str] = ()) -> RunReport:
-    """Reads the run at `root`. overrides: `storage.KEY=VALUE` says how S3 is reached. Raises
-    ConfigError: neither a run nor an estimate, or no readable run.json; RunError: a torn file, or
-    storage is away.
+    """Read a run.
+
+    Args:
+        root: The folder of the run.
+        overrides: `storage.KEY=VALUE`, which says how S3 is reached.
+
+    Raises:
+        ConfigError: If there is neither a run nor an estimate, or run.json cannot be read.
+        RunError: If a file is damaged, or storage does not answer.
     """
     with raised_as(RunError, f"{root}: cannot be read"):
         try:
             record = load_record(root, overrides)
         except NoRun:
-            if (report := _without_run(root)) is None:
+            report = _without_run(root)
+            if report is None:
                 raise
             return report
         return RunReport(root, record.fingerprint, record.config, record.versions)
 
 
 def _without_run(root: str) -> RunReport | None:
-    """Of a folder with a training, or else an estimate; None where there is neither."""
-    if training := read.record(TrainingRecord, root, layout.TRAINING):
+    """Return the report of a training, or of an estimate; None if the folder has neither."""
+    training = read.record(TrainingRecord, root, layout.TRAINING)
+    if training is not None:
         report = RunReport(root, "", training.config, training.versions)
         report.training = training
         report.state = "trained"
@@ -172,14 +225,17 @@ def _without_run(root: str) -> RunReport | None:
     report = RunReport(root, "", {}, {})
     if report.torn:
         raise RunError(
-            f"{report.torn[0]}: cannot be read, and no run has begun here: `raypd estimate` "
-            "makes it anew"
+            f"{report.torn[0]}: cannot be read, and there is no run here: make it again with "
+            "`raypd estimate`"
         )
-    if (forecast := report.forecast) is None:
+    forecast = report.forecast
+    if forecast is None:
         return None
     report.fingerprint = forecast.fingerprint or ""
     report.state = "estimated"
-    method = next((speed.method for speed in forecast.speeds), None)
+    method = None
+    if forecast.speeds:
+        method = forecast.speeds[0].method
     report.config = {
         "model": {"name": forecast.model},
         "task": {"kind": forecast.task},

@@ -1,8 +1,8 @@
-"""The bill of a run: those of its sessions and retries together."""
+"""The bill of a run: the bills of its sessions and retries together."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from itertools import accumulate
+from typing import TypeVar
 
 from raypd import storage
 from raypd.billing import book
@@ -11,6 +11,7 @@ from raypd.billing.meter import WorkerTime, added
 from raypd.run import layout
 from raypd.run.usage import RunCost
 
+_Time = TypeVar("_Time", NodeTime, WorkerTime)
 _PART_NAMES = {
     "decode": "decoding answers",
     "prefill": "reading prompts",
@@ -26,81 +27,103 @@ _PART_NAMES = {
 
 @dataclass
 class RunBill:
-    """The bills of a run's sessions, oldest first, and of its retries."""
+    """The bills of a run's sessions, the oldest first, and of its retries.
+
+    Attributes:
+        sessions: The bills of sessions.
+        retries: The bills of retries.
+        torn: Files that cannot be read.
+        all: All bills.
+        newest: The bill of the last session.
+        cost: The cost of all sessions.
+        usd: The price of everything.
+        parts: USD by part, with all that retries took as one part.
+        spent: USD by part in words.
+        categories: Tokens by category.
+        nodes: All nodes; a node without an end gets that of its session's bill.
+    """
 
     sessions: list[Bill]
     retries: list[Bill] = field(default_factory=list)
-    torn: list[str] = field(default_factory=list)  # files that cannot be read
+    torn: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.all = [*self.sessions, *self.retries]
-        self.newest = self.sessions[-1] if self.sessions else Bill("", 0.0, 0.0, final=True)
+        self.newest = Bill("", 0.0, 0.0, final=True)
+        if self.sessions:
+            self.newest = self.sessions[-1]
         self.cost = book.summed(self.sessions) or RunCost(0.0)
         self.usd = sum(bill.usd for bill in self.all)
         self.parts = dict(self.cost.parts)
-        if self.retries:  # all that they took, since their documents were there already
+        if self.retries:
+            # The documents of a retry are counted by the sessions already.
             self.parts["retry"] = sum(bill.usd for bill in self.retries)
         self.spent = {_PART_NAMES[name]: usd for name, usd in self.parts.items() if usd}
-        categories = added(each for bill in self.sessions for each in bill.categories.items())
+        categories = added(
+            category for bill in self.sessions for category in bill.categories.items()
+        )
         self.categories = {str(key): counts for key, counts in categories.items()}
-        nodes = ((node, bill.until) for bill in self.all for node in bill.nodes)
-        # Each with an end: where it is there, how far the bill of its session goes.
-        self.nodes = [
-            replace(node, ended=until if node.ended is None else node.ended)
-            for node, until in nodes
-        ]
+        self.nodes = [_with_end(node, bill.until) for bill in self.all for node in bill.nodes]
 
     @property
     def machines(self) -> list[tuple[tuple[str, str, float, str], list[NodeTime]]]:
-        """((kind, market, USD per hour, where that is from), nodes): those of one kind together,
-        the dearest first.
-        """
+        """Nodes by kind, the dearest first: ((kind, market, USD per hour, price source), nodes)."""
         groups: dict[tuple[str, str, float, str], list[NodeTime]] = {}
         for node in self.nodes:
-            kind = node.instance_type or (
-                "local machine" if node.market == "local" else "machine of unknown type"
-            )
-            place = f" in {node.region}" if node.region else ""
-            groups.setdefault(
-                (kind + place, node.market, node.usd_per_hour, node.price_source), []
-            ).append(node)
+            kind = node.instance_type
+            if not kind and node.market == "local":
+                kind = "local machine"
+            elif not kind:
+                kind = "machine of unknown type"
+            if node.region:
+                kind += f" in {node.region}"
+            key = (kind, node.market, node.usd_per_hour, node.price_source)
+            groups.setdefault(key, []).append(node)
         return sorted(groups.items(), key=lambda group: -sum(node.usd for node in group[1]))
 
     @property
     def workers(self) -> list[WorkerTime]:
-        """Of the sessions, each with an end."""
-        pairs = [(worker, bill.until) for bill in self.sessions for worker in bill.workers]
-        return [
-            replace(worker, ended=until if worker.ended is None else worker.ended)
-            for worker, until in pairs
-        ]
+        """The workers of sessions, each with an end."""
+        return [_with_end(worker, bill.until) for bill in self.sessions for worker in bill.workers]
 
     @property
     def series(self) -> list[tuple[float, float]]:
         """(time, USD of all sessions by then)."""
-        before = accumulate((bill.usd for bill in self.all), initial=0.0)
-        series = [bill.series for bill in self.sessions] + [
-            [[bill.until, bill.usd]] for bill in self.retries
-        ]
-        return [
-            (time, spent + usd)
-            for points, spent in zip(series, before, strict=False)
-            for time, usd, *_ in points
-        ]
+        points = []
+        earlier_usd = 0.0
+        for bill in self.sessions:
+            for time, usd, *_ in bill.series:
+                points.append((time, earlier_usd + usd))
+            earlier_usd += bill.usd
+        for bill in self.retries:
+            earlier_usd += bill.usd
+            points.append((bill.until, earlier_usd))
+        return points
+
+
+def _with_end(time: _Time, until: float) -> _Time:
+    """Return the time of a node or worker, whose end is at most that of its bill."""
+    if time.ended is not None:
+        return time
+    return replace(time, ended=until)
 
 
 def read_bill(runs: Sequence[str]) -> RunBill | None:
-    """The bill of some runs together, None where none was kept.
+    """Read the bills of runs.
 
-    Raises OSError when storage does not answer.
+    Raises:
+        OSError: If storage does not answer.
     """
-    folders = [storage.join(run, layout.RETRIES) for run in runs]
-    retries, torn = book.read_bills(
-        [storage.join(folder, name) for folder in folders for name in storage.folders(folder)]
-    )
+    retry_folders = []
+    for run in runs:
+        folder = storage.join(run, layout.RETRIES)
+        retry_folders += [storage.join(folder, name) for name in storage.folders(folder)]
+    retries, torn_retries = book.read_bills(retry_folders)
     sessions, torn_sessions = book.read_bills(runs)
-    # The bills of a retry that has ended are copied into the run's own.
+    torn = torn_retries + torn_sessions
+    # The bills of a completed retry are copied into the run's own.
     retried = {bill.session for bill in retries}
     sessions = [bill for bill in sessions if bill.session not in retried]
-    torn += torn_sessions
-    return RunBill(sessions, retries, torn) if sessions or torn else None
+    if not sessions and not torn:
+        return None
+    return RunBill(sessions, retries, torn)

@@ -1,6 +1,7 @@
-"""The report page: one HTML file that loads nothing, runs on a phone and on paper, and trusts no
-text of a document: Jinja escapes all, and the Content-Security-Policy allows its own style sheet
-and script alone, by their hashes.
+"""The report page: one HTML file that loads nothing and works on a phone and on paper.
+
+Texts of documents are not trusted: Jinja escapes them, and the Content-Security-Policy allows only
+the page's own style sheet and script, by their hashes.
 """
 
 import base64
@@ -36,10 +37,13 @@ _FILTERS = (
     "when",
 )
 _CONFIG_CHARACTERS = 60_000
-_ROWS = 40  # of a table
-_REASONS = 15  # of errors, and of what a training has left out
+# Rows of a table.
+_ROWS = 40
+# Reasons of errors, and of what a training has left out.
+_REASONS = 15
 _SUBTITLE = [("model", "name"), ("decoding", "method"), ("task", "kind")]
-_STATES = {  # all others are unfinished
+# All other states are unfinished.
+_STATES = {
     "complete": "complete",
     "running": "unfinished: still running",
     "budget": "unfinished: stopped at the budget",
@@ -50,28 +54,51 @@ _STATES = {  # all others are unfinished
 
 
 def write(run: RunReport, path: str | None = None) -> str:
-    """Writes the page, into the run's folder where no path is given; where it went.
+    """Write the page.
 
-    Raises RunError when it cannot.
+    Args:
+        run: The run.
+        path: The file to write; None for a file in the run's folder.
+
+    Returns:
+        The path of the page.
+
+    Raises:
+        RunError: If it cannot be written.
     """
-    where = path or storage.join(run.root, layout.REPORT)
-    put(where, render(run).encode(), "the report ", "; --output writes it elsewhere")
-    return where
+    target = path or storage.join(run.root, layout.REPORT)
+    put(target, render(run).encode(), "the report ", "; --output writes it elsewhere")
+    return target
 
 
 def put(path: str, data: bytes, name: str = "", advice: str = "") -> None:
-    """Writes a file. Raises RunError when it cannot, with its name and advice."""
+    """Write a file.
+
+    Args:
+        path: The file.
+        data: Its contents.
+        name: What it is, for the error message.
+        advice: What to do, for the error message.
+
+    Raises:
+        RunError: If it cannot be written.
+    """
     with raised_as(RunError, f"{path}: {name}cannot be written", advice=advice):
         storage.put(path, data)
 
 
 def render(run: RunReport) -> str:
-    named = [(run.config.get(key) or {}).get(name) for key, name in _SUBTITLE]
+    """Return the page of a run."""
+    subtitle = []
+    for section, key in _SUBTITLE:
+        part = (run.config.get(section) or {}).get(key)
+        if part:
+            subtitle.append(text.clean(part, 120))
     return fill(
         "report.html.j2",
         run=run,
         state=_STATES.get(run.state, f"unfinished: {run.state}"),
-        subtitle=[text.clean(part, 120) for part in named if part],
+        subtitle=subtitle,
         config=text.clean(dump(run.config), _CONFIG_CHARACTERS),
         **_content(run),
     )
@@ -80,8 +107,13 @@ def render(run: RunReport) -> str:
 def fill(
     template: str, script_of: str = "report.js", folders: Sequence[Path] = (), **content: Any
 ) -> str:
-    """A page from one of the templates, or of others in `folders`, with the style, policy and
-    script that all have.
+    """Fill a template with its contents and with the style, policy and script that all pages have.
+
+    Args:
+        template: The name of the template.
+        script_of: The name of the script.
+        folders: Folders with further templates.
+        content: The variables of the template.
     """
     environment = Environment(
         loader=ChoiceLoader([PackageLoader("raypd.report"), FileSystemLoader(folders)]),
@@ -92,40 +124,51 @@ def fill(
     )
     environment.filters |= {name: getattr(text, name) for name in _FILTERS}
     environment.globals |= {"text": text, "ROWS": _ROWS, "REASONS": _REASONS}
-    style, script = texts = [
-        Markup((_TEMPLATES / name).read_text()) for name in ("report.css", script_of)
-    ]
-    hashes = [base64.b64encode(hashlib.sha256(part.encode()).digest()).decode() for part in texts]
-    allowed = "; ".join(
-        f"{kind}-src 'sha256-{of}'" for kind, of in zip(("style", "script"), hashes, strict=True)
+    style = Markup((_TEMPLATES / "report.css").read_text())
+    script = Markup((_TEMPLATES / script_of).read_text())
+    policy = (
+        f"default-src 'none'; style-src {_source_hash(style)}; script-src {_source_hash(script)}; "
+        "base-uri 'none'; form-action 'none'"
     )
-    policy = f"default-src 'none'; {allowed}; base-uri 'none'; form-action 'none'"
-    content |= {"style": style, "script": script, "policy": policy, "made": time.time()}
-    return environment.get_template(template).render(**content)
+    return environment.get_template(template).render(
+        **content, style=style, script=script, policy=policy, made=time.time()
+    )
+
+
+def _source_hash(source: str) -> str:
+    """Return the hash of a style sheet or script for a Content-Security-Policy."""
+    digest = base64.b64encode(hashlib.sha256(source.encode()).digest()).decode()
+    return f"'sha256-{digest}'"
 
 
 def _content(run: RunReport) -> dict[str, Any]:
+    """Return the variables of the template that depend on what the folder has."""
     if run.training is not None:
         return {"kind": "raypd train", "losses": charts.losses(run.training)}
     content: dict[str, Any] = {
         "about": comparison.about,
         "interval": comparison.interval,
         "tables": tables,
+        "comparison": None,
     }
     if run.state == "estimated" and run.forecast is not None:
         cheapest = comparison.cheapest(run.forecast)
-        return {**content, "kind": "raypd estimate", "cheapest": cheapest, "comparison": None}
+        return {**content, "kind": "raypd estimate", "cheapest": cheapest}
+    if run.forecast is not None:
+        content["comparison"] = comparison.compare(run, run.forecast)
     clock = charts.RunningTime(run.sessions)
+    attributes = sorted(
+        run.sample.attributes.values(),
+        key=lambda attribute: (attribute.category, -attribute.statuses.total()),
+    )
+    categories = {document.category for document in run.sample.documents if document.category}
     return {
         **content,
         "kind": "raypd run report",
-        "comparison": comparison.compare(run, run.forecast) if run.forecast else None,
         "money": charts.money(run.bill, clock),
         "rate": charts.rate(run, clock),
         "workers": charts.timeline(run.bill, clock),
         "confidence": charts.confidence(run.sample.confidences),
-        "attributes": sorted(
-            run.sample.attributes.values(), key=lambda a: (a.category, -a.statuses.total())
-        ),
-        "categories": sorted({d.category for d in run.sample.documents if d.category}),
+        "attributes": attributes,
+        "categories": sorted(categories),
     }

@@ -1,6 +1,7 @@
-"""`raypd review RUN`: its least sure documents and some at random, to be corrected, as a page (one
-file, no server) whose button saves a CSV, and as that CSV. `--apply` reads either back, and writes
-documents with labels.
+"""`raypd review RUN`: let a person correct the least certain documents and some random ones.
+
+They are written as a page (one file, no server), whose button saves a CSV, and as that CSV.
+`--apply` reads the corrected CSV and writes documents with labels.
 """
 
 import csv
@@ -12,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from raypd import storage
-from raypd.config import Category, ExtractionConfig, RunConfig
+from raypd.config import Attribute, Category, ExtractionConfig, RunConfig
 from raypd.dataset import delimited, planner, read_unit, writer
 from raypd.errors import ConfigError, InputError, raised_as
 from raypd.report import page
@@ -30,16 +31,22 @@ PAGE = "review.html"
 TABLE = "review.csv"
 LABELS = "labels.jsonl"
 COLUMNS = ("source", "row", "id", "category", "attribute", "value", "correct", "confidence")
-_UNITS = 100  # that are read, evenly spread
-_SURE = 1.0  # of a document without confidences
-_ROW_DIGITS = 19  # of the largest number of 64 bits
-Place = tuple[str, int]  # source and place in it, of a document
+# Units that are read, evenly spread.
+_UNITS = 100
+# The confidence of a document without confidences.
+_CERTAIN = 1.0
+# Digits of the largest number of 64 bits.
+_ROW_DIGITS = 19
+# (source, row) of a document.
+Position = tuple[str, int]
 
 
 @dataclass
 class ReviewDocument:
-    """A document to look at: its text in pieces, each with the attributes whose values stand there,
-    and its values.
+    """A document to review, with its values.
+
+    Attributes:
+        pieces: Its text in pieces, each with the names of the attributes whose values are there.
     """
 
     source: str
@@ -51,169 +58,249 @@ class ReviewDocument:
 
 
 def write(root: str, documents: int, overrides: Sequence[str] = ()) -> tuple[str, str]:
-    """Writes page and CSV of so many documents into the run's folder; their paths.
+    """Write page and CSV into the run's folder.
 
-    Raises ConfigError: no run of extraction, or nothing is answered; InputError: its input cannot
-    be read.
+    Args:
+        root: The folder of the run.
+        documents: How many documents to choose.
+        overrides: Keys of the configuration that have changed, as key=value.
+
+    Returns:
+        The paths of page and CSV.
+
+    Raises:
+        ConfigError: If the run is not an extraction, or nothing is answered yet.
+        InputError: If its input cannot be read.
     """
     config = _config(root, overrides)
-    chosen = _chosen(root, documents)
-    if not chosen:
+    rows = _chosen_rows(root, documents)
+    if not rows:
         raise ConfigError(f"{root}: no document is answered yet")
-    texts = documents_at(config, root, chosen)
-    shown = []
-    for place, row in chosen.items():
-        values = [
-            _decoded(value, config.extraction.categories[row["category"]])
-            for value in row_values(row)
-        ]
-        text = text_in(texts[place], config) if place in texts else ""
-        pieces = list(
-            marked(text, [(value.span, value.name) for value in values if value.span is not None])
-        )
-        shown.append(
-            ReviewDocument(*place, str(row["id"]), str(row.get("category") or ""), values, pieces)
-        )
-    where = storage.join(root, PAGE), storage.join(root, TABLE)
-    name = root.rstrip("/").rpartition("/")[2]
+    texts = documents_at(config, root, rows)
+    shown = [
+        _review_document(position, row, texts.get(position), config)
+        for position, row in rows.items()
+    ]
     html = page.fill(
         "review.html.j2",
         documents=shown,
-        name=name,
+        name=root.rstrip("/").rpartition("/")[2],
         root=root,
         columns=COLUMNS,
         script_of="review.js",
     )
-    page.put(where[0], html.encode())
-    page.put(where[1], _table(shown).encode("utf-8-sig"))  # spreadsheets know UTF-8 by its mark
-    return where
+    page_path = storage.join(root, PAGE)
+    table_path = storage.join(root, TABLE)
+    page.put(page_path, html.encode())
+    # Spreadsheets recognise UTF-8 by its byte order mark.
+    page.put(table_path, _table(shown).encode("utf-8-sig"))
+    return page_path, table_path
+
+
+def _review_document(
+    position: Position, row: dict[str, Any], document: Document | None, config: RunConfig
+) -> ReviewDocument:
+    """Prepare a document for review; without its text if the input does not have it any more."""
+    source, row_number = position
+    category = config.extraction.categories[row["category"]]
+    values = [_with_uncertain(value, category) for value in row_values(row)]
+    text = ""
+    if document is not None:
+        text = text_in(document, config)
+    spans = [(value.span, value.name) for value in values if value.span is not None]
+    return ReviewDocument(
+        source,
+        row_number,
+        str(row["id"]),
+        str(row.get("category") or ""),
+        values,
+        list(marked(text, spans)),
+    )
 
 
 def apply(
     root: str, file: str, output: str | None, overrides: Sequence[str] = ()
 ) -> tuple[str, int]:
-    """Makes labels of a corrected CSV: (where they are, documents). output: None: into the run's
-    folder. Raises ConfigError: no run of extraction; InputError, with the line: a bad value, an
-    unknown id or attribute.
+    """Turn a corrected CSV into labels.
+
+    Args:
+        root: The folder of the run.
+        file: The CSV.
+        output: The file to write; None for a file in the run's folder.
+        overrides: Keys of the configuration that have changed, as key=value.
+
+    Returns:
+        The path of the labels, and the number of documents.
+
+    Raises:
+        ConfigError: If the run is not an extraction.
+        InputError: If a line has a wrong value, or an unknown id or attribute.
     """
     config = _config(root, overrides)
-    categories = config.extraction.categories
-    named: dict[Place, dict[str, Any]] = {}
-    of_category: dict[Place, str] = {}
-    first_lines: dict[tuple[Place, str], tuple[int, str]] = {}  # a value -> its line, its cell
-    for line, row in _rows(file):
-        place = (row["source"], int(row["row"]))
-        category = row["category"]
-        if category in categories:
-            attributes = {a.name: a for a in categories[category].attributes}
-        else:
-            attributes = {}
-        if row["attribute"] not in attributes:
-            raise InputError(
-                f"{file}:{line}: {row['attribute']!r} is no attribute of {category!r} in this run"
-            )
-        if of_category.setdefault(place, category) != category:
-            raise InputError(
-                f"{file}:{line}: {row['source']}, row {row['row']}, is of another category on an "
-                "earlier line; delete one of these lines"
-            )
-        first_line, first_cell = first_lines.setdefault(
-            (place, row["attribute"]), (line, row["correct"])
-        )
-        if row["correct"] != first_cell:
-            raise InputError(
-                f"{file}:{line}: {row['attribute']!r} of {row['source']}, row {row['row']}, is "
-                f"{row['correct']!r} here and {first_cell!r} on line {first_line}; delete one of "
-                "these lines"
-            )
-        with raised_as(InputError, f"{file}:{line}", ValueError):
-            named.setdefault(place, {})[row["attribute"]] = typed(
-                attributes[row["attribute"]], row["correct"]
-            )
-    documents = documents_at(config, root, named)
-    if missing := named.keys() - documents.keys():
+    labels = _Labels(file, config.extraction.categories)
+    for line, cells in _rows(file):
+        labels.add(line, cells)
+    documents = documents_at(config, root, labels.values)
+    missing = sorted(labels.values.keys() - documents.keys())
+    if missing:
         raise InputError(
-            f"{file}: the input does not have {sorted(missing)[0]} and {len(missing) - 1} "
-            "other documents"
+            f"{file}: the input does not have {missing[0]} and {len(missing) - 1} other documents"
         )
-    column = config.training.labels_column
     lines = []
-    for place, values in named.items():
-        kept = input_fields(documents[place], config)
-        schema = categories[of_category[place]]
-        looked_at = [
-            a.model_copy(update={"omit_null": False}) for a in schema.attributes if a.name in values
-        ]
-        target = record_of(schema.model_copy(update={"attributes": looked_at}), values)
-        labelled: dict[str, Any] = {"id": documents[place].id, **kept, column: target}
+    for position, values in labels.values.items():
+        document = documents[position]
+        labelled: dict[str, Any] = {
+            "id": document.id,
+            **input_fields(document, config),
+            config.training.labels_column: labels.record(position, values),
+        }
         lines.append(json.dumps(labelled, ensure_ascii=False, default=str) + "\n")
-    where = storage.absolute(output) if output is not None else storage.join(root, LABELS)
-    page.put(where, "".join(lines).encode())
-    return where, len(lines)
+    path = storage.join(root, LABELS)
+    if output is not None:
+        path = storage.absolute(output)
+    page.put(path, "".join(lines).encode())
+    return path, len(lines)
+
+
+class _Labels:
+    """The values of a corrected CSV, by document.
+
+    Args:
+        file: The CSV, for error messages.
+        categories: The categories of the run.
+    """
+
+    def __init__(self, file: str, categories: Mapping[str, Category]) -> None:
+        self.values: dict[Position, dict[str, Any]] = {}
+        self._file = file
+        self._categories = categories
+        self._category_of: dict[Position, str] = {}
+        # (position, attribute) -> the first line with its value, and the cell.
+        self._first_lines: dict[tuple[Position, str], tuple[int, str]] = {}
+
+    def add(self, line: int, cells: Mapping[str, str]) -> None:
+        """Add the value of a line.
+
+        Raises:
+            InputError: If the line has a wrong value or an unknown attribute, or contradicts an
+                earlier line.
+        """
+        position = (cells["source"], int(cells["row"]))
+        category = cells["category"]
+        name = cells["attribute"]
+        value = cells["correct"]
+        attribute = self._attribute(category, name)
+        if attribute is None:
+            raise InputError(
+                f"{self._file}:{line}: {name!r} is no attribute of {category!r} in this run"
+            )
+        document = f"{cells['source']}, row {cells['row']}"
+        if self._category_of.setdefault(position, category) != category:
+            raise InputError(
+                f"{self._file}:{line}: {document}, is of another category on an earlier line; "
+                "delete one of these lines"
+            )
+        first_line, first_value = self._first_lines.setdefault((position, name), (line, value))
+        if value != first_value:
+            raise InputError(
+                f"{self._file}:{line}: {name!r} of {document}, is {value!r} here and "
+                f"{first_value!r} on line {first_line}; delete one of these lines"
+            )
+        with raised_as(InputError, f"{self._file}:{line}", ValueError):
+            self.values.setdefault(position, {})[name] = typed(attribute, value)
+
+    def record(self, position: Position, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the record of a document; its null values are kept."""
+        category = self._categories[self._category_of[position]]
+        attributes = []
+        for attribute in category.attributes:
+            if attribute.name in values:
+                attributes.append(attribute.model_copy(update={"omit_null": False}))
+        return record_of(category.model_copy(update={"attributes": attributes}), values)
+
+    def _attribute(self, category: str, name: str) -> Attribute | None:
+        if category not in self._categories:
+            return None
+        for attribute in self._categories[category].attributes:
+            if attribute.name == name:
+                return attribute
+        return None
 
 
 def _config(root: str, overrides: Sequence[str]) -> RunConfig:
+    """Load the configuration of a run, which must be an extraction."""
     config = load_run(root, list(overrides))
     if not isinstance(config.task, ExtractionConfig):
         raise ConfigError(f"{root}: only the values of an extraction can be reviewed")
     return config
 
 
-def _chosen(root: str, documents: int) -> dict[Place, dict[str, Any]]:
-    """A row by its place: half of them the least sure, half at random, of units that are evenly
-    spread.
-    """
-    rows: dict[Place, dict[str, Any]] = {}
+def _chosen_rows(root: str, documents: int) -> dict[Position, dict[str, Any]]:
+    """Choose rows of evenly spread units: half of them the least certain, half at random."""
+    rows: dict[Position, dict[str, Any]] = {}
     for unit, path in spread(sorted(writer.objects(root)), _UNITS):
-        for place, (row,) in by_document(
-            writer.as_records(writer.read_table(root, unit, path=path)[1])
-        ).items():
+        _, table = writer.read_table(root, unit, path=path)
+        for position, (row,) in by_document(writer.as_records(table)).items():
             if row["status"] == "ok":
-                rows[place] = record_row(row)
-    least = sorted(rows, key=lambda place: (_sureness(rows[place]), place))[: documents // 2]
-    others = sorted(rows.keys() - set(least))
-    drawn = random.Random(0).sample(others, min(documents - len(least), len(others)))
-    return {place: rows[place] for place in [*least, *drawn]}
+                rows[position] = record_row(row)
+    by_confidence = sorted(rows, key=lambda position: (_confidence(rows[position]), position))
+    least_certain = by_confidence[: documents // 2]
+    candidates = sorted(rows.keys() - set(least_certain))
+    count = min(documents - len(least_certain), len(candidates))
+    drawn = random.Random(0).sample(candidates, count)
+    return {position: rows[position] for position in [*least_certain, *drawn]}
 
 
-def _decoded(value: RowValue, category: Category) -> RowValue:
-    """An unsure value, which the table has as null, as the model gave it: that is to be looked
-    at.
-    """
+def _with_uncertain(value: RowValue, category: Category) -> RowValue:
+    """Return an uncertain value as the model gave it, because it is null in the table."""
     if value.status != "unsure" or value.raw is None:
         return value
     attribute = next(attribute for attribute in category.attributes if attribute.name == value.name)
-    return replace(
-        value, value=value_row(value.name, check(attribute, value.raw).value, "ok", None)["value"]
-    )
+    checked = check(attribute, value.raw)
+    return replace(value, value=value_row(value.name, checked.value, "ok", None)["value"])
 
 
-def _sureness(row: Mapping[str, Any]) -> float:
-    return min((v.confidence for v in row_values(row) if v.confidence is not None), default=_SURE)
+def _confidence(row: Mapping[str, Any]) -> float:
+    """Return the confidence of a row's least certain value."""
+    confidences = [value.confidence for value in row_values(row) if value.confidence is not None]
+    return min(confidences, default=_CERTAIN)
 
 
 def documents_at(
-    config: RunConfig, root: str, places: Mapping[Place, Any]
-) -> dict[Place, Document]:
-    """The documents of some places, read from the run's input again."""
-    sources = {source for source, _ in places}
-    documents: dict[Place, Document] = {}
+    config: RunConfig, root: str, positions: Mapping[Position, Any]
+) -> dict[Position, Document]:
+    """Read documents from the run's input again.
+
+    Args:
+        config: The configuration of the run.
+        root: The folder of the run.
+        positions: The (source, row) of the documents, as keys.
+    """
+    sources = {source for source, _ in positions}
+    documents: dict[Position, Document] = {}
     for unit in planner.plan(config, root):
-        if sources & {part.name for part in unit.parts}:
-            for document in read_unit(unit, config):
-                if (place := (document.source, int(document.place))) in places:
-                    documents[place] = document
+        if not sources & {part.name for part in unit.parts}:
+            continue
+        for document in read_unit(unit, config):
+            position = (document.source, int(document.place))
+            if position in positions:
+                documents[position] = document
     return documents
 
 
 def _table(documents: Sequence[ReviewDocument]) -> str:
+    """Return documents as CSV, one line per value."""
     out = io.StringIO()
     rows = csv.writer(out)
     rows.writerow(COLUMNS)
     for document in documents:
         for value in document.values:
-            text = "" if value.value is None else value.value
-            sure = "" if value.confidence is None else f"{value.confidence:.3f}"
+            text = ""
+            if value.value is not None:
+                text = value.value
+            confidence = ""
+            if value.confidence is not None:
+                confidence = f"{value.confidence:.3f}"
             cells = [
                 document.source,
                 document.row,
@@ -222,16 +309,17 @@ def _table(documents: Sequence[ReviewDocument]) -> str:
                 value.name,
                 text,
                 text,
-                sure,
+                confidence,
             ]
             rows.writerow([harmless(str(cell)) for cell in cells])
     return out.getvalue()
 
 
 def harmless(cell: str) -> str:
-    """Return a cell that a spreadsheet does not run, with a quote before it where it may be taken
-    for a formula. A cell that begins with a quote gets another one, so that the first quote of a
-    cell never belongs to its text.
+    """Return a cell that a spreadsheet does not run as a formula.
+
+    A cell that may be taken for a formula gets a quote before it. So does a cell that begins with a
+    quote, so that the first quote of a cell never belongs to its text.
     """
     if is_formula(cell) or cell[:1] in ("+", "-", "'"):
         return f"'{cell}"
@@ -239,10 +327,18 @@ def harmless(cell: str) -> str:
 
 
 def _rows(file: str) -> list[tuple[int, dict[str, str]]]:
-    """(line, cells) of a corrected CSV, as `harmless` had them. Raises InputError."""
+    """Read a corrected CSV, whose cells are those of `harmless`.
+
+    Returns:
+        (line, cells) of each row.
+
+    Raises:
+        InputError: If the file is not one of `raypd review`.
+    """
     rows = []
     for (_, line, *_), row in delimited.table(file):
-        if missing := set(COLUMNS[:7]) - row.keys():
+        missing = set(COLUMNS[:7]) - row.keys()
+        if missing:
             raise InputError(
                 f"{file}:1: no column {', '.join(sorted(missing))}; give a file of `raypd review`"
             )

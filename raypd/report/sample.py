@@ -1,8 +1,9 @@
-"""A sample of the answers, the same at every call: documents, the model's sureness, and why
-documents failed.
+"""A sample of the answers: documents, confidences, and the reasons of failures.
+
+It is the same at every call.
 """
 
-import itertools
+import math
 import statistics
 from collections import Counter
 from collections.abc import Sequence
@@ -20,13 +21,18 @@ from raypd.tasks.columns import Row, RowValue, row_values
 from raypd.text import NONE, clean, share
 from raypd.verify import dead_letters
 
-_UNITS = 60  # read whole or in part for answers
-_ROWS = 1024  # read of each
-_FAILED_UNITS = 200  # read for their errors
-_DOCUMENTS = 240  # to look at
-_FAILED_DOCUMENTS = 60  # of these
-_CHARACTERS = 600_000  # of all documents together: the page stays small
-_ENTRIES = 60  # values of one document
+# Units that are read for answers, and rows of each.
+_UNITS = 60
+_ROWS = 1024
+# Units that are read for errors.
+_FAILED_UNITS = 200
+# Documents that are shown, and how many of them may be failed ones.
+_DOCUMENTS = 240
+_FAILED_DOCUMENTS = 60
+# Characters of all documents together, so that the page stays small.
+_CHARACTERS = 600_000
+# Values per document.
+_ENTRIES = 60
 _VALUE_CHARACTERS = 400
 _TEXT_CHARACTERS = 1500
 _THREADS = 16
@@ -34,6 +40,8 @@ _THREADS = 16
 
 @dataclass
 class SampleDocument:
+    """A document that the page shows."""
+
     id: str
     source: str
     row: int
@@ -42,64 +50,79 @@ class SampleDocument:
     category: str | None
     attempts: int
     truncated: bool
-    entries: list[RowValue]  # with texts that are cut and harmless
-    left_out: int = 0  # answers beyond those shown
+    entries: list[RowValue]  # their texts are cut and harmless
+    left_out: int = 0  # answers that are not shown
     unit: str = ""
-    # With `raypd report --texts`, in pieces: each with the names of the values that stand there, or
-    # nothing.
+    # With `raypd report --texts`: its text in pieces, each with the names of the values that are
+    # there, or with nothing.
     text: list[tuple[str, str]] = field(default_factory=list)
 
     @property
     def confidence(self) -> float | None:
-        """Of its least sure answer."""
-        return min((e.confidence for e in self.entries if e.confidence is not None), default=None)
+        """The confidence of its least certain answer."""
+        confidences = [entry.confidence for entry in self.entries if entry.confidence is not None]
+        return min(confidences, default=None)
 
     @property
     def size(self) -> int:
-        """Characters that it takes on the page, about."""
-        return (
-            60
-            + sum(len(e.name) + len(e.value or "") + 20 for e in self.entries)
-            + len(self.error or "")
-        )
+        """The approximate number of characters that it takes on the page."""
+        size = 60 + len(self.error or "")
+        for entry in self.entries:
+            size += len(entry.name) + len(entry.value or "") + 20
+        return size
 
 
 @dataclass
 class SampleAttribute:
+    """The sampled values of an attribute."""
+
     category: str
     name: str
     statuses: Counter[str] = field(default_factory=Counter)
-    values: int = 0  # those that were cut among them
+    values: int = 0  # including those that were cut
     confidences: list[float] = field(default_factory=list)
 
     @property
     def shares(self) -> list[str]:
-        """Of values, nulls, ambiguous ones, and all others: invalid, cut or unsure."""
+        """Shares of values, nulls, ambiguous ones, and all others: invalid, cut or unsure."""
         counts = [self.values, self.statuses["null"], self.statuses["ambiguous"]]
         total = self.statuses.total()
-        return [share(count, total) for count in (*counts, total - sum(counts))]
+        counts.append(total - sum(counts))
+        return [share(count, total) for count in counts]
 
     @property
     def median(self) -> str:
-        return f"{statistics.median(self.confidences):.2f}" if self.confidences else NONE
+        if not self.confidences:
+            return NONE
+        return f"{statistics.median(self.confidences):.2f}"
 
 
 @dataclass
 class AnswerSample:
-    """`rows` rows of some units; errors from the rows of `error_units` of the `failed_units` that
-    have failures.
+    """The sample of a run.
+
+    Attributes:
+        rows: Rows that were read for answers.
+        documents: Documents to show.
+        confidences: The confidences of all answers.
+        attributes: By (category, attribute).
+        errors: Reason -> documents.
+        error_units: Units that were read for errors.
+        failed_units: Units that have failed documents.
+        retried: Rows that took more than one attempt.
     """
 
     rows: int = 0
     documents: list[SampleDocument] = field(default_factory=list)
     confidences: list[float] = field(default_factory=list)
     attributes: dict[tuple[str, str], SampleAttribute] = field(default_factory=dict)
-    errors: Counter[str] = field(default_factory=Counter)  # reason -> documents
+    errors: Counter[str] = field(default_factory=Counter)
     error_units: int = 0
     failed_units: int = 0
-    retried: int = 0  # rows that took more than one attempt
+    retried: int = 0
 
     def add(self, row: Row) -> None:
+        """Count the answers of a row."""
         self.rows += 1
         self.retried += (row.get("attempts") or 1) > 1
         if row["status"] != "ok":
@@ -109,49 +132,52 @@ class AnswerSample:
             attribute = self.attributes.setdefault(key, SampleAttribute(*key))
             attribute.statuses[str(value["status"])] += 1
             attribute.values += value["value"] is not None
-            attribute.confidences += _in_range(value.get("confidence"))
-            self.confidences += _in_range(value.get("confidence"))
+            confidences = _in_range(value.get("confidence"))
+            attribute.confidences += confidences
+            self.confidences += confidences
         self.confidences += _in_range(row.get("confidence"))
 
 
 def _in_range(confidence: float | None) -> list[float]:
-    return [min(confidence, 1.0)] if confidence is not None and 0 <= confidence <= 1.001 else []
+    """Return a confidence in a list, which is empty if it is not between 0 and 1."""
+    if confidence is None or not 0 <= confidence <= 1.001:
+        return []
+    return [min(confidence, 1.0)]
 
 
 def read_sample(units: Sequence[CommittedUnit]) -> AnswerSample:
-    """Reads the sample; objects that cannot be read are left out."""
+    """Read the sample of a run; objects that cannot be read are left out."""
     with_failures = [unit for unit in units if unit.failed]
-    tables = [
-        rows
-        for rows in storage.in_threads(_rows, spread(units, _UNITS), _THREADS)
-        if rows is not None
-    ]
-    chosen = storage.in_threads(failed_documents, spread(with_failures, _FAILED_UNITS), _THREADS)
-    failures = [rows for rows in chosen if rows is not None]
-    sample = AnswerSample(failed_units=len(with_failures), error_units=len(failures))
-    for row in (row for rows in tables for row in rows):
-        sample.add(row)
-    sample.errors.update(
-        dead_letters.normalize(row["source"], row["error"]) for rows in failures for row in rows
+    answer_tables = storage.in_threads(_rows, spread(units, _UNITS), _THREADS)
+    tables = [rows for rows in answer_tables if rows is not None]
+    error_tables = storage.in_threads(
+        failed_documents, spread(with_failures, _FAILED_UNITS), _THREADS
     )
+    failures = [rows for rows in error_tables if rows is not None]
+    sample = AnswerSample(failed_units=len(with_failures), error_units=len(failures))
+    for rows in tables:
+        for row in rows:
+            sample.add(row)
+    for rows in failures:
+        for row in rows:
+            sample.errors[dead_letters.normalize(row["source"], row["error"])] += 1
     sample.documents = _documents([list(by_document(rows).values()) for rows in tables], failures)
     return sample
 
 
 def _rows(unit: CommittedUnit) -> list[Row] | None:
+    """Return the first rows of a unit; None if its object cannot be read."""
     try:
         with storage.open_file(unit.path) as file:
-            batches = pq.ParquetFile(file).iter_batches(batch_size=_ROWS)
-            return [
-                {**row, "unit": unit.unit}
-                for row in next((writer.as_records(batch) for batch in batches), [])
-            ]
+            for batch in pq.ParquetFile(file).iter_batches(batch_size=_ROWS):
+                return [{**row, "unit": unit.unit} for row in writer.as_records(batch)]
     except (pa.ArrowException, OSError):
         return None
+    return []
 
 
 def failed_documents(unit: CommittedUnit) -> list[Row] | None:
-    """A row of each; None where the unit's object cannot be read."""
+    """Return a row of each failed document; None if the unit's object cannot be read."""
     try:
         rows = dead_letters.error_rows(unit.path).to_pylist()
     except RunError:
@@ -160,54 +186,72 @@ def failed_documents(unit: CommittedUnit) -> list[Row] | None:
 
 
 def _documents(units: list[list[list[Row]]], failures: list[list[Row]]) -> list[SampleDocument]:
-    failed = [
-        row
-        for rows in failures
-        for row in rows[: max(1, _FAILED_DOCUMENTS // max(len(failures), 1))]
-    ]
+    """Choose the documents to show.
+
+    Args:
+        units: The rows of each document of each unit.
+        failures: A row of each failed document of each unit with failures.
+    """
+    failed: list[Row] = []
+    failed_per_unit = max(1, _FAILED_DOCUMENTS // max(len(failures), 1))
+    for rows in failures:
+        failed += rows[:failed_per_unit]
     failed = failed[:_FAILED_DOCUMENTS]
-    failed_places = by_document(failed)
+    failed_positions = by_document(failed)
     limit = _DOCUMENTS - len(failed)
-    each = -(-limit // max(len(units), 1))
-    chosen = []
+    documents_per_unit = math.ceil(limit / max(len(units), 1))
+    chosen: list[list[Row]] = []
     for groups in units:
-        chosen += spread(
-            [rows for rows in groups if (rows[0]["source"], rows[0]["row"]) not in failed_places],
-            each,
-        )
-    documents = list(map(document_of, [*([row] for row in failed), *spread(chosen, limit)]))
-    sizes = itertools.accumulate(document.size for document in documents)
-    shown = [
-        document for document, size in zip(documents, sizes, strict=True) if size <= _CHARACTERS
-    ]
-    return sorted(shown, key=lambda d: (d.source, d.row))
+        candidates = [
+            rows for rows in groups if (rows[0]["source"], rows[0]["row"]) not in failed_positions
+        ]
+        chosen += spread(candidates, documents_per_unit)
+    shown = []
+    size = 0
+    for rows in [*([row] for row in failed), *spread(chosen, limit)]:
+        document = document_of(rows)
+        size += document.size
+        if size <= _CHARACTERS:
+            shown.append(document)
+    return sorted(shown, key=lambda document: (document.source, document.row))
 
 
 def document_of(rows: list[Row]) -> SampleDocument:
-    """A document of its rows; texts are cut and made harmless to read."""
+    """Return a document of its rows, with texts that are cut and harmless to read."""
     first = rows[0]
-    entries = []
-    for answer in (answer for row in rows for answer in row_values(row)):
-        shown = answer.value if answer.value is not None else answer.raw
-        if shown is None:
-            value = None
-        else:
-            value = clean(shown, _VALUE_CHARACTERS if answer.name else _TEXT_CHARACTERS)
-        name = clean(answer.name or answer.key, 200)
-        entries.append(
-            replace(answer, name=name, value=value, status=clean(answer.status, 40), raw=None)
-        )
+    entries = [_entry(answer) for row in rows for answer in row_values(row)]
     errors = [row["error"] for row in rows if row.get("error")]
-    return SampleDocument(
+    document = SampleDocument(
         id=clean(first["id"], 200),
         source=clean(first["source"], 200),
         row=int(first["row"]),
-        status="ok" if all(row["status"] == "ok" for row in rows) else "error",
-        error=clean(errors[0], 600) if errors else None,
-        category=clean(first["category"], 100) if first.get("category") else None,
+        status="error",
+        error=None,
+        category=None,
         attempts=max(int(row.get("attempts") or 1) for row in rows),
         truncated=any(bool(row.get("truncated")) for row in rows),
         entries=entries[:_ENTRIES],
         left_out=max(0, len(entries) - _ENTRIES),
         unit=first.get("unit", ""),
     )
+    if all(row["status"] == "ok" for row in rows):
+        document.status = "ok"
+    if errors:
+        document.error = clean(errors[0], 600)
+    if first.get("category"):
+        document.category = clean(first["category"], 100)
+    return document
+
+
+def _entry(answer: RowValue) -> RowValue:
+    """Return an answer with texts that are cut and harmless; without a value, as it was decoded."""
+    value = answer.value
+    if value is None:
+        value = answer.raw
+    if value is not None:
+        limit = _TEXT_CHARACTERS
+        if answer.name:
+            limit = _VALUE_CHARACTERS
+        value = clean(value, limit)
+    name = clean(answer.name or answer.key, 200)
+    return replace(answer, name=name, value=value, status=clean(answer.status, 40), raw=None)

@@ -1,6 +1,6 @@
-"""How a run stands, from its folder alone and so from any machine.
+"""The status of a run, read from its folder alone and therefore on any machine.
 
-Cheap: it reads some footers, and none twice.
+This is cheap: it reads the footers of some units, and none of them twice.
 """
 
 from collections.abc import Sequence
@@ -17,26 +17,44 @@ from raypd.run.read import spread
 from raypd.text import clean, counted
 from raypd.verify import dead_letters
 
-_FOOTERS = 512  # read in one look
+# Footers, and units with errors, that are read at a time.
+_FOOTERS = 512
+_ERROR_UNITS = 8
 _THREADS = 32
-_ERROR_UNITS = 8  # read for their errors in one look
+# Errors that are shown.
 _ERRORS = 5
-_RATE_SECONDS = 600.0  # the speed of now is that of the last ten minutes
+# The current speed is that of the last ten minutes.
+_RATE_SECONDS = 600.0
 
 
 @dataclass
 class WorkerState:
+    """A worker of the newest session."""
+
     worker: str
     node: str
-    state: str  # now: startup, busy, idle, ended
+    state: str  # startup, busy, idle or ended
     busy: float  # share of its time
 
 
 @dataclass
 class Status:
-    """One look at a run.
+    """The status of a run at a moment.
 
-    Times are unix seconds, `eta_seconds` from now; None is what nothing on storage tells.
+    Times are Unix seconds. A field is None if nothing in storage tells it.
+
+    Attributes:
+        at: The time of this status.
+        units: Committed units.
+        documents: Documents in committed units, or in the table of nightly runs.
+        exact: Whether `documents` and `failed` were counted, and not scaled up from some units.
+        planned_exact: Whether `documents_planned` was counted.
+        running_seconds: Seconds of all sessions.
+        extracted: Documents of all nights, if `documents` are those of a nightly table.
+        unreadable: Units of the input that cannot be read.
+        eta_seconds: Seconds from now to the expected end.
+        usd_at_end: The expected bill at the end.
+        heard: The time of the last sign of life.
     """
 
     run: str
@@ -47,14 +65,13 @@ class Status:
     units_planned: int | None
     documents: int
     documents_planned: int | None
-    exact: bool  # whether `documents` and `failed` were counted, not scaled up from some units
-    planned_exact: bool  # whether `documents_planned` was
+    exact: bool
+    planned_exact: bool
     failed: int
     sessions: int
     running_seconds: float
-    # Documents of all nights, where `documents` are those of a nightly table.
     extracted: int | None = None
-    unreadable: int = 0  # units of the input that cannot be read
+    unreadable: int = 0
     documents_per_second: float | None = None
     eta_seconds: float | None = None
     usd: float | None = None
@@ -67,153 +84,213 @@ class Status:
     errors: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
+    @property
+    def answered(self) -> int:
+        """Documents that were answered: in all nights, if these are nightly runs."""
+        if self.extracted is not None:
+            return self.extracted
+        return self.documents
+
 
 class Watch:
-    """Looks at a run again and again, and keeps what a committed unit holds until its object is
-    replaced.
+    """Reads the status of a run repeatedly.
+
+    It keeps the summary of a committed unit until the unit's object is replaced.
+
+    Args:
+        root: The folder of the run.
+        overrides: `storage.KEY=VALUE`, which says how S3 is reached.
     """
 
     def __init__(self, root: str, overrides: Sequence[str] = ()) -> None:
-        self.root, self._fake = root, is_fake(load_record(root, overrides).config)
-        self._summaries: dict[storage.Object, CommittedUnit | None] = {}  # that were read
+        self.root = root
+        self._fake = is_fake(load_record(root, overrides).config)
+        # The summaries that were read; None if an object is damaged.
+        self._summaries: dict[storage.Object, CommittedUnit | None] = {}
+        # The path of a unit -> the reasons of its failures.
         self._errors: dict[str, list[str]] = {}
 
     def look(self) -> Status:
-        """Raises OSError when storage does not answer."""
+        """Read the status.
+
+        Raises:
+            OSError: If storage does not answer.
+        """
         files = RunFiles(self.root)
-        objects = files.objects
-        plan = files.plan
-        table = files.table
-        bill = files.bill
-        # The newest units are not known by name: of those that were not read, an even choice is.
-        chosen = spread([o for o in objects if o not in self._summaries], _FOOTERS)
-        for item, unit in zip(chosen, storage.in_threads(read_unit, chosen, _THREADS), strict=True):
-            self._summaries[item] = unit
-            self._errors.pop(item.path, None)
-        units = Units(
-            [unit for unit in map(self._summaries.get, objects) if unit is not None], len(objects)
-        )
+        units = self._units(files.objects)
         sessions = files.sessions_of(units)
-        manifest = files.manifest
+        unit_count = len(files.objects)
         documents = units.total("documents")
         failed = units.total("failed")
         exact = units.all_read
-        if not exact and manifest is not None and manifest.units == len(objects):
+        manifest = files.manifest
+        if not exact and manifest is not None and manifest.units == unit_count:
             documents = manifest.documents
             failed = manifest.failed
             exact = True
-        planned, planned_exact = _planned(plan, len(objects), documents, exact)
+        planned, planned_exact = _planned(files.plan, unit_count, documents, exact)
         status = Status(
             run=self.root,
             state=files.state_of(sessions),
             fake=self._fake,
             at=files.now,
-            units=len(objects),
-            units_planned=max(plan.units, len(objects)) if plan else None,
-            documents=table.documents if table else documents,
-            extracted=documents if table else None,
-            failed=table.failed if table else failed,
-            exact=exact or table is not None,
+            units=unit_count,
+            units_planned=None,
+            documents=documents,
+            failed=failed,
+            exact=exact,
             documents_planned=planned,
             planned_exact=planned_exact,
             sessions=len(sessions),
-            running_seconds=sum(s.seconds for s in sessions),
-            heard=max((s.ended for s in sessions), default=None),
+            running_seconds=sum(session.seconds for session in sessions),
+            heard=max((session.ended for session in sessions), default=None),
             unreadable=files.unreadable,
             errors=self._last_errors(units.read),
+            notes=_notes(files, documents),
         )
-        if status.unreadable:
-            unreadable = counted(status.unreadable, "unit")
-            status.notes.append(
-                f"{unreadable} of the input cannot be read: their documents are not in these "
-                "figures"
-            )
-        if files.left_out:
-            status.notes.append(files.left_out)
-        if table:
-            extracted = counted(documents, "document")
-            status.notes.append(
-                f"the table is that of the night {table.night}; {extracted} extracted in all nights"
-            )
-        status.notes += bill.cost.notes if bill else ["no bill is kept for this run"]
-        if bill:
-            status.usd = bill.usd
-            status.budget_usd = bill.newest.budget_usd
-            status.deadline = bill.newest.deadline
-            status.workers = _workers(bill.newest)
-        _forecast(status, bill.newest if bill else None)
+        if files.plan is not None:
+            status.units_planned = max(files.plan.units, unit_count)
+        if files.table is not None:
+            status.documents = files.table.documents
+            status.failed = files.table.failed
+            status.exact = True
+            status.extracted = documents
+        newest_bill = None
+        if files.bill is not None:
+            newest_bill = files.bill.newest
+            status.usd = files.bill.usd
+            status.budget_usd = newest_bill.budget_usd
+            status.deadline = newest_bill.deadline
+            status.workers = _workers(newest_bill)
+        _forecast(status, newest_bill)
         return status
 
+    def _units(self, objects: Sequence[storage.Object]) -> Units:
+        """Return the committed units, after reading some that were not read yet.
+
+        The names of objects do not tell which units are new, so an even choice is read.
+        """
+        unread = [item for item in objects if item not in self._summaries]
+        chosen = spread(unread, _FOOTERS)
+        for item, unit in zip(chosen, storage.in_threads(read_unit, chosen, _THREADS), strict=True):
+            self._summaries[item] = unit
+            self._errors.pop(item.path, None)
+        summaries = [self._summaries.get(item) for item in objects]
+        return Units([unit for unit in summaries if unit is not None], len(objects))
+
     def _last_errors(self, units: Sequence[CommittedUnit]) -> list[str]:
-        failed = sorted((u for u in units if u.failed), key=lambda u: -u.committed_at)[
-            :_ERROR_UNITS
-        ]
-        for unit in failed:
+        """Return distinct reasons of the last failures."""
+        failed = [unit for unit in units if unit.failed]
+        failed.sort(key=lambda unit: -unit.committed_at)
+        reasons: dict[str, None] = {}
+        for unit in failed[:_ERROR_UNITS]:
             if unit.path not in self._errors:
-                rows = failed_documents(unit) or []
                 self._errors[unit.path] = [
-                    dead_letters.normalize(row["source"], row["error"]) for row in rows
+                    dead_letters.normalize(row["source"], row["error"])
+                    for row in failed_documents(unit) or []
                 ]
-        reasons = dict.fromkeys(error for unit in failed for error in self._errors[unit.path])
-        return [clean(error, 160) for error in list(reasons)[:_ERRORS]]
+            reasons |= dict.fromkeys(self._errors[unit.path])
+        return [clean(reason, 160) for reason in list(reasons)[:_ERRORS]]
+
+
+def _notes(files: RunFiles, documents: int) -> list[str]:
+    """Return what a reader of the status should know."""
+    notes = []
+    if files.unreadable:
+        units = counted(files.unreadable, "unit")
+        notes.append(
+            f"{units} of the input cannot be read: their documents are not in these figures"
+        )
+    if files.left_out:
+        notes.append(files.left_out)
+    if files.table is not None:
+        extracted = counted(documents, "document")
+        notes.append(
+            f"the table is that of the night {files.table.night}; {extracted} extracted in all "
+            "nights"
+        )
+    if files.bill is not None:
+        notes += files.bill.cost.notes
+    else:
+        notes.append("no bill is kept for this run")
+    return notes
 
 
 def _planned(
     plan: PlanTotals | None, units: int, documents: int, exact: bool
 ) -> tuple[int | None, bool]:
-    """(documents of the run, whether counted).
+    """Return the documents of the whole run, and whether they were counted.
 
-    Units cut by bytes are taken to hold about as many documents each.
+    Units that are cut by bytes are assumed to have about the same number of documents.
+
+    Args:
+        plan: The totals of the plan; None if they are not known.
+        units: Committed units.
+        documents: Documents in committed units.
+        exact: Whether `documents` was counted.
     """
     if plan is None or not plan.documents:
         return None, False
     if plan.exact or not units:
         return plan.documents, plan.exact
-    return round(documents * max(plan.units, units) / units), units >= plan.units and exact
+    all_documents = round(documents * max(plan.units, units) / units)
+    return all_documents, units >= plan.units and exact
 
 
 def _forecast(status: Status, bill: Bill | None) -> None:
-    """Speed of the last minutes, and from it the end and the bill at the end. bill: of the newest
-    session.
+    """Fill in the speed of the last minutes, and from it the time and the bill of the end.
+
+    Args:
+        status: The status to complete.
+        bill: The bill of the newest session; None if there is none.
     """
     running = status.state == "running"
-    rate = None
-    if running and bill:
-        rate = _recent(bill)
-        there = (n for n in bill.nodes if n.ended is None or n.ended >= bill.until - 1)
-        status.usd_per_hour = sum(n.usd_per_hour for n in there)
-    done = status.documents if status.extracted is None else status.extracted
-    if not rate and done and status.running_seconds > 0:
-        rate = done / status.running_seconds
-    status.documents_per_second = rate
-    if running and rate and status.documents_planned is not None:
-        remaining = max(0, status.documents_planned - status.documents)
-        status.eta_seconds = remaining / rate
-        if bill and status.usd is not None and status.usd_per_hour is not None:
-            # For a document's tokens.
-            server = bill.parts.get("endpoint", 0.0) / (bill.totals.get("documents") or 1)
-            status.usd_at_end = (
-                status.usd + status.usd_per_hour * status.eta_seconds / 3600 + server * remaining
-            )
+    speed = None
+    if running and bill is not None:
+        speed = _recent_speed(bill)
+        status.usd_per_hour = 0
+        for node in bill.nodes:
+            if node.ended is None or node.ended >= bill.until - 1:
+                status.usd_per_hour += node.usd_per_hour
+    if not speed and status.answered and status.running_seconds > 0:
+        speed = status.answered / status.running_seconds
+    status.documents_per_second = speed
+    if not running or not speed or status.documents_planned is None:
+        return
+    remaining = max(0, status.documents_planned - status.documents)
+    status.eta_seconds = remaining / speed
+    if bill is not None and status.usd is not None and status.usd_per_hour is not None:
+        machines_usd = status.usd_per_hour * status.eta_seconds / 3600
+        # The price of a document's tokens at a server.
+        server_usd = bill.parts.get("endpoint", 0.0) / (bill.totals.get("documents") or 1)
+        status.usd_at_end = status.usd + machines_usd + server_usd * remaining
 
 
-def _recent(bill: Bill) -> float | None:
+def _recent_speed(bill: Bill) -> float | None:
+    """Return documents per second of the last minutes; None if nothing was answered."""
     points = [
         (moment, documents) for moment, _, documents, *_ in bill.series if moment >= bill.began
     ]
     if not points:
         return None
-    end, done = points[-1]
-    if end - bill.began < _RATE_SECONDS:  # it has only begun: the start of its workers is no pace
-        points = [p for p in points if p[1] > points[0][1]] or points
-    moment, before = next(p for p in points if p[0] >= end - _RATE_SECONDS)
-    return (done - before) / (end - moment) if end > moment and done > before else None
+    end, end_documents = points[-1]
+    if end - bill.began < _RATE_SECONDS:
+        # The session has just begun, and the start of its workers says nothing about its speed.
+        first_documents = points[0][1]
+        points = [point for point in points if point[1] > first_documents] or points
+    begin, begin_documents = next(point for point in points if point[0] >= end - _RATE_SECONDS)
+    if end <= begin or end_documents <= begin_documents:
+        return None
+    return (end_documents - begin_documents) / (end - begin)
 
 
 def _workers(bill: Bill) -> list[WorkerState]:
+    """Return the workers of a session; those that have ended come last."""
     states = []
     for worker in bill.workers:
-        state = "ended" if bill.final else worker.state
+        state = worker.state
+        if bill.final:
+            state = "ended"
         busy = round(worker.spent("busy") / worker.lived(bill.until), 4)
         states.append(WorkerState(clean(worker.worker, 40), clean(worker.node, 40), state, busy))
-    return sorted(states, key=lambda w: (w.state == "ended", w.worker))
+    return sorted(states, key=lambda worker: (worker.state == "ended", worker.worker))

@@ -1,7 +1,7 @@
-"""A matplotlib figure as a small inline SVG.
+"""Turn a matplotlib figure into a small inline SVG.
 
-Colours become class names (`f-busy`, `s-grid`), so that the page's CSS paints them in the light, in
-the dark and on paper; there are no inline styles, so that the page can forbid them.
+Colors become class names (`f-busy`, `s-grid`), so that the page's CSS paints them in light mode, in
+dark mode and on paper. There are no inline styles, so that the page can forbid them.
 """
 
 import io
@@ -11,7 +11,7 @@ from xml.etree import ElementTree
 
 from matplotlib.figure import Figure
 
-# The values only have to differ: the page's CSS says what the colour of a role looks like.
+# The roles of colors. Their values only have to differ; the page's CSS defines the real colors.
 _NAMES = (
     "ink",
     "muted",
@@ -28,17 +28,25 @@ _NAMES = (
 ROLES = {name: f"#{number:02x}{number:02x}{number:02x}" for number, name in enumerate(_NAMES, 1)}
 _CLASS = {color: role for role, color in ROLES.items()}
 _NAMESPACE = 'xmlns="http://www.w3.org/2000/svg"'
-_LONG = re.compile(r"(-?\d+\.\d)\d+")  # more than a tenth of a pixel
+# A number with more than one decimal, which is less than a tenth of a pixel.
+_LONG = re.compile(r"(-?\d+\.\d)\d+")
+_BOLD = re.compile(r"\b(bold|600|700)\b")
 
 
 def inline(figure: Figure, name: str, title: str, description: str) -> str:
-    """The figure as an <svg> element whose size is its viewBox; one unit is one CSS pixel at full
-    width. name: unique on the page, of letters, digits and dashes. title, description: what a
-    screen reader says.
+    """Return a figure as an <svg> element.
+
+    Its size is its viewBox; one unit is one CSS pixel at full width.
+
+    Args:
+        figure: The figure.
+        name: Unique on the page; letters, digits and dashes.
+        title: The title that a screen reader reads.
+        description: The description that a screen reader reads.
     """
     buffer = io.StringIO()
     with warnings.catch_warnings():
-        # Glyphs that matplotlib's own font lacks: the page's fonts draw the text.
+        # matplotlib warns about glyphs that its own font lacks; the page's fonts draw the text.
         warnings.simplefilter("ignore")
         figure.savefig(
             buffer, format="svg", metadata={"Date": None, "Creator": None}, transparent=True
@@ -52,6 +60,7 @@ def inline(figure: Figure, name: str, title: str, description: str) -> str:
     out = ElementTree.Element("svg", attributes)
     for tag, text in (("title", title), ("desc", description)):
         ElementTree.SubElement(out, tag, id=f"{name}-{tag[0]}").text = text
+    # Shapes within <defs> are not drawn.
     defined = {shape for defs in drawn.iter("defs") for shape in defs.iter()}
     for shape in drawn.iter():
         if shape.tag in ("path", "text", "rect") and shape not in defined:
@@ -60,28 +69,65 @@ def inline(figure: Figure, name: str, title: str, description: str) -> str:
 
 
 def _append(out: ElementTree.Element, shape: ElementTree.Element) -> None:
-    pairs = (part.split(":", 1) for part in shape.get("style", "").split(";") if ":" in part)
-    style = {key.strip(): value.strip() for key, value in pairs}
-    classes = [
-        f"{key[0]}-{_CLASS[style[key]]}" for key in ("fill", "stroke") if style.get(key) in _CLASS
-    ]
+    """Append a shape; the background, and shapes without a color, are left out."""
+    style = _style(shape)
+    classes = []
+    for key in ("fill", "stroke"):
+        role = _CLASS.get(style.get(key, ""))
+        if role is not None:
+            classes.append(f"{key[0]}-{role}")
+    attributes: dict[str, str | None]
     if shape.tag == "text":
         font = " ".join(style.get(key, "") for key in ("font", "font-size", "font-weight"))
-        size = re.search(r"([\d.]+)px", font)
-        attributes = {"font-size": size and size[1], "text-anchor": style.get("text-anchor")}
-        attributes |= {key: shape.get(key) for key in ("x", "y", "transform")}
-        classes = (classes or ["f-ink"]) + (
-            ["strong"] if re.search(r"\b(bold|600|700)\b", font) else []
-        )
+        attributes = _text_attributes(shape, style, font)
+        if not classes:
+            classes.append("f-ink")
+        if _BOLD.search(font):
+            classes.append("strong")
     elif classes:
-        attributes = {"d": " ".join((shape.get("d") or "").split())}
-        if style.get("fill", "none") == "none":
-            attributes["fill"] = "none"
-        if any(name.startswith("s-") for name in classes):
-            attributes |= {key: style.get(key) for key in ("stroke-width", "stroke-dasharray")}
+        attributes = _path_attributes(shape, style, classes)
     else:
-        return  # the background, and what has no colour
+        return
     shown = {key: _LONG.sub(r"\1", value) for key, value in attributes.items() if value}
     child = ElementTree.SubElement(out, shape.tag, {**shown, "class": " ".join(classes)})
     if shape.tag == "text":
         child.text = "".join(shape.itertext())
+
+
+def _style(shape: ElementTree.Element) -> dict[str, str]:
+    """Return the inline style of a shape."""
+    style = {}
+    for part in shape.get("style", "").split(";"):
+        key, colon, value = part.partition(":")
+        if colon:
+            style[key.strip()] = value.strip()
+    return style
+
+
+def _text_attributes(
+    shape: ElementTree.Element, style: dict[str, str], font: str
+) -> dict[str, str | None]:
+    """Return the attributes of a text."""
+    attributes = {
+        "text-anchor": style.get("text-anchor"),
+        "x": shape.get("x"),
+        "y": shape.get("y"),
+        "transform": shape.get("transform"),
+    }
+    size = re.search(r"([\d.]+)px", font)
+    if size:
+        attributes["font-size"] = size[1]
+    return attributes
+
+
+def _path_attributes(
+    shape: ElementTree.Element, style: dict[str, str], classes: list[str]
+) -> dict[str, str | None]:
+    """Return the attributes of a path."""
+    attributes: dict[str, str | None] = {"d": " ".join((shape.get("d") or "").split())}
+    if style.get("fill", "none") == "none":
+        attributes["fill"] = "none"
+    if any(name.startswith("s-") for name in classes):
+        attributes["stroke-width"] = style.get("stroke-width")
+        attributes["stroke-dasharray"] = style.get("stroke-dasharray")
+    return attributes

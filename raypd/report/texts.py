@@ -1,5 +1,6 @@
-"""`raypd report --texts`: documents' texts from the run's input, values marked; the page then holds
-what that holds.
+"""`raypd report --texts`: add the texts of documents from the run's input, with values marked.
+
+The page then contains whatever the input contains.
 """
 
 from collections.abc import Iterator, Sequence
@@ -14,29 +15,36 @@ from raypd.tasks.base import Document
 from raypd.tasks.documents import text_of
 from raypd.text import clean
 
-_UNITS = 8  # whose documents are read
-_CHARACTERS = 4000  # of a text
+# Units whose documents are read.
+_UNITS = 8
+# Characters of a text.
+_CHARACTERS = 4000
 
 
 def add(run: RunReport, overrides: Sequence[str] = ()) -> None:
-    """Gives the sample its texts. overrides: key=value of what has moved since the run
-    (`input.path`). Raises ConfigError: the run has no documents of text, or is not one run;
-    InputError: its input cannot be read.
+    """Add texts to the documents of the sample.
+
+    Args:
+        run: The run.
+        overrides: Keys of the configuration that have changed since the run, such as `input.path`.
+
+    Raises:
+        ConfigError: If the run is not a single run of an extraction.
+        InputError: If its input cannot be read.
     """
     config = load_run(run.root, list(overrides))
     if not isinstance(config.task, ExtractionConfig) or run.table is not None:
-        raise ConfigError(f"{run.root}: --texts is for one run of extraction")
-    shown = {(sampled.source, sampled.row): sampled for sampled in run.sample.documents}
-    ids = list(dict.fromkeys(sampled.unit for sampled in run.sample.documents if sampled.unit))[
-        :_UNITS
-    ]
+        raise ConfigError(f"{run.root}: --texts is for a single run of an extraction")
+    by_position = {(document.source, document.row): document for document in run.sample.documents}
+    units = dict.fromkeys(document.unit for document in run.sample.documents if document.unit)
+    unit_ids = list(units)[:_UNITS]
     for unit in planner.plan(config, run.root):
-        if unit.id not in ids:
+        if unit.id not in unit_ids:
             continue
         with raised_as(InputError, "--texts", InputError, storage.StorageError):
             documents = read_unit(unit, config)
         for document in documents:
-            sampled = shown.get((clean(document.source, 200), document.place))
+            sampled = by_position.get((clean(document.source, 200), document.place))
             if sampled is not None and document.error is None:
                 spans = [
                     (entry.span, entry.name) for entry in sampled.entries if entry.span is not None
@@ -45,25 +53,34 @@ def add(run: RunReport, overrides: Sequence[str] = ()) -> None:
 
 
 def text_in(document: Document, config: RunConfig) -> str:
-    """What spans count in: the column itself, or of several the text that is made of them; else the
-    prompt.
+    """Return the text in which spans count.
+
+    It is the text column itself, or the text that is made of several columns; without text columns,
+    it is the prompt.
     """
     columns = config.text_columns() or [*config.task.wanted_columns(config.input).values()]
-    return str(document.fields.get(columns[0])) if len(columns) == 1 else text_of(document, columns)
+    if len(columns) == 1:
+        return str(document.fields.get(columns[0]))
+    return text_of(document, columns)
 
 
 def marked(text: str, spans: Sequence[tuple[tuple[int, int], str]]) -> Iterator[tuple[str, str]]:
-    """A text in pieces, each with the names of the values that stand there; spans: where, and the
-    name.
+    """Cut a text into pieces, so that values can be marked.
+
+    Args:
+        text: The text.
+        spans: (begin, end) of values and their names. Of values that overlap, the first is marked.
+
+    Yields:
+        (piece, names of the values that are there).
     """
     names: dict[tuple[int, int], list[str]] = {}
     for span, name in spans:
         names.setdefault(span, []).append(name)
     position = 0
-    for (begin, end), marks in sorted(names.items(), key=lambda item: (item[0][0], -item[0][1])):
-        # Of two that overlap the first is marked.
+    for begin, end in sorted(names, key=lambda span: (span[0], -span[1])):
         if position <= begin < end <= min(len(text), _CHARACTERS):
             yield clean(text[position:begin]), ""
-            yield clean(text[begin:end]), ", ".join(marks)
+            yield clean(text[begin:end]), ", ".join(names[begin, end])
             position = end
     yield clean(text[position:], max(1, _CHARACTERS - position)), ""

@@ -1,4 +1,4 @@
-"""The committed units of a run, by the summaries in the footers of their objects."""
+"""The committed units of a run, from the summaries in the footers of their objects."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -17,13 +17,19 @@ _THREADS = 32
 
 @dataclass
 class CommittedUnit(UnitSummary):
-    path: str = ""  # of its object
+    """The summary of a unit, and the path of its object."""
+
+    path: str = ""
 
 
 @dataclass
 class Units:
-    """All committed units, or with `scale` above 1 an even choice that stands for that many times
-    as many.
+    """All committed units, or an even choice of them.
+
+    Attributes:
+        read: The units that were read, the oldest first.
+        committed: The number of all committed units.
+        damaged: The paths of damaged objects.
     """
 
     read: list[CommittedUnit] = field(default_factory=list)
@@ -32,44 +38,54 @@ class Units:
 
     @property
     def scale(self) -> float:
-        return (self.committed - len(self.damaged)) / len(self.read) if self.read else 1.0
+        """How many units each unit that was read stands for."""
+        if not self.read:
+            return 1.0
+        return (self.committed - len(self.damaged)) / len(self.read)
 
     @property
     def all_read(self) -> bool:
-        """Whether sums are exact."""
+        """Whether totals are exact."""
         return len(self.read) + len(self.damaged) == self.committed
 
     def total(self, name: str) -> int:
-        """Documents, ok or failed of all units."""
-        return round(sum(getattr(u, name) for u in self.read) * self.scale)
+        """Return the total of a field of the summaries, such as documents, ok or failed."""
+        return round(sum(getattr(unit, name) for unit in self.read) * self.scale)
 
     def tokens(self, kind: str) -> int:
-        return round(sum(u.counts.get(kind, 0) for u in self.read) * self.scale)
+        """Return the total of one kind of tokens."""
+        return round(sum(unit.counts.get(kind, 0) for unit in self.read) * self.scale)
 
 
 def unit_objects(runs: Sequence[str]) -> list[storage.Object]:
-    """The objects of the committed units of some runs, in the order of their names."""
-    objects = (o for run in runs for o in storage.walk(storage.join(run, layout.UNITS)))
-    return [o for o in objects if o.name.endswith(".parquet")]
+    """List the objects of the committed units of runs, in the order of their names."""
+    objects = []
+    for run in runs:
+        for item in storage.walk(storage.join(run, layout.UNITS)):
+            if item.name.endswith(".parquet"):
+                objects.append(item)
+    return objects
 
 
 def read_units(objects: Sequence[storage.Object]) -> Units:
-    """The summaries of committed units, of very many an even choice.
+    """Read the summaries of committed units; of very many, an even choice.
 
-    Damaged ones are named, and not counted.
+    Damaged objects are named, but not counted.
     """
     chosen = spread(objects, READ_UNITS)
-    units = list(storage.in_threads(read_unit, chosen, _THREADS))
-    intact = sorted((unit for unit in units if unit is not None), key=lambda u: u.committed_at)
-    return Units(
-        intact,
-        len(objects),
-        [item.path for item, unit in zip(chosen, units, strict=True) if unit is None],
-    )
+    intact = []
+    damaged = []
+    for item, unit in zip(chosen, storage.in_threads(read_unit, chosen, _THREADS), strict=True):
+        if unit is None:
+            damaged.append(item.path)
+        else:
+            intact.append(unit)
+    intact.sort(key=lambda unit: unit.committed_at)
+    return Units(intact, len(objects), damaged)
 
 
 def read_unit(item: storage.Object) -> CommittedUnit | None:
-    """The summary in a unit's object; None where it is damaged or cannot be read."""
+    """Read the summary in a unit's object; None if the object is damaged or cannot be read."""
     try:
         return CommittedUnit(**vars(writer.read_summary("", "", item.path)), path=item.path)
     except RunError:

@@ -1,1 +1,1 @@
-"""After a run: the proof that nothing is lost, what failed, and trying it again."""
+"""After a run: prove that nothing is lost, list failed documents, retry and export."""

@@ -1,9 +1,10 @@
-"""Rows in one local file: a run's answers (`raypd export`), its failed documents (`raypd errors
---output`).
+"""Write the answers of a run (`raypd export`) or its failed documents (`raypd errors --output`).
+
+Both go to one local file: CSV, JSON lines or Parquet.
 """
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pyarrow as pa
@@ -22,31 +23,57 @@ from raypd.verify.table_object import objects, read_object
 
 # Suffix -> options of DuckDB's COPY.
 _FORMATS = {".csv": "csv, HEADER", ".jsonl": "json", ".parquet": "parquet, COMPRESSION zstd"}
-_PART = ".part-"  # of the name of a file that is being written
+# Follows the name of a file that is being written.
+_PART = ".part-"
+# Columns about an answer, which the exported table leaves out.
+_DETAIL_COLUMNS = ("__status", "__span", "__window", "__model")
 
 
 def export(run: str, path: str, overrides: Iterable[str] = ()) -> int:
-    """Writes a run, or a table of nights, a column for each attribute; of how many documents.
+    """Write a run, or a table of nightly runs, with one column per attribute.
 
-    Raises ConfigError.
+    Args:
+        run: The folder of the run.
+        path: A local file; its suffix names the format.
+        overrides: Keys of the configuration, as key=value.
+
+    Returns:
+        The number of documents.
+
+    Raises:
+        ConfigError: If the file cannot be written.
     """
     config = with_changes(load_run(run, list(overrides)), {"output.columns": "typed"})
     schema = writer.output_schema(columns_of(config))
-    nightly = is_nightly(run)
-    paths = objects(run) if nightly else [path for _, path in sorted(writer.objects(run))]
-    columns = pa.schema(
-        [f for f in schema if not f.name.endswith(("__status", "__span", "__window", "__model"))]
-    )
-    tables = (
-        read_object(path) if nightly else writer.read_table("", "", path=path)[1] for path in paths
-    )
-    return write_file(path, columns, (writer.typed_table(table, config) for table in tables))
+    columns = pa.schema([field for field in schema if not field.name.endswith(_DETAIL_COLUMNS)])
+    tables = (writer.typed_table(table, config) for table in _tables(run))
+    return write_file(path, columns, tables)
+
+
+def _tables(run: str) -> Iterator[pa.Table]:
+    """Yield the rows of each object of a run, or of a table of nightly runs."""
+    if is_nightly(run):
+        for path in objects(run):
+            yield read_object(path)
+        return
+    for _, path in sorted(writer.objects(run)):
+        _, table = writer.read_table("", "", path=path)
+        yield table
 
 
 def write_file(path: str, schema: pa.Schema, tables: Iterable[pa.Table]) -> int:
-    """Writes a schema's columns of tables to a local file, whole or not; of how many documents.
+    """Write columns of tables to a local file, which appears only when it is complete.
 
-    Raises ConfigError.
+    Args:
+        path: A local file; its suffix names the format.
+        schema: The columns to write.
+        tables: Tables that have these columns.
+
+    Returns:
+        The number of documents.
+
+    Raises:
+        ConfigError: If the file cannot be written, or has no known suffix.
     """
     options = _FORMATS.get(Path(path).suffix.lower())
     if options is None or storage.is_remote(path):
@@ -62,11 +89,10 @@ def write_file(path: str, schema: pa.Schema, tables: Iterable[pa.Table]) -> int:
                 if is_csv:
                     rows = _harmless_table(rows, schema)
                 scratch.add("rows", rows)
-            columns = ", ".join(
-                f"{_identifier(name)} AS {_identifier(_header(name) if is_csv else name)}"
-                for name in schema.names
-            )
-            query = f"SELECT {columns} FROM rows ORDER BY rows.source, rows.row, rows.rowid"
+            query = f"""
+                SELECT {_selected_columns(schema, is_csv)} FROM rows
+                ORDER BY rows.source, rows.row, rows.rowid
+                """
             scratch.copy(query, part, f"FORMAT {options}")
             count = scratch.number("SELECT count(*) FROM (SELECT DISTINCT source, row FROM rows)")
         os.replace(part, target)
@@ -77,21 +103,36 @@ def write_file(path: str, schema: pa.Schema, tables: Iterable[pa.Table]) -> int:
     return count
 
 
+def _selected_columns(schema: pa.Schema, is_csv: bool) -> str:
+    """Return the columns for a SELECT; the headings of a CSV must not run in a spreadsheet."""
+    columns = []
+    for name in schema.names:
+        heading = name
+        if is_csv:
+            heading = _harmless_text(name)
+        columns.append(f"{_identifier(name)} AS {_identifier(heading)}")
+    return ", ".join(columns)
+
+
 def _identifier(name: str) -> str:
+    """Quote a name for SQL."""
     return '"' + name.replace('"', '""') + '"'
 
 
 def _harmless_table(table: pa.Table, schema: pa.Schema) -> pa.Table:
+    """Return a table without cells that a spreadsheet would run as formulas."""
     rows = [{name: _cell(value) for name, value in row.items()} for row in table.to_pylist()]
     return pa.Table.from_pylist(rows, schema)
 
 
 def _cell(value: object) -> object:
-    if not isinstance(value, str):
-        return value
-    return _header(value)
+    if isinstance(value, str):
+        return _harmless_text(value)
+    return value
 
 
-def _header(text: str) -> str:
-    """Return a text as a cell that a spreadsheet does not run."""
-    return ("'" if is_formula(text) else "") + clean(text)
+def _harmless_text(text: str) -> str:
+    """Return a text as a cell that a spreadsheet does not run as a formula."""
+    if is_formula(text):
+        return "'" + clean(text)
+    return clean(text)

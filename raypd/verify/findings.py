@@ -1,4 +1,4 @@
-"""What `raypd verify` and `raypd errors` print."""
+"""The text that `raypd verify` and `raypd errors` print."""
 
 from collections.abc import Sequence
 
@@ -19,50 +19,79 @@ _UNITS_SHOWN = 10
 
 
 def describe(result: Verification) -> str:
-    """A verification in lines: counts, then what is wrong with a few examples each, then the
-    verdict.
-    """
-    out = [
-        f"run:    {result.run} (configuration {result.fingerprint})",
-        f"input:  {counted(result.documents, 'document')} in {counted(result.units, 'unit')}",
-        f"output: {counted(result.found, 'document')} in "
-        f"{counted(result.objects, 'object')}: {result.ok:,} ok, "
-        f"{result.failed:,} failed" + (f" (raypd errors {result.run})" if result.failed else ""),
-    ]
+    """Describe a verification: counts, then each finding with a few examples, then the verdict."""
+    lines = _counts(result)
     for name, predicate in _PREDICATES.items():
         finding: Finding = getattr(result, name)
-        if finding.units:
-            units = f", {counted(finding.units, 'whole unit' if name == 'missing' else 'unit')}"
-        else:
-            units = ""
-        if finding.units or finding.documents:
-            out.append(f"{name}: {counted(finding.documents, 'document')} {predicate}{units}")
-            out += _indented(finding.examples)
-    if (damaged := result.damaged_input).units:
-        how = "note" if result.damaged_allowed else "damaged input"
-        objects = counted(damaged.units, "object")
-        out.append(f"{how}: {objects} of the input cannot be read, so its documents are not known:")
-        out += _indented(damaged.examples)
+        if not finding.units and not finding.documents:
+            continue
+        line = f"{name}: {counted(finding.documents, 'document')} {predicate}"
+        if finding.units and name == "missing":
+            line += f", {counted(finding.units, 'whole unit')}"
+        elif finding.units:
+            line += f", {counted(finding.units, 'unit')}"
+        lines.append(line)
+        lines += _indented(finding.examples)
+    lines += _damaged_input(result)
     if result.delta:
-        out.append(f"delta: {result.delta}")
-    if (repeated := result.repeated_ids).units:
-        out.append(
-            f"note: {counted(repeated.units, 'id')} of the input "
-            f"stand{'s' if repeated.units == 1 else ''} on "
-            f"{counted(repeated.documents, 'document')}, which keep rows of their own "
-            "(source and row tell them apart):"
-        )
-        out += _indented(repeated.examples)
+        lines.append(f"delta: {result.delta}")
+    lines += _repeated_ids(result)
     if result.left_out:
-        out.append(f"note: {left_out.describe(result.left_out)}")
-    return "\n".join([*out, _verdict(result)])
+        lines.append(f"note: {left_out.describe(result.left_out)}")
+    lines.append(_verdict(result))
+    return "\n".join(lines)
+
+
+def _counts(result: Verification) -> list[str]:
+    """Return the lines with the counts."""
+    output = (
+        f"output: {counted(result.found, 'document')} in {counted(result.objects, 'object')}: "
+        f"{result.ok:,} ok, {result.failed:,} failed"
+    )
+    if result.failed:
+        output += f" (raypd errors {result.run})"
+    return [
+        f"run:    {result.run} (configuration {result.fingerprint})",
+        f"input:  {counted(result.documents, 'document')} in {counted(result.units, 'unit')}",
+        output,
+    ]
+
+
+def _damaged_input(result: Verification) -> list[str]:
+    """Return the lines on objects of the input that cannot be read."""
+    damaged = result.damaged_input
+    if not damaged.units:
+        return []
+    label = "note" if result.damaged_allowed else "damaged input"
+    objects = counted(damaged.units, "object")
+    line = f"{label}: {objects} of the input cannot be read, so its documents are not known:"
+    return [line, *_indented(damaged.examples)]
+
+
+def _repeated_ids(result: Verification) -> list[str]:
+    """Return the lines on ids that several documents share."""
+    repeated = result.repeated_ids
+    if not repeated.units:
+        return []
+    documents = counted(repeated.documents, "document")
+    verb = "belongs" if repeated.units == 1 else "belong"
+    line = (
+        f"note: {counted(repeated.units, 'id')} of the input {verb} to {documents}, which keep "
+        "rows of their own (source and row tell them apart):"
+    )
+    return [line, *_indented(repeated.examples)]
 
 
 def _indented(lines: Sequence[str], limit: int = _EXAMPLES_SHOWN) -> list[str]:
-    return [f"    {one_line(line)}" for line in lines[:limit]] + ["    ..."] * (len(lines) > limit)
+    """Indent lines, at most `limit` of them."""
+    indented = [f"    {one_line(line)}" for line in lines[:limit]]
+    if len(lines) > limit:
+        indented.append("    ...")
+    return indented
 
 
 def _verdict(result: Verification) -> str:
+    """Return the last line: ok, or what to do."""
     if result.passed:
         files = "the input"
         remark = ""
@@ -71,47 +100,46 @@ def _verdict(result: Verification) -> str:
         if unread:
             files = "the files that are read"
             remark = f"; {counted(left_out.total(unread), 'file')} of the input left out, see above"
-        return f"ok: every document of {files} stands in the output exactly once{remark}"
-    missing = result.missing.documents or result.missing.units or result.delta
-    damaged_input = result.damaged_input.units and not result.damaged_allowed
-    advice = {
-        "delete the damaged objects": result.damaged.units,
-        "if the input has changed since the run, run it into a new output.path": result.foreign.units,  # noqa: E501
-        "run the same command again: it does what is missing": missing,
-        "put the damaged input right and run again, or let it be with input.on_damaged=skip": damaged_input,  # noqa: E501
-        "put the input back where it was, or name it: raypd verify RUN input.path=...": result.unreadable.units,  # noqa: E501
-    }
-    words = "; ".join(sentence for sentence, applies in advice.items() if applies)
-    return "NOT OK" + (f": {words}" if words else "")
+        return f"ok: every document of {files} is in the output exactly once{remark}"
+    advice = []
+    if result.damaged.units:
+        advice.append("delete the damaged objects")
+    if result.foreign.units:
+        advice.append("if the input has changed since the run, run it into a new output.path")
+    if result.missing.documents or result.missing.units or result.delta:
+        advice.append("run the same command again: it does what is missing")
+    if result.damaged_input.units and not result.damaged_allowed:
+        advice.append(
+            "repair the damaged input and run again, or accept it with input.on_damaged=skip"
+        )
+    if result.unreadable.units:
+        advice.append("restore the input, or name its location: raypd verify RUN input.path=...")
+    if not advice:
+        return "NOT OK"
+    return f"NOT OK: {'; '.join(advice)}"
 
 
 def describe_errors(summary: dead_letters.Summary) -> str:
-    """Dead letters in lines: reasons with counts, examples of each, then the units that failed
-    whole.
-    """
+    """Describe dead letters: reasons with counts, examples of each, then the failed units."""
     if not summary.documents and not summary.units:
         return f"{summary.run}: no dead letters"
-    out = [
-        (
-            f"{counted(summary.documents, 'failed document')} of "
-            f"{counted(len(summary.reasons), 'kind')}"
-        )
-    ]
+    documents = counted(summary.documents, "failed document")
+    lines = [f"{documents} of {counted(len(summary.reasons), 'kind')}"]
+    if summary.reasons:
+        width = len(f"{summary.reasons[0].documents:,}")
+        for group in summary.reasons:
+            mark = "" if group.can_change else "  [caused by the input]"
+            lines.append(f"{group.documents:>{width},}  {one_line(group.reason)}{mark}")
+        lines.append("examples:")
     for group in summary.reasons:
-        mark = "" if group.can_change else "  [as it stands in the input]"
-        out.append(
-            f"{group.documents:>{len(f'{summary.reasons[0].documents:,}')},}  "
-            f"{one_line(group.reason)}{mark}"
-        )
-    out += ["examples:"] if summary.reasons else []
-    for row in (row for group in summary.reasons for row in group.examples):
-        place = f"({row['source']}, at {row['row']}, attempts {row['attempts']})"
-        out.append(one_line(f"    {row['id']} {place}: {row['reason']}"))
+        for row in group.examples:
+            location = f"({row['source']}, at {row['row']}, attempts {row['attempts']})"
+            lines.append(one_line(f"    {row['id']} {location}: {row['reason']}"))
     if summary.units:
-        out.append(
-            f"{counted(len(summary.units), 'unit')} not done, with the last line of the worker:"
-        )
-        out += _indented([f"{u['unit']}: {u['reason']}" for u in summary.units], _UNITS_SHOWN)
+        units = counted(len(summary.units), "unit")
+        lines.append(f"{units} not done, with the last line of the worker:")
+        failures = [f"{failure['unit']}: {failure['reason']}" for failure in summary.units]
+        lines += _indented(failures, _UNITS_SHOWN)
     if summary.retried:
-        out.append(f"--retry-errors tries {counted(summary.retried, 'document')} again")
-    return "\n".join(out)
+        lines.append(f"--retry-errors tries {counted(summary.retried, 'document')} again")
+    return "\n".join(lines)

@@ -1,11 +1,13 @@
-"""--retry-errors: a small run in <run>/retries/<number>/ over the failed documents, which survives
-what a run survives. Then every object that had failures is replaced, whole and by a conditional
-write, with one that has the new rows: a reader sees every document exactly once. Its summary says
-so, so that a retry that was cut off goes on where it was.
+"""--retry-errors: process the failed documents of a run again.
+
+The retry is a small run in <run>/retries/<number>/ over the failed documents, and is as robust as a
+run. Then every object that had failures is replaced by a conditional write with an object that has
+the new rows, so that a reader sees every document exactly once. The summary of an object contains
+the number of its last retry, so that an interrupted retry resumes.
 """
 
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pyarrow as pa
@@ -17,7 +19,7 @@ from raypd.billing.budget import BudgetReached
 from raypd.billing.meter import added
 from raypd.cluster import driver
 from raypd.config import RunConfig
-from raypd.dataset import PlanWriter, planner, stored, writer
+from raypd.dataset import Plan, PlanWriter, planner, stored, writer
 from raypd.errors import ConfigError, RunError
 from raypd.run import console, layout, manifest, records
 from raypd.run.lease import held
@@ -27,43 +29,53 @@ from raypd.text import counted, usd
 from raypd.verify import dead_letters
 
 _THREADS = 8
-_ATTEMPTS = 10  # at replacing an object that others change, too
+# Attempts to replace an object that another process changes, too.
+_ATTEMPTS = 10
 
 
 @dataclass
 class Retried:
-    """What a retry brought. Counts are documents."""
+    """The result of a retry. Counts are documents, unless they say units."""
 
     number: int
     tried: int = 0
     ok: int = 0
     failed: int = 0
-    left_out: int = 0  # failures of the input itself: not tried
-    waiting: int = 0  # units that were never committed; a plain run does them
+    left_out: int = 0  # failures that the input causes, which are not tried again
+    waiting: int = 0  # units that were never committed; a plain run processes them
 
     def describe(self) -> str:
-        lines = [
-            (
-                f"retried {counted(self.tried, 'failed document')}: {self.ok:,} ok now, "
-                f"{self.failed:,} failed again"
-            )
-        ]
-        if not self.tried:
-            lines = [
-                "nothing to retry" if self.left_out else "nothing to retry: no document has failed"
-            ]
+        """Describe the result in lines."""
+        if self.tried:
+            documents = counted(self.tried, "failed document")
+            line = f"retried {documents}: {self.ok:,} ok now, {self.failed:,} failed again"
+        elif self.left_out:
+            line = "nothing to retry"
+        else:
+            line = "nothing to retry: no document has failed"
+        lines = [line]
         if self.left_out:
             lines.append(
-                f"{self.left_out:,} left as they are: they cannot be read as they stand in "
-                "the input (`raypd errors` "
-                "lists them; --all-errors tries them too)"
+                f"{self.left_out:,} left as they are: the input itself cannot be read (`raypd "
+                "errors` lists them; --all-errors tries them too)"
             )
         if self.waiting:
             units = "1 unit is" if self.waiting == 1 else f"{self.waiting:,} units are"
             lines.append(
-                f"{units} not done yet; the command without --retry-errors does what is left"
+                f"{units} not done yet; run the command without --retry-errors to process the rest"
             )
         return "\n".join(lines)
+
+
+@dataclass
+class _UnitErrors:
+    """What a retry does with a unit."""
+
+    unit: Unit
+    committed: bool
+    rows: list[int] = field(default_factory=list)  # the documents to try again
+    left_out: int = 0  # failed documents that are not tried again
+    retries: int = 0  # the number of the unit's last retry
 
 
 def retry_errors(
@@ -73,10 +85,18 @@ def retry_errors(
     verbose: bool = False,
     build: Build | None = None,
 ) -> Retried:
-    """Tries failed documents again; the same call goes on where one was cut off. everything: also
-    the input's own. verbose, build: as in `driver.run_extract`, and its errors are raised;
-    ConfigError: no run, or a damaged record of a retry; RunError: another session retries, or a
-    unit of the run is gone.
+    """Process failed documents again. The same call resumes an interrupted retry.
+
+    Args:
+        config: The configuration of the run.
+        everything: Whether to try documents, too, whose failure the input causes.
+        verbose: See `driver.run_extract`.
+        build: See `driver.run_extract`.
+
+    Raises:
+        ConfigError: If there is no run, or the record of a retry is damaged.
+        RunError: If another session retries, or a unit of the run does not exist any more. Also all
+            errors of `driver.run_extract`.
     """
     storage.configure(config.storage)
     output = layout.output_folder(config)
@@ -85,63 +105,85 @@ def retry_errors(
             f"output.path {output}: no run here, so nothing to retry; run it without --retry-errors"
         )
     manifest.check(config, output)
-    retries = storage.join(output, layout.RETRIES)
-    with held(retries, console.say) as lease:
-        number = max((int(name) for name in storage.folders(retries) if name.isdigit()), default=0)
-        if not number or storage.exists(storage.join(_folder(output, number), layout.RETRIED)):
-            number += 1  # else the one before was cut off
-        folder = _folder(output, number)
-        try:
-            result = records.read(Retried, storage.join(folder, layout.RETRY))
-        except FileNotFoundError:
-            result = _plan(config, output, number, everything)
-            folder = _folder(output, result.number)
-        except records.RecordError as error:
-            raise ConfigError(
-                f"{error}; delete this file, and the same command plans its retry again"
-            ) from None
+    with held(storage.join(output, layout.RETRIES), console.say) as lease:
+        result = _resumed_or_planned(config, output, everything)
         if not result.tried:
             return result
+        folder = _folder(output, result.number)
         plan = stored(folder)
         if plan is None:
             raise RunError(
-                f"{folder}: its plan is gone; delete this folder and run the same command again"
+                f"{folder}: its plan is missing; delete this folder and run the same command again"
             )
-        cost = config.cost
-        spent = sum(bill.usd for bill in book.bills(output))
-        if cost.budget_usd is not None:  # which has paid the run
-            cost = cost.model_copy(update={"budget_usd": max(0.0, cost.budget_usd - spent)})
-        inner_output = config.output.model_copy(update={"path": folder, "partition": {}})
-        inner = config.model_copy(update={"output": inner_output, "cost": cost})
-        try:
-            driver.run_extract(inner, verbose=verbose, build=build, planned=plan)
-        except BudgetReached as reached:
-            raise BudgetReached(
-                f"{reached}; to all budgets here add {usd(spent)}, which the run has cost"
-            ) from None
+        _run_plan(config, output, folder, plan, verbose, build)
         if lease.lost is not None:
-            raise RunError(f"{lease.lost}; the same command goes on")
-        paths = dict(writer.objects(output))
-        number = result.number
-        result.tried = 0
-        there = writer.committed(folder)  # without those whose input is gone
-        units = (unit for unit in plan if unit.id in there)
-        for done in storage.in_threads(
-            lambda u: _merge(output, paths.get(u.whole), folder, u, number), units, _THREADS
-        ):
-            result.tried += done.documents
-            result.ok += done.ok
-            result.failed += done.failed
-        # What the retry took in time and money is the run's: its sessions and bills become those of
-        # the run.
-        for part in (layout.SESSIONS, layout.LEDGER):
-            for name in storage.names(storage.join(folder, part)):
-                storage.put_new(
-                    storage.join(output, part, name), storage.read(storage.join(folder, part, name))
-                )
+            raise RunError(f"{lease.lost}; run the same command again to resume")
+        _replace_objects(result, output, folder, plan)
+        _keep_bills(output, folder)
         records.write(storage.join(folder, layout.RETRIED), result)
     driver.finish(config, output, planner.plan(config, output))
     return result
+
+
+def _resumed_or_planned(config: RunConfig, output: str, everything: bool) -> Retried:
+    """Return the record of an interrupted retry, or plan a new retry."""
+    retries = storage.join(output, layout.RETRIES)
+    numbers = [int(name) for name in storage.folders(retries) if name.isdigit()]
+    number = max(numbers, default=0)
+    if not number or storage.exists(storage.join(_folder(output, number), layout.RETRIED)):
+        # The last retry was completed.
+        number += 1
+    try:
+        return records.read(Retried, storage.join(_folder(output, number), layout.RETRY))
+    except FileNotFoundError:
+        return _plan(config, output, number, everything)
+    except records.RecordError as error:
+        raise ConfigError(
+            f"{error}; delete this file, and the same command plans its retry again"
+        ) from None
+
+
+def _run_plan(
+    config: RunConfig, output: str, folder: str, plan: Plan, verbose: bool, build: Build | None
+) -> None:
+    """Run the units of a retry into its folder, within what is left of the budget."""
+    cost = config.cost
+    spent = sum(bill.usd for bill in book.bills(output))
+    if cost.budget_usd is not None:
+        cost = cost.model_copy(update={"budget_usd": max(0.0, cost.budget_usd - spent)})
+    retry_output = config.output.model_copy(update={"path": folder, "partition": {}})
+    retry_config = config.model_copy(update={"output": retry_output, "cost": cost})
+    try:
+        driver.run_extract(retry_config, verbose=verbose, build=build, planned=plan)
+    except BudgetReached as error:
+        raise BudgetReached(
+            f"{error}; all budgets here exclude {usd(spent)}, which the run has cost before"
+        ) from None
+
+
+def _replace_objects(result: Retried, output: str, folder: str, plan: Plan) -> None:
+    """Put the new rows into the run's objects, and count them in the result."""
+    paths = dict(writer.objects(output))
+    # A unit whose input does not exist any more was not committed.
+    committed = writer.committed(folder)
+
+    def replace_object(unit: Unit) -> UnitSummary:
+        return _merge(output, paths.get(unit.whole), folder, unit, result.number)
+
+    units = (unit for unit in plan if unit.id in committed)
+    result.tried = 0
+    for summary in storage.in_threads(replace_object, units, _THREADS):
+        result.tried += summary.documents
+        result.ok += summary.ok
+        result.failed += summary.failed
+
+
+def _keep_bills(output: str, folder: str) -> None:
+    """Copy the sessions and bills of the retry into the run, which pays for them."""
+    for part in (layout.SESSIONS, layout.LEDGER):
+        for name in storage.names(storage.join(folder, part)):
+            content = storage.read(storage.join(folder, part, name))
+            storage.put_new(storage.join(output, part, name), content)
 
 
 def _folder(output: str, number: int) -> str:
@@ -149,50 +191,28 @@ def _folder(output: str, number: int) -> str:
 
 
 def _plan(config: RunConfig, output: str, number: int, everything: bool) -> Retried:
-    """Stores a new retry's plan, if there is something to try, and then retry.json, which makes it
-    count. Its number is above that of every retry whose rows are in the run's objects, even of one
-    without a record.
+    """Plan a new retry.
+
+    If there is something to try, the plan is stored first and then retry.json, which makes the plan
+    valid. The number is above that of every retry whose rows are in the run's objects, even of a
+    retry without a record.
     """
     result = Retried(number)
     committed = dict(writer.objects(output))
 
-    def look(unit: Unit) -> tuple[Unit, list[int] | None, int, int]:
-        """The unit, its documents to try (None: it is not committed), how many are not, and its
-        last retry's number.
-        """
-        path = committed.get(unit.id)
-        if path is None:
-            return unit, None, 0, 0
-        summary = writer.read_summary(output, unit.id, path)
-        if not summary.failed:
-            return unit, [], 0, summary.retries
-        _, table = writer.read_table(output, unit.id, ["source", "row", "status", "error"], path)
-        documents = by_document(table.to_pylist())  # in the unit's order
-        rows = []
-        left_out = 0
-        for number, answers in enumerate(documents.values()):
-            errors = [row["error"] for row in answers if row["status"] != "ok"]
-            if (
-                errors
-                and not everything
-                and all(dead_letters.of_input(answers[0]["source"], e) for e in errors)
-            ):
-                left_out += 1
-            elif errors:
-                rows.append(number)
-        return unit, rows, left_out, summary.retries
+    def unit_errors(unit: Unit) -> _UnitErrors:
+        return _unit_errors(output, unit, committed.get(unit.id), everything)
 
     planned = PlanWriter()
-    for unit, rows, left_out, retries in storage.in_threads(
-        look, planner.plan(config, output), _THREADS
-    ):
-        result.left_out += left_out
-        result.number = max(result.number, retries + 1)
-        if rows is None:
+    units = planner.plan(config, output)
+    for errors in storage.in_threads(unit_errors, units, _THREADS):
+        result.left_out += errors.left_out
+        result.number = max(result.number, errors.retries + 1)
+        if not errors.committed:
             result.waiting += 1
-        elif rows:
-            result.tried += len(rows)
-            planned.add(unit.subset(rows))
+        elif errors.rows:
+            result.tried += len(errors.rows)
+            planned.add(errors.unit.subset(errors.rows))
     if result.tried:
         folder = _folder(output, result.number)
         planned.finish(0, "", 0, {}).keep(folder)
@@ -200,49 +220,104 @@ def _plan(config: RunConfig, output: str, number: int, everything: bool) -> Retr
     return result
 
 
+def _unit_errors(output: str, unit: Unit, path: str | None, everything: bool) -> _UnitErrors:
+    """Find the failed documents of a unit."""
+    if path is None:
+        return _UnitErrors(unit, committed=False)
+    summary = writer.read_summary(output, unit.id, path)
+    unit_errors = _UnitErrors(unit, committed=True, retries=summary.retries)
+    if not summary.failed:
+        return unit_errors
+    _, table = writer.read_table(output, unit.id, ["source", "row", "status", "error"], path)
+    # Documents are numbered in the unit's order.
+    for index, rows in enumerate(by_document(table.to_pylist()).values()):
+        errors = [row["error"] for row in rows if row["status"] != "ok"]
+        if not errors:
+            continue
+        source = rows[0]["source"]
+        hopeless = all(dead_letters.of_input(source, error) for error in errors)
+        if hopeless and not everything:
+            unit_errors.left_out += 1
+        else:
+            unit_errors.rows.append(index)
+    return unit_errors
+
+
 def _merge(output: str, path: str | None, folder: str, unit: Unit, number: int) -> UnitSummary:
-    """Replaces one object of the run, at `path`; what the retry's own says."""
+    """Put the rows of a retried unit into the object of the run.
+
+    Args:
+        output: The run.
+        path: The object of the run; None if it does not exist.
+        folder: The folder of the retry.
+        unit: The retried unit, a part of a unit of the run.
+        number: The number of the retry.
+
+    Returns:
+        The summary of the retried unit.
+    """
     if path is None:
         raise RunError(
-            f"{output}: unit {unit.whole} is gone since its retry began; run without "
+            f"{output}: unit {unit.whole} has disappeared since its retry began; run without "
             "--retry-errors first"
         )
-    done, fresh = writer.read_table(folder, unit.id)
+    retried, new_rows = writer.read_table(folder, unit.id)
     for _ in range(_ATTEMPTS):
-        # First: what is read after it is this version or a younger one.
+        # The version comes first: what is read after it is this version or a later one.
         version = storage.version(path)
-        summary, old = writer.read_table("", unit.whole, path=path)
+        summary, old_rows = writer.read_table("", unit.whole, path=path)
         if summary.retries >= number:
-            return done
-        table = merged(old, fresh)
-        ok, failed = writer.count_documents(table)
-        counts = {name: summary.counts.get(name, 0) + count for name, count in done.counts.items()}
-        new = replace(
-            summary, ok=ok, failed=failed, retries=number, counts={**summary.counts, **counts}
-        )
-        new.truncated = writer.count_truncated(table)
-        new.seconds = round(summary.seconds + done.seconds, 3)
-        new.busy_seconds = round(summary.busy_seconds + done.busy_seconds, 3)
-        new.categories = added([*summary.categories.items(), *done.categories.items()])
-        if writer.replace_rows(path, table, new, version):
-            return done
+            return retried
+        table = merged(old_rows, new_rows)
+        new_summary = _merged_summary(summary, retried, table, number)
+        if writer.replace_rows(path, table, new_summary, version):
+            return retried
         time.sleep(0.1)
-    raise RunError(f"{path}: is changed by somebody else all the time; the same command goes on")
+    raise RunError(
+        f"{path}: another process keeps changing this object; stop it and run the same command "
+        "again to resume"
+    )
+
+
+def _merged_summary(
+    summary: UnitSummary, retried: UnitSummary, table: pa.Table, number: int
+) -> UnitSummary:
+    """Add what a retry took to the summary of an object."""
+    ok, failed = writer.count_documents(table)
+    counts = dict(summary.counts)
+    for name, count in retried.counts.items():
+        counts[name] = counts.get(name, 0) + count
+    return replace(
+        summary,
+        ok=ok,
+        failed=failed,
+        retries=number,
+        counts=counts,
+        truncated=writer.count_truncated(table),
+        seconds=round(summary.seconds + retried.seconds, 3),
+        busy_seconds=round(summary.busy_seconds + retried.busy_seconds, 3),
+        categories=added([*summary.categories.items(), *retried.categories.items()]),
+    )
 
 
 def merged(old: pa.Table, fresh: pa.Table) -> pa.Table:
-    """A unit's old rows, a document's fresh ones in place of its old unless more are errors;
-    attempts are added up.
+    """Merge a unit's rows with those of a retry.
+
+    The new rows of a document replace the old ones, unless more of them are errors. The attempts
+    are added up.
     """
-    again = by_document(fresh.to_pylist())
+    retried_rows = by_document(fresh.to_pylist())
     rows: list[dict[str, Any]] = []
-    for place, was in by_document(old.to_pylist()).items():
-        now = again.get(place, [])
-        attempts = max(row["attempts"] for row in was) + max(
-            (row["attempts"] for row in now), default=0
-        )
-        errors, before = (sum(row["status"] != "ok" for row in answers) for answers in (now, was))
-        rows += [
-            {**row, "attempts": attempts} for row in (now if now and errors <= before else was)
-        ]
+    for key, old_rows in by_document(old.to_pylist()).items():
+        new_rows = retried_rows.get(key, [])
+        attempts = max(row["attempts"] for row in old_rows)
+        attempts += max((row["attempts"] for row in new_rows), default=0)
+        chosen = old_rows
+        if new_rows and _errors(new_rows) <= _errors(old_rows):
+            chosen = new_rows
+        rows += [{**row, "attempts": attempts} for row in chosen]
     return pa.Table.from_pylist(rows, old.schema.remove_metadata())
+
+
+def _errors(rows: list[dict[str, Any]]) -> int:
+    return sum(row["status"] != "ok" for row in rows)

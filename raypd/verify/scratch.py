@@ -1,5 +1,6 @@
-"""Tables too long for memory, filled by threads, then queried with SQL: DuckDB, in a temporary
-folder.
+"""Tables that do not fit into memory: filled by threads, then queried with SQL.
+
+They are kept by DuckDB in a temporary folder.
 """
 
 import threading
@@ -15,27 +16,32 @@ from raypd.run.temporary import TemporaryFolder, temporary_space
 
 _MEMORY = "2GB"
 _BUFFERED_ROWS = 100_000
-# What DuckDB raises for a full disk, and afterwards for every further statement.
+# The errors that DuckDB raises for a full disk, and afterwards for every further statement.
 _FULL = (OSError, duckdb.OperationalError, duckdb.FatalException)
 
 
 class Scratch(ExitStack):
-    """Tables (at first `tables`) in TMPDIR, GBs a hundred million documents: `create`, `add` by any
-    thread, query. Every method raises RunError where TMPDIR is full.
+    """Temporary tables in TMPDIR; they take gigabytes per hundred million documents.
+
+    Any thread may add rows. Every method raises RunError if TMPDIR is full.
+
+    Args:
+        tables: The tables to create: name -> schema.
     """
 
     def __init__(self, **tables: pa.Schema) -> None:
         super().__init__()
         folder = Path(self.enter_context(TemporaryFolder("scratch")).path)
         self._lock = threading.RLock()
-        # The first of each is empty, and has the schema.
+        # The first table of each buffer is empty and has the schema.
         self._buffers: dict[str, list[pa.Table]] = {}
         settings: dict[str, Any] = {
             "memory_limit": _MEMORY,
             "temp_directory": str(folder / "spilled"),
-            "preserve_insertion_order": "false",  # it costs memory
+            # Preserving the order would cost memory.
+            "preserve_insertion_order": "false",
         }
-        # In a file: tables in memory would count against its limit.
+        # The database is a file, because tables in memory would count against the memory limit.
         try:
             with temporary_space(*_FULL):
                 self._connection = duckdb.connect(folder / "scratch.duckdb", config=settings)
@@ -48,24 +54,28 @@ class Scratch(ExitStack):
             self.create(name, schema)
 
     def _disconnect(self) -> None:
-        with suppress(duckdb.Error):  # what a full disk left unwritten is not needed any more
+        # Rows that a full disk left unwritten are not needed any more.
+        with suppress(duckdb.Error):
             self._connection.close()
 
     def create(self, name: str, schema: pa.Schema) -> None:
+        """Create an empty table."""
         self._buffers[name] = [schema.empty_table()]
         with temporary_space(*_FULL):
             self._connection.from_arrow(schema.empty_table()).create(name)
 
     def add(self, name: str, rows: pa.Table | list[dict[str, Any]]) -> None:
-        """Appends rows, which have the columns of the table."""
+        """Append rows that have the columns of the table."""
         buffer = self._buffers[name]
-        table = pa.Table.from_pylist(rows, buffer[0].schema) if isinstance(rows, list) else rows
+        if isinstance(rows, list):
+            rows = pa.Table.from_pylist(rows, buffer[0].schema)
         with self._lock:
-            buffer.append(table)
+            buffer.append(rows)
             if sum(map(len, buffer)) >= _BUFFERED_ROWS:
                 self._flush()
 
     def _flush(self) -> None:
+        """Write buffered rows to the database."""
         with self._lock, temporary_space(*_FULL):
             for name, buffer in self._buffers.items():
                 if len(buffer) > 1:
@@ -73,6 +83,7 @@ class Scratch(ExitStack):
                     del buffer[1:]
 
     def run(self, sql: str) -> None:
+        """Execute a statement without a result."""
         self._flush()
         with temporary_space(*_FULL):
             self._connection.execute(sql)
@@ -99,19 +110,25 @@ class Scratch(ExitStack):
                 raise OSError(str(error)) from None
 
     def row(self, sql: str) -> dict[str, Any]:
+        """Return the only row of a query."""
         (row,) = self.rows(sql)
         return row
 
     def number(self, sql: str) -> int:
-        return int(*self.row(sql).values())
+        """Return the only value of a query."""
+        (value,) = self.row(sql).values()
+        return int(value)
 
     def rows(self, sql: str) -> Iterator[dict[str, Any]]:
-        """The rows of a query, streamed. One query at a time."""
+        """Yield the rows of a query. Only one query may be open at a time."""
         for batch in self.batches(sql, 10_000):
             yield from batch.to_pylist()
 
     def batches(self, sql: str, rows: int) -> Iterator[pa.RecordBatch]:
-        """The result of a query in batches of so many rows, streamed. One query at a time."""
+        """Yield the result of a query in batches of `rows`.
+
+        Only one query may be open at a time.
+        """
         self._flush()
         with temporary_space(*_FULL):
             reader = self._connection.sql(sql).to_arrow_reader(rows)
@@ -123,4 +140,5 @@ class Scratch(ExitStack):
 
 
 def quoted(values: Iterable[str]) -> str:
+    """Quote texts for SQL, separated by commas."""
     return ", ".join("'" + value.replace("'", "''") + "'" for value in values)

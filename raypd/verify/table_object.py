@@ -1,4 +1,4 @@
-"""The table of nightly runs: its objects, and the list of them."""
+"""Read and write the objects of a table of nightly runs."""
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -9,28 +9,35 @@ from raypd.run import layout
 
 
 def objects(root: str) -> list[str]:
+    """Return the paths of the table's objects."""
     return storage.read(storage.join(root, layout.CURRENT)).decode().splitlines()
 
 
 def read_object(path: str, columns: list[str] | None = None) -> pa.Table:
-    """An object's rows. columns: None: all. Raises Damaged (also: gone), storage.Unavailable: its
-    store is away.
+    """Read an object's rows.
+
+    Args:
+        path: The object.
+        columns: The columns to read; None for all.
+
+    Raises:
+        Damaged: If the object cannot be read, or does not exist.
+        storage.Unavailable: If its storage is out of reach.
     """
     try:
         with storage.open_file(path) as file:
             return pq.ParquetFile(file, page_checksum_verification=True).read(columns)
     except (pa.ArrowException, OSError) as error:
-        if outage := storage.outage(error, path):
+        outage = storage.outage(error, path)
+        if outage:
             raise outage from None
         raise Damaged(
-            f"{path}: a part of the table cannot be read: {error}; --full makes everything anew"
+            f"{path}: a part of the table cannot be read: {error}; --full extracts everything again"
         ) from None
 
 
 def write_object(path: str, table: pa.Table) -> None:
-    """Writes an object with checksums, in place of one that a session which was cut off has
-    written.
-    """
+    """Write an object with checksums. It replaces an object of an interrupted session."""
     sink = pa.BufferOutputStream()
     pq.write_table(table, sink, compression="zstd", write_page_checksum=True)
     storage.put(path, sink.getvalue().to_pybytes())

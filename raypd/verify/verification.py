@@ -1,9 +1,11 @@
-"""The proof that a run lost and doubled nothing: input and output become tables on disk, which SQL
-compares.
+"""Prove that a run lost and duplicated nothing.
+
+The documents of the input and the rows of the output become tables on disk, which SQL compares.
 """
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -13,90 +15,110 @@ from raypd.config import RunConfig
 from raypd.dataset import planner, read_unit, writer
 from raypd.errors import Damaged, InputError
 from raypd.run.left_out import LeftOutFiles
-from raypd.run.unit import Unit
+from raypd.run.unit import Unit, UnitSummary
 from raypd.storage import SINCE_PLANNED
 from raypd.tasks.base import Document
 from raypd.tasks.columns import parts_of
 from raypd.verify.scratch import Scratch
 
 _EXAMPLES = 20
-# object: a document's unit, or the path of an object. part: what tells the rows of one document
-# apart.
+# `object` is the unit of a document, or the path of an object; `part` tells the rows of one
+# document apart.
 _ROW = {"id": "string", "source": "string", "row": "int64", "object": "string"}
 INPUT = pa.schema({**_ROW, "committed": "bool"})
 OUTPUT = pa.schema({**_ROW, "ok": "bool", "part": "string"})
 _OBJECTS = pa.schema({"path": "string", "columns": "string"})
-_Fault = tuple[str, int, str]  # a finding with all of a unit: its name, documents, words
+
+
+class _Fault(NamedTuple):
+    """A finding about a whole unit."""
+
+    finding: str  # the field of Verification
+    documents: int
+    message: str
 
 
 @dataclass
 class Finding:
-    """What is wrong in one way: how many documents, how many units or objects, and the first of
-    them in words.
-    """
+    """What is wrong in one way: documents, units or objects, and examples in words."""
 
     documents: int = 0
     units: int = 0
     examples: list[str] = field(default_factory=list)
 
     def add(self, documents: int, units: int, examples: Iterable[str]) -> None:
+        """Add counts and examples; further examples are dropped."""
         self.documents += documents
         self.units += units
         self.examples = list(dict.fromkeys([*self.examples, *examples]))[:_EXAMPLES]
 
     def add_query(self, scratch: Scratch, query: str) -> None:
-        """Adds the documents that SQL finds: its columns are id, source, row and object (or
-        NULL).
+        """Add the documents that a query returns.
+
+        Args:
+            scratch: The tables.
+            query: SQL with the columns id, source, row and object (or NULL).
         """
-        shown = scratch.rows(f"SELECT * FROM ({query}) ORDER BY source, row LIMIT {_EXAMPLES}")
-        words = (
-            f"{r['id']} ({r['source']}, at {r['row']}) in {r['object']}".removesuffix(" in None")
-            for r in shown
-        )
-        self.add(scratch.number(f"SELECT count(*) FROM ({query})"), 0, list(words))
+        examples = []
+        limited = f"SELECT * FROM ({query}) ORDER BY source, row LIMIT {_EXAMPLES}"
+        for row in scratch.rows(limited):
+            example = f"{row['id']} ({row['source']}, at {row['row']})"
+            if row["object"] is not None:
+                example += f" in {row['object']}"
+            examples.append(example)
+        self.add(scratch.number(f"SELECT count(*) FROM ({query})"), 0, examples)
 
 
 @dataclass
 class Verification:
-    """What was found of a run, or of a nightly table."""
+    """The result of comparing a run, or a table of nightly runs, with its input."""
 
     run: str
     fingerprint: str
     objects: int = 0
     units: int = 0
-    documents: int = 0
-    found: int = 0
+    documents: int = 0  # of the input
+    found: int = 0  # of the output
     ok: int = 0
     failed: int = 0
-    missing: Finding = field(default_factory=Finding)  # documents of the input without a row
+    # Documents of the input without a row.
+    missing: Finding = field(default_factory=Finding)
     # Documents with rows from two objects, or too many in one.
     doubled: Finding = field(default_factory=Finding)
-    # Rows whose document is not in the input (anymore)
+    # Rows whose document is not, or no longer, in the input.
     foreign: Finding = field(default_factory=Finding)
-    # Objects of the output that cannot be read whole.
+    # Objects of the output that cannot be read completely.
     damaged: Finding = field(default_factory=Finding)
-    # Input that cannot be read now, so not compared.
+    # Input that cannot be read now and is therefore not compared.
     unreadable: Finding = field(default_factory=Finding)
-    # Shared by documents of the input; none is doubled.
+    # Ids that several documents of the input share; this is no error.
     repeated_ids: Finding = field(default_factory=Finding)
-    damaged_input: Finding = field(default_factory=Finding)  # unreadable, and without an object
-    damaged_allowed: bool = False  # by input.on_damaged: skip
+    # Input that cannot be read and has no object.
+    damaged_input: Finding = field(default_factory=Finding)
+    # Whether input.on_damaged=skip allows it.
+    damaged_allowed: bool = False
     # Files of the input that raypd does not read.
     left_out: list[LeftOutFiles] = field(default_factory=list)
-    delta: str = ""  # how the Delta table differs from the list of objects
+    # How the Delta table differs from the list of objects.
+    delta: str = ""
 
     @property
     def passed(self) -> bool:
-        """Whether every document of the input stands in the output exactly once, and nothing else
-        does.
-        """
-        wrong = [self.missing, self.doubled, self.foreign, self.damaged, self.unreadable]
-        wrong += [] if self.damaged_allowed else [self.damaged_input]
-        return not self.delta and not any(finding.documents or finding.units for finding in wrong)
+        """Whether every document of the input is in the output exactly once, and nothing else."""
+        findings = [self.missing, self.doubled, self.foreign, self.damaged, self.unreadable]
+        if not self.damaged_allowed:
+            findings.append(self.damaged_input)
+        return not self.delta and not any(
+            finding.documents or finding.units for finding in findings
+        )
 
     def add_counts(self, scratch: Scratch, expected: str, present: str) -> None:
-        """Counts the documents of two tables: those that should be there, and those that are (with
-        a column ok).
+        """Count documents.
+
+        Args:
+            scratch: The tables.
+            expected: The table of documents that should be there.
+            present: The table of documents that are there, with a column `ok`.
         """
         self.documents = scratch.number(f"SELECT count(*) FROM {expected}")
         self.ok = scratch.number(f"SELECT count(*) FROM {present} WHERE ok")
@@ -105,150 +127,232 @@ class Verification:
 
 
 def verify(output: str, config: RunConfig, threads: int = 8) -> Verification:
-    """Compares a run's output with its input.
+    """Compare a run's output with its input. Nothing is changed.
 
-    Changes nothing. config: its section `input` says where that lies now. Raises InputError: the
-    input cannot be planned; RunError: storage is out of reach, so nothing is called missing.
+    Args:
+        output: The folder of the run.
+        config: The configuration; its section `input` names where the input is now.
+        threads: Units that are read at the same time.
+
+    Raises:
+        InputError: If the input cannot be planned.
+        RunError: If storage is out of reach; then nothing is reported as missing.
     """
     result = Verification(
         output, config.fingerprint(), damaged_allowed=config.input.on_damaged == "skip"
     )
-    committed: dict[str, str] = {}  # unit -> path
-    for unit_id, path in writer.objects(output):
-        result.objects += 1
-        if unit_id in committed:  # in two partitions
-            result.doubled.add(0, 1, [f"unit {unit_id}: {committed[unit_id]} and {path}"])
-        committed[unit_id] = path
-    folder = writer.units_folder(output)
-    for name in storage.names(folder):
-        if not name.endswith(".parquet") and name[0] not in "._":
-            result.foreign.add(
-                0, 1, [f"file {name}: no unit of raypd's, and readers of the folder see it"]
-            )
+    paths = _committed_paths(result, output)
+    _find_foreign_files(result, output)
     with Scratch(input=INPUT, output=OUTPUT, objects=_OBJECTS) as scratch:
 
-        def add(unit: Unit) -> tuple[str, _Fault | None]:
-            """Adds a unit's documents and the rows of its object; its id, and what is wrong with
-            all of it.
-            """
-            path = committed.get(unit.id)
-            try:
-                documents = read_unit(unit, config)
-            except InputError as error:
-                # By the run.
-                left_out = path is None and len(unit.parts) == 1 and SINCE_PLANNED not in str(error)
-                return unit.id, ("damaged_input" if left_out else "unreadable", 0, str(error))
-            add_documents(scratch, documents, unit.id, path is not None)
-            if path is None:
-                return unit.id, (
-                    "missing",
-                    len(documents),
-                    f"unit {unit.id}: {len(documents)} documents",
-                )
-            return unit.id, _add_object(scratch, unit.id, path, config, len(documents))
+        def add_unit(unit: Unit) -> tuple[str, _Fault | None]:
+            return unit.id, _add_unit(scratch, unit, paths.get(unit.id), config)
+
+        def add_foreign(unit_id: str) -> _Fault | None:
+            return _add_object(scratch, unit_id, paths[unit_id], None, 0)
 
         plan = planner.plan(config, output)
         result.left_out = plan.left_out
-        faults = dict(storage.in_threads(add, plan, threads))
-        result.units = len(faults)
+        unit_faults = dict(storage.in_threads(add_unit, plan, threads))
+        result.units = len(unit_faults)
         for unit in plan.damaged():
             result.damaged_input.add(0, 1, [str(unit.damaged)])
-        foreign = sorted(committed.keys() - faults.keys())
-        result.foreign.add(
-            0, len(foreign), [f"object {unit_id}: not a unit of this input" for unit_id in foreign]
-        )
-        of_foreign = storage.in_threads(
-            lambda u: _add_object(scratch, u, committed[u], None, 0), foreign, threads
-        )
-        for name, documents, words in filter(None, [*faults.values(), *of_foreign]):
-            getattr(result, name).add(documents, 1, [words])
+        foreign_ids = sorted(paths.keys() - unit_faults.keys())
+        examples = [f"object {unit_id}: not a unit of this input" for unit_id in foreign_ids]
+        result.foreign.add(0, len(foreign_ids), examples)
+        foreign_faults = storage.in_threads(add_foreign, foreign_ids, threads)
+        for fault in [*unit_faults.values(), *foreign_faults]:
+            if fault is not None:
+                finding: Finding = getattr(result, fault.finding)
+                finding.add(fault.documents, 1, [fault.message])
         _compare(result, scratch)
     return result
+
+
+def _committed_paths(result: Verification, output: str) -> dict[str, str]:
+    """Return the path of each committed unit; report units with objects in two partitions."""
+    paths: dict[str, str] = {}
+    for unit_id, path in writer.objects(output):
+        result.objects += 1
+        if unit_id in paths:
+            result.doubled.add(0, 1, [f"unit {unit_id}: {paths[unit_id]} and {path}"])
+        paths[unit_id] = path
+    return paths
+
+
+def _find_foreign_files(result: Verification, output: str) -> None:
+    """Report files that raypd did not write, but which readers of the folder would see."""
+    for name in storage.names(writer.units_folder(output)):
+        if not name.endswith(".parquet") and name[0] not in "._":
+            message = f"file {name}: not written by raypd, but readers of the folder see it"
+            result.foreign.add(0, 1, [message])
+
+
+def _add_unit(scratch: Scratch, unit: Unit, path: str | None, config: RunConfig) -> _Fault | None:
+    """Add a unit's documents and the rows of its object.
+
+    Args:
+        scratch: The tables.
+        unit: A unit of the input.
+        path: Its object; None if it is not committed.
+        config: The configuration.
+
+    Returns:
+        What is wrong with the whole unit; None if nothing is.
+    """
+    try:
+        documents = read_unit(unit, config)
+    except InputError as error:
+        # A damaged object that the run left out is a unit of one part without an object.
+        left_out = path is None and len(unit.parts) == 1 and SINCE_PLANNED not in str(error)
+        finding = "unreadable"
+        if left_out:
+            finding = "damaged_input"
+        return _Fault(finding, 0, str(error))
+    add_documents(scratch, documents, unit.id, path is not None)
+    if path is None:
+        message = f"unit {unit.id}: {len(documents)} documents"
+        return _Fault("missing", len(documents), message)
+    return _add_object(scratch, unit.id, path, config, len(documents))
 
 
 def add_documents(
     scratch: Scratch, documents: Sequence[Document], unit: str, committed: bool
 ) -> None:
-    """Adds documents of the input to the table `input`. committed: whether their unit has an
-    object.
+    """Add documents of the input to the table `input`.
+
+    Args:
+        scratch: The tables.
+        documents: The documents of a unit.
+        unit: The id of the unit.
+        committed: Whether the unit has an object.
     """
-    rows = [{"id": d.id, "source": d.source, "row": d.place, "object": unit} for d in documents]
-    scratch.add("input", [{**row, "committed": committed} for row in rows])
+    rows = []
+    for document in documents:
+        row = {
+            "id": document.id,
+            "source": document.source,
+            "row": document.place,
+            "object": unit,
+            "committed": committed,
+        }
+        rows.append(row)
+    scratch.add("input", rows)
 
 
 def add_rows(scratch: Scratch, table: pa.Table, object: str) -> None:
-    """Adds an object's rows to the table `output`. object: what a finding calls it: its unit, or
-    its path.
+    """Add an object's rows to the table `output`.
+
+    Args:
+        scratch: The tables.
+        table: The rows.
+        object: The object's name in findings: its unit or its path.
     """
-    columns = [table[name] for name in ("id", "source", "row")]
-    ok = pc.equal(table["status"], "ok")
-    scratch.add(
-        "output", pa.table([*columns, [object] * len(table), ok, parts_of(table)], schema=OUTPUT)
-    )
+    columns = [
+        table["id"],
+        table["source"],
+        table["row"],
+        [object] * len(table),
+        pc.equal(table["status"], "ok"),
+        parts_of(table),
+    ]
+    scratch.add("output", pa.table(columns, schema=OUTPUT))
 
 
 def _add_object(
     scratch: Scratch, unit: str, path: str, config: RunConfig | None, documents: int
 ) -> _Fault | None:
-    """Adds an object's rows; of a planned unit after a check of its summary. config None: the
-    object is foreign.
+    """Add an object's rows.
+
+    Args:
+        scratch: The tables.
+        unit: The id of the object's unit.
+        path: The object.
+        config: The configuration, with which the object's summary is checked; None if the object
+            belongs to no unit of the input.
+        documents: The documents of the unit.
     """
     try:
         summary, table = writer.read_table("", unit, path=path)
         if config is not None:
-            stated = (summary.unit, summary.fingerprint, summary.ok, summary.failed)
-            holds = (unit, config.fingerprint(), *writer.count_documents(table))
-            if stated != holds:
-                advice = f"and it is {holds}; delete the object and the same command redoes it"
-                raise Damaged(
-                    f"unit {unit}: its summary says (unit, fingerprint, ok, failed) = "
-                    f"{stated}, {advice}"
-                )
-            scratch.add("objects", [{"path": path, "columns": str(table.schema.remove_metadata())}])
+            _check_summary(summary, unit, config, table)
+            columns = str(table.schema.remove_metadata())
+            scratch.add("objects", [{"path": path, "columns": columns}])
         add_rows(scratch, table, unit)
-        return None
     except Damaged as error:
-        return "damaged", documents, str(error)
+        return _Fault("damaged", documents, str(error))
+    return None
+
+
+def _check_summary(summary: UnitSummary, unit: str, config: RunConfig, table: pa.Table) -> None:
+    """Check that an object's summary describes its rows.
+
+    Raises:
+        Damaged: If it does not.
+    """
+    stated = (summary.unit, summary.fingerprint, summary.ok, summary.failed)
+    actual = (unit, config.fingerprint(), *writer.count_documents(table))
+    if stated != actual:
+        raise Damaged(
+            f"unit {unit}: its summary says (unit, fingerprint, ok, failed) = {stated}, but it is "
+            f"{actual}; delete the object, and the same command processes the unit again"
+        )
 
 
 def _compare(result: Verification, scratch: Scratch) -> None:
-    # All objects have the same columns; one that has others has a damaged footer (no checksum is
-    # over that).
-    for row in scratch.rows(
-        "FROM objects WHERE columns <> (SELECT mode(columns) FROM objects) ORDER BY path"
-    ):
-        result.damaged.add(0, 1, [f"{row['path']}: has other columns than most; delete it"])
+    """Compare the tables of input and output."""
+    # All objects have the same columns. An object with other columns has a damaged footer, which no
+    # checksum covers.
+    other_columns = scratch.rows("""
+        SELECT path FROM objects
+        WHERE columns <> (SELECT mode(columns) FROM objects)
+        ORDER BY path
+        """)
+    for row in other_columns:
+        message = f"{row['path']}: has other columns than most objects; delete it"
+        result.damaged.add(0, 1, [message])
     scratch.run("""
-        CREATE TABLE found AS SELECT bool_and(ok) AS ok
-        FROM output SEMI JOIN input USING (id, source, row, object) GROUP BY source, row""")
+        CREATE TABLE found AS
+        SELECT bool_and(ok) AS ok
+        FROM output SEMI JOIN input USING (id, source, row, object)
+        GROUP BY source, row
+        """)
     result.add_counts(scratch, "input", "found")
-    result.missing.add_query(
-        scratch,
+    missing = """
+        SELECT id, source, row, NULL AS object
+        FROM input ANTI JOIN output USING (id, source, row, object)
+        WHERE committed
         """
-        SELECT id, source, row, NULL AS object FROM input ANTI JOIN output USING (id, source, row, object)
-        WHERE committed""",  # noqa: E501
-    )
-    result.foreign.add_query(
-        scratch,
+    result.missing.add_query(scratch, missing)
+    foreign = """
+        SELECT DISTINCT id, source, row,
+            CASE WHEN object NOT IN (SELECT DISTINCT object FROM input) THEN object END AS object
+        FROM output ANTI JOIN input USING (id, source, row)
         """
-        SELECT DISTINCT id, source, row, CASE WHEN object NOT IN (SELECT DISTINCT object FROM input) THEN object END
-        AS object FROM output ANTI JOIN input USING (id, source, row)""",  # noqa: E501
-    )
-    result.doubled.add_query(
-        scratch,
+    result.foreign.add_query(scratch, foreign)
+    doubled = """
+        SELECT any_value(id) AS id, source, row,
+            CASE WHEN count(DISTINCT object) > 1 THEN string_agg(DISTINCT object, ' and ') END
+                AS object
+        FROM output SEMI JOIN input USING (id, source, row)
+        GROUP BY source, row
+        HAVING count(DISTINCT object) > 1 OR count(*) > count(DISTINCT part)
         """
-        SELECT any_value(id) AS id, source, row, CASE WHEN count(DISTINCT object) > 1
-        THEN string_agg(DISTINCT object, ' and ') END AS object FROM output SEMI JOIN input USING (id, source, row)
-        GROUP BY source, row HAVING count(DISTINCT object) > 1 OR count(*) > count(DISTINCT part)""",  # noqa: E501
-    )
-    # Ids that several documents share: worth knowing before a join by id, and no doing of raypd.
-    repeated = (
-        "SELECT id, count(*) AS times, min(source) AS source FROM input GROUP BY id HAVING "
-        "count(*) > 1"
-    )
-    counts = scratch.row(
-        f"SELECT coalesce(sum(times), 0)::BIGINT AS documents, count(*) AS units FROM ({repeated})"
-    )
-    shown = scratch.rows(f"{repeated} ORDER BY times DESC, id LIMIT {_EXAMPLES}")
-    words = [f"{r['id']}: {r['times']} documents, one in {r['source']}" for r in shown]
-    result.repeated_ids.add(**counts, examples=words)
+    result.doubled.add_query(scratch, doubled)
+    _find_repeated_ids(result, scratch)
+
+
+def _find_repeated_ids(result: Verification, scratch: Scratch) -> None:
+    """Report ids that several documents share, which matter to someone who joins by id."""
+    repeated = """
+        SELECT id, count(*) AS times, min(source) AS source
+        FROM input GROUP BY id HAVING count(*) > 1
+        """
+    counts = scratch.row(f"""
+        SELECT coalesce(sum(times), 0)::BIGINT AS documents, count(*) AS units
+        FROM ({repeated})
+        """)
+    examples = []
+    for row in scratch.rows(f"{repeated} ORDER BY times DESC, id LIMIT {_EXAMPLES}"):
+        examples.append(f"{row['id']}: {row['times']} documents, one in {row['source']}")
+    result.repeated_ids.add(counts["documents"], counts["units"], examples)

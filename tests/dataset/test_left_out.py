@@ -162,7 +162,7 @@ def test_verify_says_that_all_of_the_input_is_there_only_where_nothing_was_left_
     run = config(str(tmp_path / "in"))
     run_here(run)
     words = findings.describe(verification.verify(run.output.path, run))
-    assert words.endswith("every document of the input stands in the output exactly once")
+    assert words.endswith("every document of the input is in the output exactly once")
     (tmp_path / "in/_b.parquet").write_bytes(parquet({"id": ["1"], "title": ["lost"]}))
     words = findings.describe(verification.verify(run.output.path, run))
     assert words.endswith("1 file of the input left out, see above")

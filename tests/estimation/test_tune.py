@@ -163,9 +163,10 @@ def physics(s: dict[str, Any]) -> tuple[float, float]:
     """
     speed = {"autoregressive": 1.0, "guided": 2.0}.get(s["method"], 5.0)
     share = 1.0 if s["method"] in REFERENCES else 0.95
-    stack = (
-        s["stacked_documents"] if s["method"] == "hyper_parallel" and s["isolate"] == "none" else 0
-    )
+    if s["method"] == "hyper_parallel" and s["isolate"] == "none":
+        stack = s["stacked_documents"]
+    else:
+        stack = 0
     batch = 64 if s["max_num_seqs"] == "auto" else s["max_num_seqs"] * max(1, stack)
     speed *= min(batch, 64) ** 0.5 / (1 + max(0, batch - 64) / 64)
     tokens = 2048 if s["max_num_batched_tokens"] == "auto" else s["max_num_batched_tokens"]
@@ -266,15 +267,15 @@ def test_the_reference_and_what_is_held_to_it(how, references, judged, method) -
     search, best = searched(**how)
     first = search.trials[: len(references.split())]
     assert [search.value(trial.changes, "decoding.method") for trial in first] == references.split()
-    assert (search.reference_method == "guided", search.judged) == ("guided" in references, judged)
-    assert (search.value(best.changes, "decoding.method"), search.agrees(best)) == (method, True)
+    assert (search.reference_method == "guided") == ("guided" in references)
+    assert search.judged == judged
+    assert search.value(best.changes, "decoding.method") == method
+    assert search.agrees(best) is True
     if references == "autoregressive guided":
         free = search.trials[0]  # it is held to the reference, too
-        assert (free.agreement.agree, free.agreement.of, search.agrees(free)) == (
-            12,
-            how["documents"],
-            False,
-        )
+        assert free.agreement.agree == 12
+        assert free.agreement.of == how["documents"]
+        assert search.agrees(free) is False
     if "task" in how:
         assert not any("decoding.isolate" in trial.changes for trial in search.trials)
 
@@ -376,11 +377,13 @@ class StubProfiler:
         self, config: RunConfig, documents: Sequence[Any], limit: float, label: str
     ) -> Profile:
         self.before(config)
-        self.measured.append(setting := config.decoding.model_dump() | config.engine.model_dump())
+        setting = config.decoding.model_dump() | config.engine.model_dump()
+        self.measured.append(setting)
         speed, share = physics(setting)
-        broken = (
-            len(documents) * 9 // 10 if self.small and setting["method"] == "autoregressive" else 0
-        )
+        if self.small and setting["method"] == "autoregressive":
+            broken = len(documents) * 9 // 10
+        else:
+            broken = 0
         costs: list[DocumentCost | None] = []
         for number in range(len(documents)):
             # values that differ are spread over the documents
@@ -447,15 +450,19 @@ def test_the_fastest_that_agrees_is_written_into_the_users_file(command, capsys)
     assert len(measured) < 45
     text = Path("run.tuned.yaml").read_text()
     # The reference comes first.
-    assert (measured[0]["method"], Path("run.yaml").read_text()) == ("autoregressive", RUN)
+    assert measured[0]["method"] == "autoregressive"
+    assert Path("run.yaml").read_text() == RUN
     assert text.startswith("# Written by raypd tune.\n# changed: ")
     comments = ("# my run", "# beside this file", "# the only one", "# as last year")
     assert all(kept in text for kept in (*comments, '{name: a, description: "what it is"}'))
     made = load_config("run.tuned.yaml")
     mine = load_config("run.yaml")
-    assert (made.engine.max_num_seqs, made.engine.max_num_batched_tokens) == (32, 4096)
-    assert (made.decoding.isolate, made.decoding.stacked_documents) == ("none", 2)
-    assert (made.input, made.task) == (mine.input, mine.task)
+    assert made.engine.max_num_seqs == 32
+    assert made.engine.max_num_batched_tokens == 4096
+    assert made.decoding.isolate == "none"
+    assert made.decoding.stacked_documents == 2
+    assert made.input == mine.input
+    assert made.task == mine.task
     assert measured.count(made.decoding.model_dump() | made.engine.model_dump()) == 3
     out = capsys.readouterr().out
     assert re.search(r"best +\nmax_num_seqs=32,\s+max_num_batched_tokens=4096", out)
@@ -466,12 +473,15 @@ def test_the_fastest_that_agrees_is_written_into_the_users_file(command, capsys)
 
 
 def test_a_setting_of_which_nothing_came_in_time_is_too_slow(command, capsys, monkeypatch) -> None:
+    usual_physics = physics
 
-    def slower(s):
-        return 100 if s["isolate"] == "values" else 1
+    def slow_values(settings):
+        speed, share = usual_physics(settings)
+        if settings["isolate"] == "values":
+            speed /= 100
+        return speed, share
 
-    usual = physics
-    monkeypatch.setitem(globals(), "physics", lambda s: (usual(s)[0] / slower(s), usual(s)[1]))
+    monkeypatch.setitem(globals(), "physics", slow_values)
     command(seen=0.0)
     seen = capsys.readouterr()
     assert ". isolate=values: stopped: far slower than the best so far" in seen.err
@@ -483,7 +493,7 @@ def test_a_small_model_gets_an_honest_answer(command, capsys) -> None:
     command(small=True)
     seen = capsys.readouterr()
     assert re.search(
-        r"1\. method=autoregressive: .* 50 values to compare others with, 450 are not whole\n",
+        r"1\. method=autoregressive: .* 50 values to compare others with, 450 are incomplete\n",
         seen.err,
     )
     assert re.search(r"2\. method=guided: .* 500 values to compare others with\n", seen.err)
@@ -499,15 +509,16 @@ def test_a_floor_that_cannot_be_judged_is_reported_and_changes_no_answers(comman
     measured = command(small=True, sample=30, reference="document")
     out = " ".join(capsys.readouterr().out.split())
     assert (
-        "agreement was NOT judged: autoregressive decoding gave 30 whole values, and a floor "
-        "of 90% needs 35"
+        "agreement was NOT judged: autoregressive decoding gave 30 complete values, and a "
+        "floor of 90% needs 35"
     ) in out
     mine = load_config("run.yaml")
     tuned = load_config("run.tuned.yaml")
     assert measured[0]["method"] == "autoregressive"
     # Nothing else was tried.
     assert all(one.items() >= mine.decoding.model_dump().items() for one in measured[1:])
-    assert (tuned.decoding, tuned.model) == (mine.decoding, mine.model)
+    assert tuned.decoding == mine.decoding
+    assert tuned.model == mine.model
     assert tuned.engine.max_num_seqs != mine.engine.max_num_seqs
     assert "NOT judged" in Path("run.tuned.yaml").read_text()
 
@@ -520,7 +531,7 @@ def test_ctrl_c_loses_only_the_measurement_in_flight(command, capsys) -> None:
             raise KeyboardInterrupt
         first.append(config)
 
-    with pytest.raises(Interrupted, match="the same command goes on from there"):
+    with pytest.raises(Interrupted, match="run the same command again to resume"):
         command(before=stop)
     with open("run.tuned.jsonl", "a") as file:
         file.write('{"key": "torn')  # killed while writing
@@ -548,13 +559,13 @@ def test_a_limit_of_money_or_time_ends_the_search(command) -> None:
         (ConfigError, r"cost\.prices\.local", ["cost.prices={}"], {"budget_usd": 1.0}),
         (
             RunError,
-            r"no setting can be taken \(.*\): raise .* goes on",
+            r"no setting can be used \(.*\): raise .* resumes",
             [],
             {"small": True, "before": tick, "sample": 30, "reference": "document", "minutes": 1},
         ),
         (
             RunError,
-            r"no setting can be taken \(the time or money given was used up\): raise",
+            r"no setting can be used \(the time or money given was used up\): raise",
             [],
             {"fresh": True, "minutes": 0},
         ),
@@ -571,11 +582,9 @@ def test_paths_keep_their_meaning_in_another_folder(command, tmp_path) -> None:
     changes = {"model.dtype": "float32", "model.fake": {"load_seconds": 3}}
     made = rewrite.write(Path("run.yaml"), [], changes, Path("typed.yaml"), "why")
     # Once a name.
-    assert (made.model.name, made.model.dtype, made.model.fake.load_seconds) == (
-        "fake",
-        "float32",
-        3,
-    )
+    assert made.model.name == "fake"
+    assert made.model.dtype == "float32"
+    assert made.model.fake.load_seconds == 3
     for name in ("elsewhere/t", "elsewhere/a", "far/off"):
         Path(name).mkdir(parents=True)
     fit = {
@@ -590,7 +599,8 @@ def test_paths_keep_their_meaning_in_another_folder(command, tmp_path) -> None:
     made = rewrite.write(
         Path("elsewhere/fit.yaml"), [], loaded.fit.teacher, Path("far/off/made.yaml"), "why"
     )
-    assert (made.model.name, made.fit.teacher["model.name"]) == (str(tmp_path / "elsewhere/t"),) * 2
+    assert made.model.name == str(tmp_path / "elsewhere/t")
+    assert made.fit.teacher["model.name"] == str(tmp_path / "elsewhere/t")
     assert made.fit.candidates == {"a": {"model.adapter": str(tmp_path / "elsewhere/a")}}
     assert loaded.decoding.heads == "elsewhere/../heads"
 
@@ -605,7 +615,7 @@ def test_paths_keep_their_meaning_in_another_folder(command, tmp_path) -> None:
         (ConfigError, "did you mean 'max_num_seqs'", ["engine.max_num_sequences=3"], {}),
         (InputError, "no such file", ["input.path=nowhere.jsonl"], {}),
         (ConfigError, "from 0 to 1", [], {"agreement": 90}),
-        (ConfigError, "has not the GPU", [], {"instance": "g6e.48xlarge"}),
+        (ConfigError, "does not have the GPU", [], {"instance": "g6e.48xlarge"}),
         (
             ConfigError,
             "g6e.48xl: no such instance type; did you mean g6e.48xlarge",

@@ -63,10 +63,9 @@ def test_head_takes_no_work_and_starts_what_the_cluster_asks_for_and_nothing_els
         node = types[name]["node_config"]
         resources = types[name]["resources"]
         # A worker type that could do more than the other would win whatever its priority.
-        assert (resources, (resources["GPU"], resources["CPU"])) == (
-            types["gpu-spot"]["resources"],
-            (8, 192),
-        )
+        assert resources == types["gpu-spot"]["resources"]
+        assert resources["GPU"] == 8
+        assert resources["CPU"] == 192
         assert node["InstanceType"] == start["ec2:InstanceType"]
         assert node["IamInstanceProfile"] == {"Name": SETTINGS["RAYPD_WORKER_PROFILE"]}
     options = {
@@ -87,7 +86,8 @@ def launched(actors, **availability):
 
     config = AutoscalingConfig(CLUSTER, skip_content_hash=True)
     assert config.get_node_type_configs()["gpu-spot"].labels == {"ray.io/market-type": "spot"}
-    assert (config.get_idle_timeout_s(), config.get_max_num_worker_nodes()) == (600, 8)
+    assert config.get_idle_timeout_s() == 600
+    assert config.get_max_num_worker_nodes() == 8
     wanted = ResourceRequestUtil.group_by_count(
         [ResourceRequestUtil.make({"CPU": 1.0, "GPU": 1.0})] * actors
     )
@@ -126,10 +126,8 @@ def test_rayjob_grows_from_nothing_and_spot_first_and_nodes_know_their_market_ty
     for group in (spot, fallback):
         resources = group["template"]["spec"]["containers"][0]["resources"]
         assert group["replicas"] == group["minReplicas"] == 0
-        assert (resources["limits"]["nvidia.com/gpu"], resources["limits"]) == (
-            "8",
-            resources["requests"],
-        )
+        assert resources["limits"]["nvidia.com/gpu"] == "8"
+        assert resources["limits"] == resources["requests"]
     markets = {}
     for name, template in pods(JOB):
         environment = {
@@ -163,11 +161,9 @@ def test_ray_makes_labels_of_what_a_node_learns_and_it_starts_without_metadata_a
     def metadata(call):
         """EC2's instance metadata service, version 2."""
         if call.method == "PUT":
-            return (
-                Reply(200, b"a-token")
-                if call.headers["X-aws-ec2-metadata-token-ttl-seconds"]
-                else Reply(400)
-            )
+            if call.headers["X-aws-ec2-metadata-token-ttl-seconds"]:
+                return Reply(200, b"a-token")
+            return Reply(400)
         own = {
             "instance-life-cycle": b"spot",
             "placement/availability-zone": b"us-east-1b",
@@ -175,11 +171,9 @@ def test_ray_makes_labels_of_what_a_node_learns_and_it_starts_without_metadata_a
             "instance-type": b"g6e.48xlarge",
         }
         body = own.get(call.path.removeprefix("/latest/meta-data/"))
-        return (
-            Reply(200, body)
-            if body and call.headers["X-aws-ec2-metadata-token"] == "a-token"
-            else Reply(401)
-        )
+        if body and call.headers["X-aws-ec2-metadata-token"] == "a-token":
+            return Reply(200, body)
+        return Reply(401)
 
     with serving(metadata) as url:
         variables, _ = sourced(f"{url}/")
@@ -194,7 +188,8 @@ def test_ray_makes_labels_of_what_a_node_learns_and_it_starts_without_metadata_a
     labels = {f"ray.io/{label}": value for label, value in labels.items()}
     assert labels.items() <= ResourceAndLabelSpec._get_default_labels(None).items()
     variables, warning = sourced(url)  # nobody listens there any more
-    assert (variables, "no EC2 metadata" in warning) == ({}, True)
+    assert variables == {}
+    assert "no EC2 metadata" in warning
 
 
 def test_image_is_pinned_without_root_and_copies_what_is_let_into_its_context():
@@ -242,7 +237,7 @@ def test_image_is_pinned_without_root_and_copies_what_is_let_into_its_context():
     assert {"-v /tmp/ray:/tmp/ray", *gpus} <= set(CLUSTER["docker"]["run_options"])
 
 
-def test_the_image_with_vllm_has_versions_that_raypd_and_vllm_take_and_both_name_the_driver_of_cuda_13():  # noqa: E501
+def test_the_image_with_vllm_has_versions_that_raypd_and_vllm_take_and_names_the_driver():
     lines = text("docker/constraints-vllm.txt").splitlines()
     pinned = dict(line.split("==") for line in lines if not line.startswith("#"))
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -251,9 +246,10 @@ def test_the_image_with_vllm_has_versions_that_raypd_and_vllm_take_and_both_name
     wanted = [Requirement(r) for r in project["dependencies"]]
     for extra in extras:
         own = [Requirement(r) for r in project["optional-dependencies"][extra]]
-        of_own = (
-            [] if extra == "vllm" else [Requirement(r) for one in own for r in requires(one.name)]
-        )
+        if extra == "vllm":
+            of_own = []
+        else:
+            of_own = [Requirement(r) for one in own for r in requires(one.name)]
         wanted += own + [r for r in of_own if r.marker is None or "extra" not in str(r.marker)]
     # VLLM 0.33's own.
     wanted += [Requirement("torch==2.14.0"), Requirement("transformers>=5.16.1,<5.21")]
@@ -279,10 +275,12 @@ def test_weights_lie_on_a_disk_of_the_node():
             for m in template["spec"]["containers"][0].get("volumeMounts", [])
         }
         volumes = {v["name"]: v for v in template["spec"].get("volumes", [])}
-        local = (
-            (None, None) if name == "submitter" else ("/local", {"name": "local", "emptyDir": {}})
-        )
-        assert (mounts.get("local"), volumes.get("local")) == local
+        if name == "submitter":
+            assert "local" not in mounts
+            assert "local" not in volumes
+        else:
+            assert mounts["local"] == "/local"
+            assert volumes["local"] == {"name": "local", "emptyDir": {}}
 
 
 def test_prometheus_reads_rays_list_of_nodes_and_keeps_rays_metrics():
@@ -302,9 +300,10 @@ def test_nobody_deletes_or_changes_who_may_what_and_no_pod_runs_as_root():
     granted = set()
     for statement in (s for name in IAM for s in policy(name)["Statement"]):
         assert statement["Effect"] == "Allow"
-        actions = (
-            [statement["Action"]] if isinstance(statement["Action"], str) else statement["Action"]
-        )
+        if isinstance(statement["Action"], str):
+            actions = [statement["Action"]]
+        else:
+            actions = statement["Action"]
         granted.update(actions)
         assert not any("*" in action or "Delete" in action for action in actions), statement["Sid"]
         if statement["Resource"] == "*":  # these know no resources
@@ -349,7 +348,8 @@ def test_schedule_submits_what_exists():
     shell, flag, script = shlex.split(
         unit("service")["Service"]["ExecStart"].replace("$$", "$").replace("%%", "%")
     )
-    assert (shell, flag) == ("/bin/sh", "-c")
+    assert shell == "/bin/sh"
+    assert flag == "-c"
     # With programs that only say how they were called.
     script = script.replace("docker exec raypd ", "").replace("exec ray ", "printf '%s\\n' ")
     environment = {"PATH": "/usr/bin:/bin", "RAYPD_CONFIG": "/shared/configs/mine.yaml"}
@@ -359,7 +359,8 @@ def test_schedule_submits_what_exists():
     words = done.stdout.splitlines()
     ours = words[2 : words.index("--")]
     command = words[words.index("--") + 1 :]
-    assert (words[:2], command[2]) == (["job", "submit"], "/shared/configs/mine.yaml")
+    assert words[:2] == ["job", "submit"]
+    assert command[2] == "/shared/configs/mine.yaml"
     assert {w for w in ours if w.startswith("--")} <= {
         option for one in submit.params for option in one.opts
     }
@@ -377,18 +378,14 @@ def check_command(command, name):
     from raypd.config.load import load_config
 
     program, script, _, *overrides = command
-    assert (program, script, (ROOT / "jobs" / name).exists()) == (
-        "python",
-        f"/opt/raypd/jobs/{name}",
-        True,
-    )
+    assert program == "python"
+    assert script == f"/opt/raypd/jobs/{name}"
+    assert (ROOT / "jobs" / name).exists() is True
     output = dict(o.split("=", 1) for o in overrides)["output.path"]
     config = load_config(ROOT / "configs/quickstart/extract.yaml", overrides)
-    assert (config.output.path, config.cluster.gpus_per_worker, output[:8]) == (
-        output,
-        1,
-        "/shared/",
-    )
+    assert config.output.path == output
+    assert config.cluster.gpus_per_worker == 1
+    assert output[:8] == "/shared/"
 
 
 def template():
@@ -469,13 +466,19 @@ def test_missing_values_are_named_all_at_once_and_lines_that_are_no_settings_ref
     settings = tmp_path / "s.env"
     settings.write_text("RAYPD_RUN=trial\n")
     (tmp_path / "f").write_text("run: ${RAYPD_RUN}\n")
-    for file, said in (
-        (INFRA / "cluster.yaml", (2, "", True)),
-        (tmp_path / "f", (0, "run: trial\n", False)),
-    ):
+
+    def fill(file: Path) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-S", str(INFRA / "fill.py"), str(settings), str(file)]
-        done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
-        assert (done.returncode, done.stdout, "RAYPD_AMI" in done.stderr) == said
+        return subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+
+    refused = fill(INFRA / "cluster.yaml")
+    assert refused.returncode == 2
+    assert refused.stdout == ""
+    assert "RAYPD_AMI" in refused.stderr
+    filled_file = fill(tmp_path / "f")
+    assert filled_file.returncode == 0
+    assert filled_file.stdout == "run: trial\n"
+    assert "RAYPD_AMI" not in filled_file.stderr
 
 
 IAM = ("head", "storage", "prices")

@@ -141,11 +141,10 @@ def _value(name: str, draw: random.Random) -> dict[str, Any]:
 def build(root: Path, plan: Plan) -> Path:
     """Writes the folder; its path."""
     done = _schedule(plan, random.Random(7))
-    shift = (
-        0.0
-        if plan.now is None
-        else plan.now - max((unit.committed_at for unit, _ in done), default=START)
-    )
+    if plan.now is None:
+        shift = 0.0
+    else:
+        shift = plan.now - max((unit.committed_at for unit, _ in done), default=START)
     for unit, rows in done:
         unit.began += shift
         unit.committed_at += shift
