@@ -121,15 +121,16 @@ class ExactMatch:
         self.loaded = loaded
         self.model = pack_model(loaded.model, stable)  # as in a run
         self.stable = stable
-        self.ippd = self._task("intra_prompt", contexts_per_prompt, max_answer_tokens)
-        self.alone = self._task("autoregressive", 1, max_answer_tokens)
+        options = {"contexts_per_prompt": contexts_per_prompt}
+        self.ippd = self._task("intra_prompt", options, max_answer_tokens)
+        self.alone = self._task("autoregressive", {}, max_answer_tokens)
 
-    def _task(self, method: str, contexts_per_prompt: int, max_answer_tokens: int) -> Task:
+    def _task(self, method: str, options: dict[str, int], max_answer_tokens: int) -> Task:
         config = {
             "input": {"path": "-"},
             "output": {"path": "-"},
             "task": {"kind": "question_answering", "max_answer_tokens": max_answer_tokens},
-            "decoding": {"method": method, "contexts_per_prompt": contexts_per_prompt},
+            "decoding": {"method": method, "options": options},
         }
         run = RunConfig.model_validate(config)
         return build_task(run, self.loaded.tokenizer, self.loaded.context_length)

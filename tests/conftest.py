@@ -98,7 +98,7 @@ def connected(s3_server: s3.Server, monkeypatch: pytest.MonkeyPatch) -> Iterator
     """raypd's storage in this process set to the server, and to nothing afterwards."""
     for name, value in s3.environment().items():
         monkeypatch.setenv(name, value)
-    storage.configure(StorageConfig(endpoint_url=s3_server.url, max_attempts=3))
+    storage.configure(StorageConfig(endpoint_url=s3_server.url, options={"max_attempts": 3}))
     yield s3_server
     storage.configure(StorageConfig())
 
@@ -119,7 +119,7 @@ def gs(google: clouds.Google) -> str:
 @pytest.fixture
 def google(monkeypatch: pytest.MonkeyPatch) -> Iterator[clouds.Google]:
     with clouds.google(monkeypatch) as store:
-        storage.configure(StorageConfig(max_attempts=3))
+        storage.configure(StorageConfig(options={"max_attempts": 3}))
         yield store
     storage.configure(StorageConfig())
 
@@ -136,7 +136,7 @@ def az(azurite: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     settings = {"ACCOUNT_NAME": clouds.ACCOUNT, "ACCOUNT_KEY": clouds.KEY, "ENDPOINT": azurite}
     for name, value in settings.items():
         monkeypatch.setenv(f"AZURE_STORAGE_{name}", value)
-    storage.configure(StorageConfig(max_attempts=3))
+    storage.configure(StorageConfig(options={"max_attempts": 3}))
     name = f"container-{next(_numbers)}"
     clouds.make_container(azurite, name)
     yield f"az://{name}"

@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from raypd.config import RunConfig
+from raypd.config.model import METHOD_OPTIONS
 from raypd.dataset import planner, writer
 from raypd.dataset.plan import Plan
 from raypd.dataset.reader import read_unit
@@ -74,6 +75,20 @@ def run_config(
 ) -> RunConfig:
     """`config_tree`, checked."""
     return RunConfig.model_validate(config_tree(task, *places, **sections))
+
+
+def decoding_section(method: str, **keys: Any) -> dict[str, Any]:
+    """A section `decoding` of a method: options of the method are put into `options`, and those of
+    other methods alone are left out.
+    """
+    section: dict[str, Any] = {"method": method, "options": {}}
+    known = {name for options in METHOD_OPTIONS.values() for name in options.model_fields}
+    for name, value in keys.items():
+        if name in METHOD_OPTIONS[method].model_fields:
+            section["options"][name] = value
+        elif name not in known:
+            section[name] = value
+    return section
 
 
 def with_keys(config: RunConfig, **sections: dict[str, Any]) -> RunConfig:

@@ -51,7 +51,7 @@ def check_method(config: RunConfig) -> None:
     decoding = config.decoding
     model = config.model
     spec = REGISTRY[decoding.method]
-    if required := spec.required_tokens(decoding):
+    if required := spec.required_tokens(decoding.method_options):
         tokenizer = load.load_tokenizer(model)
         for name in required:
             control_tokens.control_token(tokenizer, name, model.name)

@@ -151,7 +151,7 @@ Every = Annotated[float, Option(min=0.5, help="Seconds between repetitions")]
 Shown = Annotated[str | None, Argument(help="YAML of a run, or a section; default: all sections")]
 BaseModel = Annotated[str, Argument(help="Hub id, folder, or smollm2-135m-instruct")]
 NewModel = Annotated[str, Argument(help="New folder for the model with the tokens")]
-NewHeads = Annotated[str, Argument(help="New folder for the heads: decoding.heads")]
+NewHeads = Annotated[str, Argument(help="New folder for the heads: decoding.options.heads")]
 ForMethods = Annotated[
     list[str], Option("--for", help="apar, pasta or space; may be given more than once")
 ]

@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
+from raypd.config.options import OptionsOf
 from raypd.config.secrets import SECRETS, Uri, check_secrets
 from raypd.schema.section import Section
 
@@ -173,49 +174,63 @@ def _endpoint_is_a_url(url: str | None) -> str | None:
     return url
 
 
-class StorageConfig(Section, use_attribute_docstrings=True):
-    """How S3 is reached (of these, gs:// and az:// take anonymous, time-outs and tries);
-    credentials come from the environment, AWS's files or the instance's role, never from here.
-    """
+class StorageOptions(Section, use_attribute_docstrings=True):
+    """The keys of `storage.options`; gs:// and az:// take anonymous, timeouts and attempts."""
 
-    endpoint_url: Annotated[Uri | None, AfterValidator(_endpoint_is_a_url)] = Field(
-        None, description="S3 of another maker, http(s)://host[:port]; null: AWS"
-    )
-    region: str | None = Field(None, description="null: AWS_REGION, the profile's, the instance's")
     profile: str | None = Field(
         None, description="Profile in AWS's credential files; null: AWS_PROFILE or none"
     )
-    anonymous: bool = Field(False, description="Sign nothing: for public buckets")
+    anonymous: bool = Field(False, description="Send unsigned requests, for public buckets")
     requester_pays: bool = Field(
-        False, description="Agree to pay for requests to a bucket of another's"
+        False, description="Agree to pay for requests to someone else's bucket"
     )
     sse: Literal["none", "AES256", "aws:kms"] = "none"
     """Server-side encryption asked for in every write; none: as the bucket has it"""
     kms_key_id: str | None = Field(
         None, description="KMS key (ARN or id) for sse aws:kms; null: the bucket's"
     )
-    connect_timeout: float = Field(10.0, gt=0, description="Seconds until a connection stands")
+    connect_timeout: float = Field(10.0, gt=0, description="Seconds until a connection is made")
     read_timeout: float = Field(30.0, gt=0, description="Seconds without a byte of an answer")
     max_attempts: int = Field(
-        10, ge=1, description="Tries of one request that is throttled, times out or breaks off"
+        10, ge=1, description="Attempts of one request that is throttled, times out or breaks off"
     )
-
-    @model_validator(mode="before")
-    @classmethod
-    def _no_secrets(cls, tree: Any) -> Any:
-        found = [str(k) for k in tree if SECRETS.search(str(k))] if isinstance(tree, dict) else []
-        if found:
-            advice = (
-                "AWS_SECRET_ACCESS_KEY in the environment, storage.profile, or give the "
-                "instances a role"
-            )
-            raise ValueError(
-                f"{found[0]}: no credentials in a configuration: set AWS_ACCESS_KEY_ID and {advice}"
-            )
-        return tree
 
     @model_validator(mode="after")
     def _key_has_its_kind(self) -> Self:
         if self.kms_key_id is not None and self.sse != "aws:kms":
             raise ValueError("kms_key_id needs sse aws:kms")
         return self
+
+
+class StorageConfig(Section, use_attribute_docstrings=True):
+    """How S3 is reached; credentials come from the environment, AWS's files or the instance's role,
+    never from here.
+    """
+
+    endpoint_url: Annotated[Uri | None, AfterValidator(_endpoint_is_a_url)] = Field(
+        None, description="S3 of another maker, http(s)://host[:port]; null: AWS"
+    )
+    region: str | None = Field(None, description="null: AWS_REGION, the profile's, the instance's")
+    options: Annotated[dict[str, Any], OptionsOf({"": StorageOptions})] = Field({})
+    """Options of requests, such as {profile: nightly} or {anonymous: true}"""
+
+    @property
+    def requests(self) -> StorageOptions:
+        """The options with their defaults."""
+        return StorageOptions.model_validate(self.options)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _no_secrets(cls, tree: Any) -> Any:
+        if not isinstance(tree, dict):
+            return tree
+        options = tree.get("options")
+        names = [*tree, *(options if isinstance(options, dict) else ())]
+        secrets = [str(name) for name in names if SECRETS.search(str(name))]
+        if secrets:
+            raise ValueError(
+                f"{secrets[0]}: no credentials in a configuration: set AWS_ACCESS_KEY_ID and "
+                "AWS_SECRET_ACCESS_KEY in the environment, storage.options.profile, or give the "
+                "instances a role"
+            )
+        return tree

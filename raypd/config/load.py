@@ -14,9 +14,13 @@ from pydantic import ValidationError
 from ruamel.yaml.error import YAMLError
 
 from raypd.config import KINDS, Attribute, Category, RunConfig, redact
+from raypd.config.model import METHOD_OPTIONS
+from raypd.config.moved import MOVED, moved_to
+from raypd.config.options import OptionsError, read
 from raypd.config.schema import categories_of, is_file
 from raypd.config.yaml_file import YamlFile, parse
 from raypd.errors import ConfigError, did_you_mean, raised_as
+from raypd.schema.section import Section
 
 _PATHS = (
     "input.path",
@@ -28,8 +32,8 @@ _PATHS = (
     "model.name",
     "model.adapter",
     "model.calibration",
-    "decoding.heads",
-    "decoding.speculative.draft_model",
+    "decoding.options.heads",
+    "decoding.options.draft_model",
     "cascade.model.name",
     "cascade.model.adapter",
     "cascade.model.calibration",
@@ -79,7 +83,11 @@ def make_config(tree: dict[str, Any], overrides: list[str] | None = None) -> Run
 
 def override(tree: dict[str, Any], overrides: Sequence[str] | None) -> None:
     """Sets the keys of `key=value`. Raises ConfigError."""
-    for given in overrides or []:
+    overrides = list(overrides or [])
+    methods = [text for text in overrides if text.startswith("decoding.method=")]
+    if methods:
+        drop_options(tree, methods[-1].partition("=")[2])
+    for given in overrides:
         key, equals, value = given.partition("=")
         if not equals or not key:
             raise ConfigError(
@@ -88,6 +96,43 @@ def override(tree: dict[str, Any], overrides: Sequence[str] | None) -> None:
             )
         with raised_as(ConfigError, repr(redact(given)), TypeError):
             set_key(tree, key, value_of(value))
+
+
+def with_current_keys(recorded: dict[str, Any]) -> dict[str, Any]:
+    """The configuration of an earlier release's run, with the keys of this release.
+
+    Options of decoding methods other than its own, which that release recorded too, are left out.
+    """
+    tree = copy.deepcopy(recorded)
+    for old, new in MOVED.items():
+        section, _, name = old.partition(".")
+        if not isinstance(tree.get(section), dict) or name not in tree[section]:
+            continue
+        value = tree[section].pop(name)
+        values = value if isinstance(value, dict) else {new.rpartition(".")[2]: value}
+        mapping = tree[section].setdefault(new.split(".")[1], {})
+        for option, option_value in values.items():
+            mapping.setdefault(option, option_value)
+    decoding = tree.get("decoding")
+    if isinstance(decoding, dict) and "options" in decoding:
+        known = METHOD_OPTIONS.get(decoding.get("method", ""), Section).model_fields
+        decoding["options"] = {
+            name: value for name, value in decoding["options"].items() if name in known
+        }
+    return tree
+
+
+def drop_options(tree: dict[str, Any], method: str) -> None:
+    """Remove the options that another decoding method, which takes the place of the tree's, does
+    not have.
+    """
+    decoding = tree.get("decoding")
+    if not isinstance(decoding, dict) or decoding.get("method", method) == method:
+        return
+    options = decoding.get("options")
+    known = METHOD_OPTIONS.get(method, Section).model_fields
+    if isinstance(options, dict):
+        decoding["options"] = {name: options[name] for name in options if name in known}
 
 
 def _checked(
@@ -120,6 +165,7 @@ def with_changes(config: RunConfig, changes: Mapping[str, Any]) -> RunConfig:
     Raises ConfigError where they do not fit together.
     """
     source = YamlFile(None, config.model_dump())
+    drop_options(source.tree, changes.get("decoding.method", config.decoding.method))
     for key, value in changes.items():
         set_key(source.tree, key, value)
     return _validated(source)
@@ -138,6 +184,18 @@ def value_of(text: str) -> Any:
         return parse(text) if text else None
     except YAMLError:
         return text
+
+
+def value_at(config: RunConfig, key: str) -> Any:
+    """The value of a dotted key; an option that is not set has its default."""
+    *parents, last = key.split(".")
+    value: Any = config
+    for name in parents:
+        if isinstance(value, dict):
+            value = value.get(name)
+        else:
+            value = read(value, name)
+    return value.get(last) if isinstance(value, dict) else getattr(value, last)
 
 
 def set_key(tree: Any, key: str, value: Any) -> None:
@@ -238,7 +296,14 @@ def _explain(error: ValidationError, source: YamlFile) -> str:
             and "attributes" in source.tree["task"]
         ):
             place = ("task", *place[3:])
-        if item["type"] == "extra_forbidden":
+        problem = item.get("ctx", {}).get("error")
+        if isinstance(problem, OptionsError):
+            lines += _explain_options(problem, place, source)
+            continue
+        moved = moved_to(".".join(map(str, place)))
+        if item["type"] == "extra_forbidden" and moved:
+            what = moved
+        elif item["type"] == "extra_forbidden":
             near = did_you_mean(str(place[-1]), _keys_of(keys[:-1]))
             there = [
                 f"there is {key}.{place[-1]}"
@@ -275,3 +340,21 @@ def _explain(error: ValidationError, source: YamlFile) -> str:
             )
         )
     return "\n".join(lines)
+
+
+def _explain_options(
+    error: OptionsError, location: tuple[str | int, ...], source: YamlFile
+) -> list[str]:
+    """One line for each wrong option of a mapping.
+
+    Args:
+        error: What is wrong with the options.
+        location: The keys that lead to the mapping.
+        source: The configuration as it was read, which knows the lines of its keys.
+    """
+    lines = []
+    for name, problem in error.problems:
+        keys = (*location, *name.split(".")) if name else location
+        parts = [source.where(keys), ".".join(map(str, keys)), problem]
+        lines.append(": ".join(part for part in parts if part))
+    return lines

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, Field, ValidationInfo, field_validator, model_validator
 
+from raypd.config.options import OptionsOf, section_of
 from raypd.config.secrets import Uri, check_secrets
 from raypd.config.tasks import ANSWER_KEYS
 from raypd.decoding.methods.registry import REGISTRY
@@ -111,7 +112,8 @@ class ModelConfig(Section, use_attribute_docstrings=True):
     with AVX-512 BF16
     """
     trust_remote_code: bool = Field(False, description="Run model code that comes with the weights")
-    fake: FakeConfig = FakeConfig()
+    fake: Annotated[dict[str, Any], OptionsOf({"": FakeConfig})] = Field({})
+    """What `model: fake` costs, such as {step_seconds: 0.1}"""
     endpoint: EndpointConfig | None = None
     """A server answers (decoding.method: autoregressive), such as a teacher whose answers are
     labels
@@ -121,6 +123,11 @@ class ModelConfig(Section, use_attribute_docstrings=True):
     @classmethod
     def _name_alone(cls, given: Any) -> Any:
         return {"name": given} if isinstance(given, str) else given
+
+    @property
+    def fake_costs(self) -> FakeConfig:
+        """What `model: fake` costs, with the defaults of what is not set."""
+        return FakeConfig.model_validate(self.fake)
 
     @property
     def is_fake(self) -> bool:
@@ -144,26 +151,8 @@ class SamplingConfig(Section):
     )
 
 
-class SpeculativeConfig(Section, use_attribute_docstrings=True):
-    """What drafts the tokens that speculative decoding verifies."""
-
-    draft_model: Uri | None = None
-    """A smaller model with the same tokenizer; null: prompt lookup, which copies what followed the
-    last tokens where they occurred before
-    """
-    draft_tokens: int = Field(5, ge=1, description="Most tokens that are drafted for one pass")
-    min_confidence: float = Field(0.4, ge=0, le=1)
-    """A draft model stops behind a token that it finds less likely than this; 0: it never stops
-    early
-    """
-    max_ngram: int = Field(3, ge=1, description="Most tokens that prompt lookup looks for")
-
-
-class SkeletonOfThoughtConfig(Section):
-    """The two stages of skeleton of thought, which have decoding.max_new_tokens together."""
-
-    max_skeleton_tokens: int = Field(200, ge=1, description="Tokens after which a skeleton is cut")
-    max_point_tokens: int = Field(128, ge=1, description="Tokens after which a point is cut")
+# The class that checks `decoding.options`, for each method.
+METHOD_OPTIONS = {name: section_of(spec.options) for name, spec in REGISTRY.items()}
 
 
 class DecodingConfig(Section, use_attribute_docstrings=True):
@@ -190,30 +179,26 @@ class DecodingConfig(Section, use_attribute_docstrings=True):
     max_new_tokens: int = Field(512, ge=1)
     """Most tokens of one answer, all threads together (generation, and autoregressive extraction)
     """
-    contexts_per_prompt: int = Field(
-        1, ge=1, description="Contexts stacked in one prompt (intra_prompt)"
-    )
-    promised_length: Literal["predicted", "fixed", "oracle"] = "predicted"
-    """What the main thread skips at a promise (pasta): its tokens attribute, fixed_length, or what
-    its child takes, for which it waits (oracle: no faster than in sequence, to judge the others by)
-    """
-    fixed_length: int = Field(40, ge=1)
-    """Tokens skipped at a promise: at any (fixed), or where it says no number (predicted)"""
-    max_async_tokens: int = Field(256, ge=1, description="Most tokens of one child thread (pasta)")
-    max_threads: int = Field(64, ge=1)
-    """Most threads of one answer at the same time (apar, apar_medusa, pasta)"""
-    mask_tokens: int = Field(5, ge=0, description="k: tokens drafted in every pass (space)")
-    heads: Uri | None = Field(
-        None, description="Folder of trained Medusa heads (medusa, apar_medusa)"
-    )
-    speculative: SpeculativeConfig = SpeculativeConfig()
-    skeleton_of_thought: SkeletonOfThoughtConfig = SkeletonOfThoughtConfig()
+    options: Annotated[dict[str, Any], OptionsOf(METHOD_OPTIONS, chosen_by="method")] = Field({})
+    """Options of the method alone, such as {mask_tokens: 3} of space"""
     sampling: SamplingConfig = SamplingConfig()
+
+    @property
+    def method_options(self) -> Any:
+        """The options of the method with their defaults: the dataclass that its registry entry
+        names.
+        """
+        return REGISTRY[self.method].options(**self.options)
 
     @property
     def draft_model(self) -> str | None:
         """The model that drafts for the decoding method, if it uses one."""
-        return self.speculative.draft_model if REGISTRY[self.method].drafts else None
+        return getattr(self.method_options, "draft_model", None)
+
+    @property
+    def heads(self) -> str | None:
+        """The folder of Medusa heads that the decoding method drafts with, if it uses them."""
+        return getattr(self.method_options, "heads", None)
 
     @property
     def stacked(self) -> bool:
@@ -229,7 +214,7 @@ class DecodingConfig(Section, use_attribute_docstrings=True):
     def documents_per_prompt(self) -> int:
         if self.stacked:
             return self.stacked_documents
-        return self.contexts_per_prompt if self.method == "intra_prompt" else 1
+        return getattr(self.method_options, "contexts_per_prompt", 1)
 
     def idle_keys(self, kind: str) -> set[str]:
         """Keys, dotted, that cannot change an answer in a task of this kind, by ANSWER_KEYS."""
@@ -237,16 +222,18 @@ class DecodingConfig(Section, use_attribute_docstrings=True):
             key for methods in ANSWER_KEYS.values() for keys in methods.values() for key in keys
         }
         used = {*ANSWER_KEYS[kind][self.method], *SAMPLING_KEYS}
+        idle_options = set()
         if self.isolate != "none":
             used -= {"stacked_documents"}
-        if self.speculative.draft_model is None:
-            used -= {"speculative.min_confidence"}
+        if self.draft_model is None:
+            idle_options.add("options.min_confidence")
         else:
-            used -= {"speculative.max_ngram"}
+            idle_options.add("options.max_ngram")
         # No context sees another, but a prompt's draws are for all of its contexts.
         if self.sampling.temperature == 0:
-            used -= {"contexts_per_prompt", *SAMPLING_KEYS[1:]}
-        return {*listed, *SAMPLING_KEYS} - used
+            used -= {*SAMPLING_KEYS[1:]}
+            idle_options.add("options.contexts_per_prompt")
+        return {*listed, *SAMPLING_KEYS, *idle_options} - used
 
 
 class EngineConfig(Section, use_attribute_docstrings=True):

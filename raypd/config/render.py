@@ -9,6 +9,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from raypd.config import KINDS, RunConfig
+from raypd.config.options import OptionsOf
 from raypd.config.yaml_file import dump
 
 _WIDTH = 48  # column of the comments
@@ -52,9 +53,34 @@ def _section(model: type[BaseModel], values: BaseModel | None, depth: int) -> li
             out += _section(inner, value if isinstance(value, BaseModel) else None, depth + 1)
         else:
             out += _leaf(name, info, value, values is None and info.is_required(), depth)
+            for options in _options_of(info):
+                out += _options(options, depth + 1)
         if depth == 0:
             out.append("")
     return out[:-1] if depth == 0 else out
+
+
+def _options_of(info: FieldInfo) -> list[OptionsOf]:
+    """What a key says about the mapping that it holds: a list of at most one item."""
+    return [part for part in info.metadata if isinstance(part, OptionsOf)]
+
+
+def _options(options: OptionsOf, depth: int) -> list[str]:
+    """Comments that name all options that a mapping may have, with their defaults.
+
+    Args:
+        options: Which classes check the mapping.
+        depth: Levels of keys above the options.
+    """
+    lines = []
+    indent = "  " * depth
+    for owner, section in options.sections.items():
+        if owner and section.model_fields:
+            lines.append(f"{indent}# {options.chosen_by} {owner}:")
+        for name, info in section.model_fields.items():
+            for line in _leaf(name, info, info.get_default(), False, 0):
+                lines.append(f"{indent}# {line}")
+    return lines
 
 
 def _leaf(name: str, info: FieldInfo, value: Any, required: bool, depth: int) -> list[str]:

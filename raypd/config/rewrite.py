@@ -4,14 +4,21 @@ changed keys.
 
 import io
 import textwrap
-from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
 from ruamel.yaml import YAML
 
 from raypd.config import RunConfig
-from raypd.config.load import anchor_paths, anchored, load_config, set_key, value_of
+from raypd.config.load import (
+    anchor_paths,
+    anchored,
+    drop_options,
+    load_config,
+    set_key,
+    value_at,
+    value_of,
+)
 from raypd.errors import ConfigError, RunError, raised_as
 from raypd.schema.section import Section
 
@@ -66,7 +73,10 @@ def write(
     paths = anchor_paths(load_config(source, overrides).model_dump(), Path.cwd())
     paths = {key: value for key, value in paths.items() if moved or key in typed}
     changes = anchored(changes, Path.cwd())
-    for key, value in {**typed, **paths, **changes}.items():
+    updates = {**typed, **paths, **changes}
+    if "decoding.method" in updates:
+        drop_options(tree, updates["decoding.method"])
+    for key, value in updates.items():
         set_key(tree, key, value)
     out = io.StringIO()
     roundtrip.dump(tree, out)
@@ -82,7 +92,7 @@ def write(
         target.write_text("\n".join(lines) + "\n" + out.getvalue(), encoding="utf-8")
     made = load_config(target)
     for key, value in changes.items():
-        held = attrgetter(key)(made)
+        held = value_at(made, key)
         if held != (type(held).model_validate(value) if isinstance(held, Section) else value):
             raise RunError(f"{target}: {key} does not read back as {value!r}; set it by hand")
     return made

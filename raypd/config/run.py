@@ -18,6 +18,7 @@ from raypd.config.model import (
     ModelConfig,
 )
 from raypd.config.model_card_file import card_of
+from raypd.config.moved import moved_to
 from raypd.config.tasks import METHODS, OWN_COLUMNS, ExtractionConfig, GenerationConfig, TaskConfig
 from raypd.config.training import FitConfig, TrainingConfig
 from raypd.decoding.methods.registry import REGISTRY
@@ -93,7 +94,7 @@ class RunConfig(Section):
             )
         if REGISTRY[method].heads and self.decoding.heads is None:
             advice = "a folder of Medusa heads (`raypd model add-heads` writes untrained ones)"
-            raise ValueError(f"decoding.method {method} needs decoding.heads, {advice}")
+            raise ValueError(f"decoding.method {method} needs decoding.options.heads, {advice}")
         if self.engine.kind == "vllm":
             self._vllm_can(method)
         gpus = self.cluster.gpus_per_worker
@@ -141,7 +142,7 @@ class RunConfig(Section):
         except ValidationError as error:
             reason = error.errors()[0]
             place = ".".join(["cascade", *map(str, reason["loc"])])
-            unknown = "unknown key; `raypd config show` lists all keys"
+            unknown = moved_to(place) or "unknown key; `raypd config show` lists all keys"
             message = (
                 unknown
                 if reason["type"] == "extra_forbidden"
@@ -160,6 +161,7 @@ class RunConfig(Section):
             "cascade": {},
         }
         del tree["decoding"]["skeleton"]  # it is what the weights were trained with
+        del tree["decoding"]["options"]  # they are the first model's method's
         tree["decoding"] |= {"method": "auto", **self.cascade.decoding}
         return RunConfig.model_validate(tree)
 

@@ -39,7 +39,8 @@ def without_credentials(uri: str) -> str:
     )
     if separator and (named or SIGNED.search(rest)):
         raise ValueError(
-            "a URI must hold no credentials: use the environment, storage.profile or the "
+            "a URI must hold no credentials: use the environment, "
+            "storage.options.profile or the "
             "instance's role"
         )
     return uri

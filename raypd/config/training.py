@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field
 
 from raypd.config.model import Keys
+from raypd.config.options import OptionsOf
 from raypd.config.secrets import Uri, check_secrets
 from raypd.schema.section import Section
 
@@ -44,6 +45,14 @@ class PreferenceConfig(Section, use_attribute_docstrings=True):
     """
 
 
+class LoraOptions(Section):
+    """The keys of `training.lora`."""
+
+    rank: int = Field(16, ge=1, description="Rank of the matrices")
+    alpha: int = Field(32, ge=1, description="Their product is scaled by alpha / rank")
+    dropout: float = Field(0.0, ge=0, lt=1, description="Share of the inputs dropped in training")
+
+
 class TrainingConfig(Section, use_attribute_docstrings=True):
     """What `raypd train` needs beside the run's own keys; other commands do not look at it."""
 
@@ -73,32 +82,25 @@ class TrainingConfig(Section, use_attribute_docstrings=True):
     weights: Literal["lora", "full"] = Field(
         "lora", description="What is trained; with model.quantization nf4: QLoRA"
     )
-    lora_rank: int = Field(16, ge=1)
-    lora_alpha: int = Field(32, ge=1)
-    lora_dropout: float = Field(0.0, ge=0, lt=1)
+    lora: Annotated[dict[str, Any], OptionsOf({"": LoraOptions})] = Field({})
+    """Of `weights: lora`, such as {rank: 32, alpha: 64}"""
     learning_rates: list[float] = Field([1e-4], min_length=1)
     """Each is tried, and the one with the lowest validation loss is kept"""
-    schedule: Literal["cosine", "linear", "constant"] = Field(
-        "cosine", description="Of the learning rate"
-    )
-    warmup: float = Field(
-        0.03, ge=0, lt=1, description="Share of the steps in which the learning rate rises"
-    )
-    weight_decay: float = Field(0.0, ge=0)
-    max_grad_norm: float = Field(1.0, gt=0)
     epochs: float = Field(3.0, gt=0)
     batch_size: int = Field(8, ge=1)
     """Examples of one pass of one worker; they share their instruction, or have none"""
     batch_tokens: int = Field(
         4096, ge=1, description="Most tokens of one pass; a longer example goes alone"
     )
-    accumulate: int = Field(1, ge=1, description="Passes of one step of the optimizer")
+    trainer: Keys = Field({})
+    """Fields of transformers' TrainingArguments over raypd's own, such as {warmup_steps: 0.1,
+    weight_decay: 0.01, gradient_accumulation_steps: 4}; docs/training.md has the defaults
+    """
     evaluations: int = Field(4, ge=1)
     """How often, over the whole training, the validation loss is measured and a checkpoint kept"""
     patience: int | None = Field(
         None, ge=1, description="Ends after so many evaluations without a lower loss"
     )
-    gradient_checkpointing: bool = Field(False, description="Less memory, a third more time")
     sharding: Literal["none", "fsdp"] = "none"
     """fsdp: splits weights and optimizer over the workers, where one GPU cannot hold them"""
     mask_groups: int = Field(1, ge=1)
@@ -110,6 +112,11 @@ class TrainingConfig(Section, use_attribute_docstrings=True):
     max_skipped_share: float = Field(0.1, ge=0, le=1)
     """Nothing is trained if a larger share of documents, or of labels, cannot be used"""
     seed: int = Field(0, ge=0)
+
+    @property
+    def lora_options(self) -> LoraOptions:
+        """The keys of `lora` with the defaults of those that are not set."""
+        return LoraOptions.model_validate(self.lora)
 
 
 def _shares(shares: list[float]) -> list[float]:

@@ -91,6 +91,8 @@ class TextMethod(ABC):
     def __init__(self, model: TextModel) -> None:
         self.model = model
         self.options = model.options
+        # The options of this method alone, `decoding.options`.
+        self.method_options = model.options.method_options
 
     def user_turn(self, content: str) -> str:
         """Return what the user's turn says where the document says `content`."""

@@ -19,7 +19,8 @@ from raypd.estimation.records import HostedEstimate
 def counter(config: RunConfig) -> Callable[[str], int]:
     """Return a function that counts the tokens of a text."""
     if config.model.is_fake:
-        return lambda text: math.ceil(len(text) / config.model.fake.characters_per_token)
+        characters = config.model.fake_costs.characters_per_token
+        return lambda text: math.ceil(len(text) / characters)
     if config.model.endpoint is not None:
         # The counts of the server are used instead, so this function is not called for a result.
         return len

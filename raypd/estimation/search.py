@@ -8,11 +8,11 @@ agreement, only settings of the engine are tried, because they change no answers
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from operator import attrgetter
 from statistics import median
 from typing import Any, Literal
 
 from raypd.config import METHODS, RunConfig
+from raypd.config.load import value_at
 from raypd.decoding.methods.registry import REGISTRY
 from raypd.estimation.agreement import Agreement, Answers, Floor, compare
 
@@ -235,7 +235,7 @@ class Search:
             factors = (0.5,) if self.agrees(start) else (2, 0.5)
             self._climb(start.changes, "decoding.max_value_tokens", _MAX_VALUE_TOKENS, factors)
         elif method == "intra_prompt":
-            self._climb(base, "decoding.contexts_per_prompt", _MAX_STACKED)
+            self._climb(base, "decoding.options.contexts_per_prompt", _MAX_STACKED)
 
     def _stacks(self, base: Changes) -> list[Trial]:
         """Stack two documents in a prompt, then four and so on, as long as the speed improves.
@@ -258,7 +258,9 @@ class Search:
 
     def value(self, changes: Changes, key: str) -> Any:
         """Return the value of a key in the configuration with these changes."""
-        return changes.get(key, attrgetter(key)(self.config))
+        if key in changes:
+            return changes[key]
+        return value_at(self.config, key)
 
     def _climb(
         self, start: Changes, key: str, limit: int, factors: Sequence[float] = (2, 0.5)
@@ -318,7 +320,7 @@ class Search:
             reference: Whether other settings are compared with it.
         """
         changes = {
-            key: value for key, value in changes.items() if attrgetter(key)(self.config) != value
+            key: value for key, value in changes.items() if value_at(self.config, key) != value
         }
         for trial in self.trials:
             if trial.changes == changes:

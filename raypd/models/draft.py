@@ -11,7 +11,7 @@ from raypd.decoding.pack import pack_model
 from raypd.errors import ModelError, raised_as
 from raypd.models.load import LoadedModel, check_model_config, load_tokenizer
 
-_KEY = "decoding.speculative.draft_model"
+_KEY = "decoding.options.draft_model"
 
 
 def draft_model_config(config: RunConfig) -> ModelConfig:
@@ -69,7 +69,7 @@ def load_draft_model(
         engine,
         vocabulary=main.model.config.get_text_config().vocab_size,
         context_length=loaded.context_length,
-        min_confidence=config.decoding.speculative.min_confidence,
+        min_confidence=config.decoding.method_options.min_confidence,
     )
 
 

@@ -15,6 +15,8 @@ from raypd.decoding.methods.apar import Tree
 from raypd.decoding.methods.medusa import MedusaHeads
 from raypd.errors import ModelError, raised_as
 
+_KEY = "decoding.options.heads"
+
 
 def save_heads(heads: MedusaHeads, folder: str | Path) -> None:
     folder = Path(folder)
@@ -40,12 +42,12 @@ def read_sizes(folder: str | Path) -> dict[str, Any]:
     folder = Path(folder)
     for name in ("config.json", "model.safetensors"):
         if not (folder / name).is_file():
-            raise ModelError(f"decoding.heads {folder}: no Medusa heads there: {name} is missing")
-    with raised_as(ModelError, f"decoding.heads {folder}: config.json cannot be read", ValueError):
+            raise ModelError(f"{_KEY} {folder}: no Medusa heads there: {name} is missing")
+    with raised_as(ModelError, f"{_KEY} {folder}: config.json cannot be read", ValueError):
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     if not isinstance(config, dict) or "heads" not in config:
         raise ModelError(
-            f"decoding.heads {folder}: no Medusa heads there: config.json is that of something else"
+            f"{_KEY} {folder}: no Medusa heads there: config.json is that of something else"
         )
     _check_shapes(folder, config)
     return config
@@ -63,17 +65,19 @@ def _check_shapes(folder: Path, config: dict[str, Any]) -> None:
     except (KeyError, TypeError, ValueError, RuntimeError) as error:
         reason = f"{type(error).__name__}: {error}"
         raise ModelError(
-            f"decoding.heads {folder}: config.json does not tell the heads' shape: {reason}"
+            f"{_KEY} {folder}: config.json does not tell the heads' shape: {reason}"
         ) from None
     unreadable = raised_as(
-        ModelError, f"decoding.heads {folder}: model.safetensors cannot be read", SafetensorError
+        ModelError,
+        f"{_KEY} {folder}: model.safetensors cannot be read",
+        SafetensorError,
     )
     with unreadable, safe_open(folder / "model.safetensors", "pt") as file:
         shapes = {name: file.get_slice(name).get_shape() for name in file.keys()}  # noqa: SIM118
     if shapes != expected:
         name = min(n for n in shapes.keys() | expected.keys() if shapes.get(n) != expected.get(n))
         raise ModelError(
-            f"decoding.heads {folder}: config.json tells of {config['heads']} heads of "
+            f"{_KEY} {folder}: config.json tells of {config['heads']} heads of "
             f"{config['layers']} layers, for "
             f"which {name} is {expected.get(name)}, and model.safetensors has "
             f"{shapes.get(name)}: the two do not "
@@ -113,7 +117,7 @@ def check_fit(
     """
     if (config["hidden_size"], config["vocabulary"]) != (hidden_size, vocabulary):
         raise ModelError(
-            f"decoding.heads {folder}: made for {config['base_model'] or 'another model'}, "
+            f"{_KEY} {folder}: made for {config['base_model'] or 'another model'}, "
             "with hidden size "
             f"{config['hidden_size']} and vocabulary {config['vocabulary']}; {model!r} has "
             f"{hidden_size} and "

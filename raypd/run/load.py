@@ -1,10 +1,11 @@
 """Load the configuration of an earlier run from its folder."""
 
 from collections.abc import Sequence
+from typing import Any
 
 from raypd import storage
 from raypd.config import RunConfig, StorageConfig
-from raypd.config.load import make_config, value_of
+from raypd.config.load import make_config, set_key, value_of, with_current_keys
 from raypd.errors import ConfigError, raised_as
 from raypd.run import layout, records
 from raypd.run.manifest import RunRecord
@@ -27,19 +28,19 @@ def load_record(output: str, overrides: Sequence[str] = ()) -> RunRecord:
         NoRun: If the folder contains no run.
         ConfigError: If the record cannot be read.
     """
-    storage_keys = {}
+    storage_keys: dict[str, Any] = {}
     for override in overrides:
         if override.startswith("storage.") and "=" in override:
             key, value = override.removeprefix("storage.").split("=", 1)
-            storage_keys[key] = value_of(value)
+            set_key(storage_keys, key, value_of(value))
     path = storage.join(output, layout.RUN)
     try:
         storage.configure(StorageConfig.model_validate(storage_keys))
         if layout.is_nightly(output):
             path = storage.join(output, layout.STATE)
         record = records.read(RunRecord, path)
-        recorded_keys = record.config.get("storage") or {}
-        storage.configure(StorageConfig.model_validate({**recorded_keys, **storage_keys}))
+        recorded = with_current_keys(record.config).get("storage") or {}
+        storage.configure(_storage_settings(recorded, storage_keys))
         return record
     except FileNotFoundError:
         raise NoRun(f"{output}: {_why_no_run(output)}") from None
@@ -72,7 +73,7 @@ def load_run(output: str, overrides: list[str]) -> RunConfig:
         ConfigError: If there is no run, or if something that its answers depend on has changed.
     """
     record = load_record(output, overrides)
-    tree = record.config
+    tree = with_current_keys(record.config)
     if isinstance(tree.get("task"), dict):
         # The record holds the categories themselves, so their sources are not read again.
         for key in ("categories_file", "schema"):
@@ -91,3 +92,14 @@ def load_run(output: str, overrides: list[str]) -> RunConfig:
             f"({version})"
         )
     return config
+
+
+def _storage_settings(recorded: dict[str, Any], overrides: dict[str, Any]) -> StorageConfig:
+    """How the storage of a run is reached.
+
+    Args:
+        recorded: Section `storage` in the run's record.
+        overrides: The same section from the command line, which counts before the record.
+    """
+    options = {**recorded.get("options", {}), **overrides.get("options", {})}
+    return StorageConfig.model_validate({**recorded, **overrides, "options": options})

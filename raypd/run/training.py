@@ -59,7 +59,9 @@ class TrainingRecord:
     def weights_key(self) -> str:
         """The configuration key that makes raypd decode with the weights."""
         name = self.weights.rpartition("/")[2]
-        return {"adapter": "model.adapter", "heads": "decoding.heads"}.get(name, "model.name")
+        return {"adapter": "model.adapter", "heads": "decoding.options.heads"}.get(
+            name, "model.name"
+        )
 
     def describe(self) -> str:
         """Describe the training and what to do next, in several lines."""
@@ -81,7 +83,7 @@ class TrainingRecord:
                 "or a lower learning rate"
             )
         # Heads change the speed of decoding and no answer, so there is nothing to score.
-        if self.weights_key != "decoding.heads":
+        if self.weights_key != "decoding.options.heads":
             lines.append(
                 "answers were not scored. Extract labelled documents that were not trained on and "
                 "run `raypd evaluate RUN LABELS`;"

@@ -84,7 +84,7 @@ class CloudStore(ObjectStore):
 
     def object_store(self) -> dict[str, str]:
         # The crate finds everything else in the environment by itself.
-        if self.settings.anonymous:
+        if self.settings.requests.anonymous:
             return {"skip_signature": "true"}
         return {}
 
@@ -191,11 +191,11 @@ class CloudStore(ObjectStore):
 
         settings = self.settings
         hour = timedelta(hours=1)
-        connect = timedelta(seconds=settings.connect_timeout)
-        read = timedelta(seconds=settings.read_timeout)
+        connect = timedelta(seconds=settings.requests.connect_timeout)
+        read = timedelta(seconds=settings.requests.read_timeout)
         return cast(Any, store.from_url)(
             bucket,
-            config={"skip_signature": True} if settings.anonymous else None,
+            config={"skip_signature": True} if settings.requests.anonymous else None,
             # http: for an emulator that the environment names.
             client_options={
                 "connect_timeout": connect,
@@ -203,7 +203,7 @@ class CloudStore(ObjectStore):
                 "timeout": hour,
                 "allow_http": True,
             },
-            retry_config={"max_retries": settings.max_attempts - 1, "retry_timeout": hour},
+            retry_config={"max_retries": settings.requests.max_attempts - 1, "retry_timeout": hour},
         )
 
 

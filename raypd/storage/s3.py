@@ -34,7 +34,7 @@ class S3Reader(RangeReader):
     def _fetch(self, begin: int, length: int) -> bytes:
         # If a body breaks off, the next request starts where it ended.
         data = bytearray()
-        attempts = self._store.settings.max_attempts
+        attempts = self._store.settings.requests.max_attempts
         for attempt in range(1, attempts + 1):
             try:
                 response = self._get(begin + len(data), begin + length)

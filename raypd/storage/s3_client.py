@@ -39,10 +39,10 @@ _UNREACHABLE = (
     "ProxyConnectionError",
 )
 _ADVICE = {
-    "NoCredentialsError": ": set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, storage.profile, an instance's "  # noqa: E501
+    "NoCredentialsError": ": set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, storage.options.profile, an instance's "  # noqa: E501
     "role, or "
-    "storage.anonymous=true for a public bucket",
-    "ProfileNotFound": "; it is storage.profile or AWS_PROFILE",
+    "storage.options.anonymous=true for a public bucket",
+    "ProfileNotFound": "; it is storage.options.profile or AWS_PROFILE",
     "NoRegionError": "; set storage.region",
     "InvalidRegionError": "; set storage.region",
 }
@@ -109,17 +109,18 @@ class S3Client:
         from botocore.config import Config
 
         settings = self.settings
+        requests = settings.requests
         config = Config(
-            connect_timeout=settings.connect_timeout,
-            read_timeout=settings.read_timeout,
-            retries={"mode": "standard", "total_max_attempts": settings.max_attempts},
+            connect_timeout=requests.connect_timeout,
+            read_timeout=requests.read_timeout,
+            retries={"mode": "standard", "total_max_attempts": requests.max_attempts},
             max_pool_connections=32,
-            signature_version=UNSIGNED if settings.anonymous else None,
+            signature_version=UNSIGNED if requests.anonymous else None,
         )
         try:
-            session = boto3.Session(profile_name=settings.profile, region_name=settings.region)
+            session = boto3.Session(profile_name=requests.profile, region_name=settings.region)
             client = session.client("s3", endpoint_url=settings.endpoint_url, config=config)
-            if not settings.anonymous and (credentials := session.get_credentials()) is not None:
+            if not requests.anonymous and (credentials := session.get_credentials()) is not None:
                 frozen = credentials.get_frozen_credentials()
                 self._secrets = [secret for secret in (frozen.secret_key, frozen.token) if secret]
                 self._credentials = credentials
@@ -133,7 +134,7 @@ class S3Client:
         """The same settings and credentials for libraries on the Rust crate object_store, as
         deltalake.
         """
-        settings = self.settings
+        requests = self.settings.requests
         client = self.boto()
         endpoint = client.meta.endpoint_url
         options = {
@@ -141,10 +142,10 @@ class S3Client:
             "aws_region": client.meta.region_name,
             "aws_allow_http": str(endpoint.startswith("http://")).lower(),
             "aws_conditional_put": "etag",
-            "aws_skip_signature": str(settings.anonymous).lower(),
-            "aws_request_payer": str(settings.requester_pays).lower(),
-            "aws_server_side_encryption": settings.sse if settings.sse != "none" else None,
-            "aws_sse_kms_key_id": settings.kms_key_id,
+            "aws_skip_signature": str(requests.anonymous).lower(),
+            "aws_request_payer": str(requests.requester_pays).lower(),
+            "aws_server_side_encryption": requests.sse if requests.sse != "none" else None,
+            "aws_sse_kms_key_id": requests.kms_key_id,
         }
         if self._credentials is not None:
             credentials = self._credentials.get_frozen_credentials()
@@ -156,11 +157,11 @@ class S3Client:
         return {name: value for name, value in options.items() if value}
 
     def _add_to_request(self, params: dict[str, Any], model: Any, **_: Any) -> None:
-        settings = self.settings
+        requests = self.settings.requests
         extra = {
-            "RequestPayer": "requester" if settings.requester_pays else None,
-            "SSEKMSKeyId": settings.kms_key_id,
-            "ServerSideEncryption": settings.sse if settings.sse != "none" else None,
+            "RequestPayer": "requester" if requests.requester_pays else None,
+            "SSEKMSKeyId": requests.kms_key_id,
+            "ServerSideEncryption": requests.sse if requests.sse != "none" else None,
         }
         params.update(
             {
@@ -279,9 +280,10 @@ class S3Client:
 
     def _whose(self) -> str:
         """Where the credentials came from: most often it is not where one thought."""
-        if self.settings.anonymous:
-            return "(none: storage.anonymous is set)"
-        profile = f", profile {self.settings.profile}" if self.settings.profile else ""
+        if self.settings.requests.anonymous:
+            return "(none: storage.options.anonymous is set)"
+        name = self.settings.requests.profile
+        profile = f", profile {name}" if name else ""
         return f"({self._source or 'in use'}{profile})"
 
     def _text(self, error: Exception) -> str:
@@ -289,7 +291,7 @@ class S3Client:
         name = type(error).__name__
         advice = _ADVICE.get(name, "")
         if "Timeout" in name or name in _UNREACHABLE:
-            gave_up = f"gave up at attempt {self.settings.max_attempts}"
+            gave_up = f"gave up at attempt {self.settings.requests.max_attempts}"
             advice = f" ({gave_up}); is storage.endpoint_url right and reachable from here?"
         elif not advice and ("Token" in name or "SSO" in name or "Credential" in name):
             advice = "; renew the credentials, and the same command resumes"

@@ -79,7 +79,9 @@ class ExtractionTask:
         model: object = None,
         drafter: TextDrafter | None = None,
     ) -> None:
-        self._drafter = drafter or PromptLookup(config.decoding.speculative.max_ngram)
+        if drafter is None and config.decoding.method == "speculative":
+            drafter = PromptLookup(config.decoding.method_options.max_ngram)
+        self._drafter = drafter
         self.input, self.task, self.decoding = config.input, config.extraction, config.decoding
         self._calibration = calibration_of(config.model, config.decoding.method)
         self._min_confidence = config.output.min_confidence
@@ -291,8 +293,8 @@ class ExtractionTask:
             length = self.decoding.max_new_tokens
             if not self._writes_keys:
                 length = sum(map(len, category.keys)) + len(category.keys) * value_tokens
-            if self.decoding.method == "speculative":
-                drafts = self.decoding.speculative.draft_tokens
+            if self._drafter is not None:
+                drafts = self.decoding.method_options.draft_tokens
                 program: Program[Any] = speculative(prompt, length, stops, self._drafter, drafts)
             else:
                 program = autoregressive(prompt, length, stops, pattern=category.pattern)

@@ -104,7 +104,7 @@ class GenerationTask:
             ),
             control_tokens=tuple(
                 control_token(tokenizer, t, config.model.name)
-                for t in spec.required_tokens(options)
+                for t in spec.required_tokens(options.method_options)
             ),
             heads=load_heads(str(options.heads), model) if spec.heads else None,
             encode=partial(encode, tokenizer, special=True),

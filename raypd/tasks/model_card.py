@@ -4,6 +4,7 @@ is decoded.
 
 import hashlib
 import json
+from dataclasses import asdict
 from pathlib import Path
 
 import raypd
@@ -20,12 +21,14 @@ def write_card(
     learning rate.
     """
     answer_keys = ANSWER_KEYS[config.task.kind][config.decoding.method]
+    decoding = {key: getattr(config.decoding, key) for key in answer_keys}
+    decoding["options"] = asdict(config.decoding.method_options)
     card = {
         "base": config.model.name,
         "revision": config.model.revision,
         "task": config.task.kind,
         "method": config.decoding.method,
-        "decoding": {key: getattr(config.decoding, key) for key in answer_keys},
+        "decoding": decoding,
         "template": _template(config),
         "data": data,
         "documents": documents,

@@ -116,7 +116,7 @@ class QuestionAnsweringTask:
                 yield from self._one_by_one(page)
             else:
                 stack.append(page)
-                if len(stack) == self.decoding.contexts_per_prompt:
+                if len(stack) == self.decoding.documents_per_prompt:
                     yield self._stacked(stack)
                     stack = []
         if stack:

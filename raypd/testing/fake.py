@@ -136,7 +136,7 @@ class FakeTask:
     """Any kind of task: its columns, the cost of its prompts, and answers that say `fake`."""
 
     def __init__(self, config: RunConfig) -> None:
-        self.config, self.task, self.costs = config, config.task, config.model.fake
+        self.config, self.task, self.costs = config, config.task, config.model.fake_costs
         self._method = config.decoding.method
         self._prompts: dict[str, tuple[int, int]] = {}
         if isinstance(self.task, ExtractionConfig):
@@ -283,8 +283,8 @@ def _record(name: str, category: Category) -> dict[str, Any]:
 
 def make(config: RunConfig) -> tuple[FakeEngine, FakeTask]:
     """Engine and task of `model: fake`, after the seconds that a model would take to load."""
-    time.sleep(config.model.fake.load_seconds)
+    time.sleep(config.model.fake_costs.load_seconds)
     sizes = config.engine
     return FakeEngine(
-        config.model.fake, sizes.most_seqs, sizes.batched_tokens(gpu=False)
+        config.model.fake_costs, sizes.most_seqs, sizes.batched_tokens(gpu=False)
     ), FakeTask(config)

@@ -54,6 +54,10 @@ def check_training(config: RunConfig) -> None:
     for key in ("annotations", "preference"):
         if getattr(config.training, key) is not None and method != "pasta":
             raise ConfigError(f"training.{key} is for decoding.method pasta, and this is {method}")
+    if config.training.trainer:
+        from raypd.training.arguments import check_arguments
+
+        check_arguments(config.training.trainer)
     if config.training.preference is not None:
         preference.check(config)
 

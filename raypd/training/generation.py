@@ -128,7 +128,7 @@ class GenerationExamples(Examples):
         example = written(prompt, [*self.encode(answer), self.task.end])
         if self.method == "space":
             (mask,) = self.control
-            k = self.config.decoding.mask_tokens
+            k = self.config.decoding.method_options.mask_tokens
             groups = self.config.training.mask_groups
             example.draw = partial(masked, mask=mask, k=k, groups=groups)
         return example

@@ -10,7 +10,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from raypd.config import ANSWER_KEYS, GenerationConfig, RunConfig
 from raypd.dataset import read_unit, rows_of
 from raypd.dataset.planner import plan
 from raypd.decoding.methods.pasta_lang import Lexer, Piece, readable
+from raypd.decoding.methods.registry import PastaOptions
 from raypd.errors import ConfigError, InputError, raised_as
 from raypd.run.load import load_record
 from raypd.run.read import by_document
@@ -30,6 +31,8 @@ from raypd.training.example import Example, Skip, listed, trace
 from raypd.training.generation import GenerationExamples, ThreadsTeacher, TokenPiece
 from raypd.training.teacher import DocumentKey, Row
 
+# Of the options that a run did not set.
+_DEFAULTS = asdict(PastaOptions())
 _COLUMNS = [
     "id",
     "source",
@@ -112,11 +115,20 @@ def _check_equal_decoding(config: RunConfig, run: str, recorded: dict[str, Any])
         value = getattr(getattr(config, section), name)
         recorded_value = recorded[section].get(name, value)
         if recorded_value != value:
-            advice = "set it to the run's, since examples are what decoding fed"
-            raise ConfigError(
-                f"{run}: was decoded with {section}.{name} {recorded_value!r}, and here it is "
-                f"{value!r}: {advice}"
-            )
+            raise _differs(run, f"{section}.{name}", recorded_value, value)
+    options = asdict(config.decoding.method_options)
+    for name, value in options.items():
+        recorded_value = recorded["decoding"].get("options", {}).get(name, _DEFAULTS[name])
+        if recorded_value != value:
+            raise _differs(run, f"decoding.options.{name}", recorded_value, value)
+
+
+def _differs(run: str, key: str, recorded_value: Any, value: Any) -> ConfigError:
+    """Return the error about a run that was decoded with another value of a key."""
+    return ConfigError(
+        f"{run}: was decoded with {key} {recorded_value!r}, and here it is {value!r}: set it to "
+        "the run's, since examples are what decoding fed"
+    )
 
 
 def _samples_by_document(run: str) -> dict[DocumentKey, list[Row]]:

@@ -3,7 +3,6 @@
 This module adds the loss over targets or over pairs, validation, and reports of the progress.
 """
 
-import math
 import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -17,12 +16,12 @@ from transformers import (
     PrinterCallback,
     Trainer,
     TrainerCallback,
-    TrainingArguments,
 )
 
 from raypd.config import PreferenceConfig, RunConfig
-from raypd.models.load import LoadedModel, resolve_dtype
+from raypd.models.load import LoadedModel
 from raypd.run.training import TrainingProgress
+from raypd.training.arguments import training_arguments
 from raypd.training.example import IGNORED, Example
 from raypd.training.packing import Batch, Layout, pack
 
@@ -195,7 +194,7 @@ def make_trainer(
     """
     training = config.training
     has_pairs = training.preference is not None
-    arguments = _arguments(loaded, config, folder, rate)
+    arguments = training_arguments(loaded, config, folder, rate)
     heads = getattr(getattr(loaded.model, "heads", None), "count", 0)
 
     def collate(groups: list[list[Example]]) -> Batch:
@@ -222,40 +221,3 @@ def make_trainer(
     if training.patience is not None:
         trainer.add_callback(EarlyStoppingCallback(training.patience))
     return trainer
-
-
-def _arguments(
-    loaded: LoadedModel, config: RunConfig, folder: Path, rate: float
-) -> TrainingArguments:
-    """Return transformers' settings of a training."""
-    training = config.training
-    # Trainer takes only a number below 1 as a share of all steps.
-    interval = math.nextafter(1 / training.evaluations, 0)
-    return TrainingArguments(
-        output_dir=str(folder),
-        per_device_train_batch_size=1,
-        per_device_eval_batch_size=1,
-        gradient_accumulation_steps=training.accumulate,
-        num_train_epochs=training.epochs,
-        learning_rate=rate,
-        lr_scheduler_type=training.schedule,
-        warmup_steps=training.warmup,
-        weight_decay=training.weight_decay,
-        max_grad_norm=training.max_grad_norm,
-        bf16=resolve_dtype(config.model.dtype, loaded.device) == torch.bfloat16,
-        use_cpu=loaded.device.type == "cpu",
-        eval_strategy="steps",
-        eval_steps=interval,
-        save_steps=interval,
-        save_total_limit=2,
-        load_best_model_at_end=True,
-        logging_steps=0.01,
-        include_num_input_tokens_seen="all",
-        remove_unused_columns=False,
-        label_names=["shift_labels"],
-        prediction_loss_only=True,
-        dataloader_pin_memory=False,
-        disable_tqdm=True,
-        seed=training.seed,
-        fsdp=training.sharding == "fsdp",
-    )

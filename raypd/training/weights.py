@@ -75,7 +75,7 @@ def make_trainable(loaded: LoadedModel, config: RunConfig) -> None:
         loaded.model.requires_grad_(True)
     else:
         loaded.model = _with_lora(loaded, config)
-    if config.training.gradient_checkpointing:
+    if config.training.trainer.get("gradient_checkpointing"):
         loaded.model.gradient_checkpointing_enable({"use_reentrant": False})
         loaded.model.enable_input_require_grads()
 
@@ -88,7 +88,7 @@ def _with_lora(loaded: LoadedModel, config: RunConfig) -> Any:
     model = loaded.model
     if config.model.quantization != "none":
         model = prepare_model_for_kbit_training(
-            model, use_gradient_checkpointing=training.gradient_checkpointing
+            model, use_gradient_checkpointing=training.trainer.get("gradient_checkpointing", False)
         )
         # In evaluation mode bitsandbytes packs weights for a CPU; packed ones have no gradients.
         for module in model.modules():
@@ -102,9 +102,9 @@ def _with_lora(loaded: LoadedModel, config: RunConfig) -> Any:
         if name in vocabulary
     ]
     lora = LoraConfig(
-        r=training.lora_rank,
-        lora_alpha=training.lora_alpha,
-        lora_dropout=training.lora_dropout,
+        r=training.lora_options.rank,
+        lora_alpha=training.lora_options.alpha,
+        lora_dropout=training.lora_options.dropout,
         target_modules="all-linear",
         trainable_token_indices=control or None,
         task_type="CAUSAL_LM",

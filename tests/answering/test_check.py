@@ -54,8 +54,8 @@ def folders(tmp_path_factory):
     return folder
 
 
-def check(folders, method, model="plain", **decoding):
-    decoding = {"method": method, **decoding}
+def check(folders, method, model="plain", **options):
+    decoding = {"method": method, "options": options}
     check_method(run_config("generation", model={"name": str(folders / model)}, decoding=decoding))
 
 
@@ -65,13 +65,13 @@ def test_what_fits_passes(folders):
     check(folders, "space", mask_tokens=0)
     check(folders, "medusa", heads=str(folders / "heads"))
     check(folders, "speculative")
-    check(folders, "speculative", speculative={"draft_model": str(folders / "plain")})
+    check(folders, "speculative", draft_model=str(folders / "plain"))
 
 
 def test_a_draft_model_must_be_there_and_share_the_tokenizer(folders):
     for name, words in (("control", "its tokenizer is another one"), ("nowhere", "nowhere")):
         with pytest.raises(ModelError, match=words):
-            check(folders, "speculative", speculative={"draft_model": str(folders / name)})
+            check(folders, "speculative", draft_model=str(folders / name))
 
 
 @pytest.mark.parametrize(
@@ -79,7 +79,7 @@ def test_a_draft_model_must_be_there_and_share_the_tokenizer(folders):
     [
         ("apar", {}, r"no control token \[Fork\].*raypd model add-tokens .* --for apar"),
         ("space", {}, r"no control token \[Mask\].*raypd model add-tokens .* --for space"),
-        ("medusa", {"heads": "nowhere"}, "decoding.heads nowhere: no Medusa heads there"),
+        ("medusa", {"heads": "nowhere"}, "decoding.options.heads nowhere: no Medusa heads there"),
         (
             "medusa",
             {"heads": "plain"},

@@ -14,11 +14,12 @@ from pydantic import BaseModel
 from raypd import storage
 from raypd.config import ANSWER_KEYS, KINDS, METHODS, SAMPLING_KEYS, DecodingConfig, RunConfig
 from raypd.config.load import make_config
+from raypd.config.model import METHOD_OPTIONS
 from raypd.config.render import render
 from raypd.config.secrets import Uri
 from raypd.errors import ConfigError
 from raypd.run import manifest
-from tests.runs import config_tree, extraction, run_config
+from tests.runs import config_tree, decoding_section, extraction, run_config
 
 SHOES = extraction(shoes=["Brand", {"name": "Size", "type": "number"}])
 EXTRACTION = config_tree(SHOES, decoding={"method": "hyper_parallel"})
@@ -84,6 +85,10 @@ def others(config: RunConfig, key: str) -> list[Any]:
     """Other values that a key of `decoding` may have."""
     model: Any = DecodingConfig
     value: Any = config.decoding
+    if key.startswith("options."):
+        key = key.removeprefix("options.")
+        model = METHOD_OPTIONS[config.decoding.method]
+        value = config.decoding.method_options
     for name in key.split("."):
         annotation = model.model_fields[name].annotation
         model, value = annotation, getattr(value, name)
@@ -102,6 +107,11 @@ def others(config: RunConfig, key: str) -> list[Any]:
     return ["another"]
 
 
+def option_keys(method: str) -> list[str]:
+    """The keys of `decoding` that are options of a method alone."""
+    return [f"options.{name}" for name in METHOD_OPTIONS[method].model_fields]
+
+
 def uses() -> Iterator[tuple[str, str, str, float]]:
     """(kind, method, isolate, temperature): all that decides which keys of `decoding` count."""
     for kind, methods in METHODS.items():
@@ -117,10 +127,11 @@ def expected_keys(kind: str, method: str, isolate: str, temperature: float) -> s
     keys = {"method", *ANSWER_KEYS[kind][method], *SAMPLING_KEYS}  # type: ignore[index]
     if isolate != "none":
         keys -= {"stacked_documents"}
+    keys |= set(option_keys(method))
     # Without a draft model.
-    keys -= {"speculative.min_confidence"}
+    keys -= {"options.min_confidence"}
     if not temperature:
-        keys -= {"contexts_per_prompt", "sampling.top_k", "sampling.top_p", "sampling.seed"}
+        keys -= {"options.contexts_per_prompt", "sampling.top_k", "sampling.top_p", "sampling.seed"}
     return keys
 
 
@@ -129,19 +140,24 @@ def test_a_key_counts_where_the_table_says(
     kind: str, method: str, isolate: str, temperature: float
 ) -> None:
     task = EXTRACTION["task"] if kind == "extraction" else {"kind": kind}
-    decoding = {"method": method, "isolate": isolate, "heads": "heads"}
 
     def config_with(key: str, value: Any) -> RunConfig:
-        tree: dict[str, Any] = {**decoding, "sampling": {"temperature": temperature}}
+        chosen = value if key == "method" else method
+        tree = decoding_section(chosen, heads="heads", isolate=isolate)
+        tree["sampling"] = {"temperature": temperature}
         *above, last = key.split(".")
-        section = tree.setdefault(above[0], {}) if above else tree
-        section[last] = value
+        if above:
+            tree[above[0]] = {**tree.get(above[0], {}), last: value}
+        else:
+            tree[last] = value
         return RunConfig.model_validate({**EXTRACTION, "task": task, "decoding": tree})
 
     config = config_with("method", method)
     own = config.fingerprint()
     counting = set()
-    for key in DECODING_KEYS:
+    for key in [*DECODING_KEYS, *option_keys(method)]:
+        if key == "options":
+            continue
         prints = {config_with(key, value).fingerprint() for value in others(config, key)}
         assert own not in prints or prints == {own}, f"decoding.{key}: counts for some values"
         if own not in prints:

@@ -10,12 +10,13 @@ from typing import Any
 import pytest
 
 from raypd.config import RunConfig
-from raypd.config.load import load_config, make_config
+from raypd.config.load import load_config, make_config, value_at, with_changes, with_current_keys
 from raypd.config.model_card_file import CARD
 from raypd.errors import ConfigError, ModelError
 from raypd.tasks.model_card import check_card, untrained
 from raypd.tasks.prompting import messages, template_text
 from tests.processes import ROOT
+from tests.runs import config_tree
 
 RUN = """\
 input: {{path: a.jsonl}}
@@ -254,3 +255,90 @@ def test_the_quickstart_is_decoded_as_its_adapter_was_trained_and_weights_withou
 def test_the_prompt_begins_with_the_instruction() -> None:
     (message,) = messages(config(instruction="Read support tickets.").task).values()
     assert message.startswith("Read support tickets.\n")
+
+
+@pytest.mark.parametrize(
+    ("override", "replacement"),
+    [
+        ("storage.profile=nightly", "storage.options.profile"),
+        ("training.lora_rank=3", "training.lora.rank"),
+        ("training.accumulate=3", "training.trainer.gradient_accumulation_steps"),
+        ("decoding.max_threads=3", "decoding.options.max_threads"),
+        ("decoding.speculative.draft_tokens=3", "decoding.options"),
+        ("cascade.decoding.mask_tokens=3", "decoding.options.mask_tokens"),
+    ],
+)
+def test_a_key_of_an_earlier_release_is_refused_with_its_replacement(override, replacement):
+    overrides = [override]
+    if override.startswith("cascade"):
+        overrides.append("cascade.model=fake")
+    with pytest.raises(ConfigError) as error:
+        make_config(config_tree(), overrides)
+    assert f"this key is now {replacement}" in str(error.value)
+    assert len(str(error.value).splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("overrides", "key", "words"),
+    [
+        (["decoding.method=space", "decoding.options.mask_token=3"], "mask_token", "'mask_tokens'"),
+        (
+            ["decoding.method=space", "decoding.options.max_threads=3"],
+            "max_threads",
+            "of apar, pas",
+        ),
+        (["decoding.method=space", "decoding.options.mask_tokens=-1"], "mask_tokens", "equal to 0"),
+        (["decoding.method=autoregressive", "decoding.options.x=1"], "x", "it has none"),
+    ],
+)
+def test_an_option_that_the_method_does_not_have_is_refused_with_a_hint(overrides, key, words):
+    with pytest.raises(ConfigError) as error:
+        make_config(config_tree("generation"), overrides)
+    assert str(error.value).startswith(f"decoding.options.{key}: ")
+    assert words in str(error.value)
+
+
+def test_options_are_of_the_method_that_the_file_names(tmp_path):
+    file = tmp_path / "run.yaml"
+    decoding = {"method": "pasta", "options": {"max_threads": 3}}
+    file.write_text(json.dumps(config_tree("generation", decoding=decoding)))
+    pasta = load_config(file).decoding
+    assert pasta.method_options.max_threads == 3
+    assert pasta.method_options.max_async_tokens == 256
+    # Another method on the command line replaces the options, in whatever order they are given.
+    overrides = ["decoding.options.mask_tokens=4", "decoding.method=space"]
+    assert load_config(file, overrides).decoding.options == {"mask_tokens": 4}
+    changed = with_changes(load_config(file), {"decoding.method": "autoregressive"})
+    assert changed.decoding.options == {}
+
+
+def test_an_option_at_its_default_changes_no_fingerprint():
+    tree = config_tree("generation", decoding={"method": "space"})
+    default = make_config(tree, ["decoding.options.mask_tokens=5"])
+    assert default.fingerprint() == make_config(tree).fingerprint()
+    other = make_config(tree, ["decoding.options.mask_tokens=4"])
+    assert other.fingerprint() != make_config(tree).fingerprint()
+
+
+def test_a_record_of_an_earlier_release_is_read_with_todays_keys():
+    recorded = make_config(config_tree("generation", decoding={"method": "apar"})).model_dump()
+    del recorded["decoding"]["options"]
+    recorded["decoding"] |= {"max_threads": 7, "mask_tokens": 3, "speculative": {"max_ngram": 2}}
+    recorded["storage"] = {"region": None, "max_attempts": 4}
+    config = make_config(with_current_keys(recorded))
+    assert config.decoding.options == {"max_threads": 7}
+    assert config.storage.requests.max_attempts == 4
+
+
+def test_the_value_of_a_key_has_the_default_of_an_option_that_is_not_set():
+    decoding = {"method": "apar", "options": {"max_threads": 7}}
+    config = make_config(config_tree("generation", decoding=decoding))
+    values = {
+        "decoding.options.max_threads": 7,
+        "training.lora.rank": 16,
+        "storage.options.max_attempts": 10,
+        "model.fake.load_seconds": 2.0,
+        "model.name": config.model.name,
+        "training.trainer.weight_decay": None,
+    }
+    assert {key: value_at(config, key) for key in values} == values

@@ -15,6 +15,7 @@ from raypd import storage
 from raypd.answering import progress
 from raypd.cli.main import report_errors
 from raypd.config import RunConfig, StorageConfig
+from raypd.config.data import StorageOptions
 from raypd.config.load import load_config, make_config
 from raypd.config.secrets import HIDDEN, redact
 from raypd.errors import ConfigError, RunError
@@ -36,7 +37,7 @@ RUN = config_tree(None, "s3://bkt/in", "s3://bkt/out")
         ("model.name", f"https://me:{SECRET}@hub.example/m"),
         ("model.adapter", f"https://hub.example/adapter?token={SECRET}"),
         ("model.adapter", f"s3://weights/adapter?{SIGNED}"),
-        ("decoding.heads", f"https://hub.example/heads?x=1&access_token={SECRET}"),
+        ("decoding.options.heads", f"https://hub.example/heads?x=1&access_token={SECRET}"),
         ("cascade.model.name", f"https://{SECRET}@hub.example/m"),
         ("model.endpoint.url", f"https://api.example/v1?api_key={SECRET}"),
         ("input.path", f"https://bucket.s3.amazonaws.com/in.jsonl?{SIGNED}"),
@@ -55,7 +56,7 @@ RUN = config_tree(None, "s3://bkt/in", "s3://bkt/out")
     ],
 )
 def test_a_secret_is_refused_and_not_repeated(key: str, value: str) -> None:
-    tree = config_tree(storage={"profile": "p"})
+    tree = config_tree(storage={"options": {"profile": "p"}})
     with pytest.raises(ConfigError, match=key.replace(".", r"\.")) as caught:
         make_config(tree, [f"{key}={value}", "cluster.max_workers=0"])
     assert "cluster.max_workers" in str(caught.value)
@@ -200,10 +201,15 @@ def test_credentials_are_refused_by_name_and_not_repeated(tmp_path: Path, key: s
     ("key", "value", "message"),
     [
         ("storage.endpoint_url", "host:9000", "write http://host:port"),
-        ("storage.sse", "kms", "aws:kms"),
-        ("storage.kms_key_id", "k", "needs sse aws:kms"),
+        ("storage.options.sse", "kms", "aws:kms"),
+        ("storage.options.kms_key_id", "k", "needs sse aws:kms"),
         ("storage.endpoint", "x", "did you mean 'endpoint_url'"),
-        ("storage.max_attempts", 0, "greater than or equal to 1"),
+        (
+            "storage.options.max_attemps",
+            2,
+            "max_attemps: unknown option; did you mean 'max_attempts'",
+        ),
+        ("storage.options.max_attempts", 0, "greater than or equal to 1"),
     ],
 )
 def test_wrong_settings_are_explained(key: str, value: object, message: str) -> None:
@@ -213,7 +219,7 @@ def test_wrong_settings_are_explained(key: str, value: object, message: str) -> 
 
 def test_settings_are_the_documentation_s_reach_workers_and_are_not_in_the_fingerprint() -> None:
     config = make_config(
-        RUN, ["storage.endpoint_url=http://host:9000", "storage.requester_pays=true"]
+        RUN, ["storage.endpoint_url=http://host:9000", "storage.options.requester_pays=true"]
     )
     assert pickle.loads(pickle.dumps(config)).storage == config.storage
     assert config.fingerprint() == make_config(RUN).fingerprint()
@@ -223,7 +229,6 @@ def test_settings_are_the_documentation_s_reach_workers_and_are_not_in_the_finge
     )
     text = (Path(__file__).resolve().parents[2] / "docs/storage.md").read_text()
     tree = yaml.safe_load(text[text.index("    storage:\n") :].split("\n\n")[0])["storage"]
-    assert (set(tree), StorageConfig.model_validate(tree).sse) == (
-        set(StorageConfig.model_fields),
-        "aws:kms",
-    )
+    assert set(tree) == set(StorageConfig.model_fields)
+    assert set(tree["options"]) == set(StorageOptions.model_fields)
+    assert StorageConfig.model_validate(tree).requests.sse == "aws:kms"

@@ -2,6 +2,7 @@
 file.
 """
 
+import dataclasses
 from pkgutil import resolve_name
 
 import pytest
@@ -151,8 +152,11 @@ def test_a_method_has_its_program_where_its_name_says_and_keys_of_the_configurat
     spec = REGISTRY[name]
     assert spec.text_method or callable(resolve_name(f"raypd.decoding.methods.{name}:{name}"))
     keys = {key for keys in spec.answer_keys.values() for key in keys}
-    assert {*keys, spec.tokens_option or "method"} <= set(DECODING_KEYS)
-    assert ("heads" in keys) == spec.heads
+    assert keys <= set(DECODING_KEYS)
+    options = {field.name for field in dataclasses.fields(spec.options)}
+    assert not spec.tokens_option or spec.tokens_option in options
+    assert ("heads" in options) == spec.heads
+    assert ("draft_model" in options) == spec.drafts
     assert all(name in METHODS[kind] for kind in spec.answer_keys)
     assert ("generation" in spec.answer_keys) == bool(spec.text_method)
     assert not spec.text_method or issubclass(resolve_name(spec.text_method), TextMethod)

@@ -352,11 +352,13 @@ def test_the_median_of_the_best_two_decides_and_questions_have_their_own_setting
 
     def rule(s: dict[str, Any]) -> tuple[float, float]:
         return (
-            1.0 if s["method"] == "autoregressive" else 2.0 + s["contexts_per_prompt"] / 10
+            1.0
+            if s["method"] == "autoregressive"
+            else 2.0 + s.get("options.contexts_per_prompt", 1) / 10
         ), 1.0
 
     _, best = searched(rule, task={"kind": "question_answering"}, decoding={})
-    assert best.changes == {"decoding.contexts_per_prompt": 32}
+    assert best.changes == {"decoding.options.contexts_per_prompt": 32}
 
 
 class StubProfiler:
@@ -584,14 +586,15 @@ def test_paths_keep_their_meaning_in_another_folder(command, tmp_path) -> None:
     # Once a name.
     assert made.model.name == "fake"
     assert made.model.dtype == "float32"
-    assert made.model.fake.load_seconds == 3
+    assert made.model.fake["load_seconds"] == 3
     for name in ("elsewhere/t", "elsewhere/a", "far/off"):
         Path(name).mkdir(parents=True)
     fit = {
-        "teacher": {"model.name": "./t", "engine.kind": "vllm"},
+        "teacher": {"model.name": "./t", "engine.kind": "vllm", "decoding.method": "guided"},
         "candidates": {"a": {"model.adapter": "a"}},
     }
-    keys = {"decoding": {"heads": "../heads"}, "fit": fit, "model": "./fake"}
+    decoding = {"method": "speculative", "options": {"draft_model": "../drafts"}}
+    keys = {"decoding": decoding, "fit": fit, "model": "./fake"}
     Path("elsewhere/fit.yaml").write_text(
         json.dumps({**yaml.safe_load(Path("run.yaml").read_text()), **keys})
     )
@@ -602,7 +605,7 @@ def test_paths_keep_their_meaning_in_another_folder(command, tmp_path) -> None:
     assert made.model.name == str(tmp_path / "elsewhere/t")
     assert made.fit.teacher["model.name"] == str(tmp_path / "elsewhere/t")
     assert made.fit.candidates == {"a": {"model.adapter": str(tmp_path / "elsewhere/a")}}
-    assert loaded.decoding.heads == "elsewhere/../heads"
+    assert loaded.decoding.draft_model == "elsewhere/../drafts"
 
 
 @pytest.mark.parametrize(

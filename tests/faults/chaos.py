@@ -116,7 +116,7 @@ def run_round(draw: random.Random, folder: Path) -> Round:
         if proxy is not None:
             keys |= {
                 "output": {"path": "s3://chaos/run"},
-                "storage": {"endpoint_url": proxy.url, "read_timeout": 3},
+                "storage": {"endpoint_url": proxy.url, "options": {"read_timeout": 3}},
             }
         if engine == "server":
             url = stack.enter_context(serving(lying(draw.randrange(1 << 30))))

@@ -43,7 +43,7 @@ def test_texts_are_those_of_autoregressive_whatever_drafts(draft_model):
     expected, _ = texts(method="autoregressive")
     found, counters = texts(
         method="speculative",
-        speculative={"draft_model": draft_model, "draft_tokens": 3, "min_confidence": 0.0},
+        options={"draft_model": draft_model, "draft_tokens": 3, "min_confidence": 0.0},
     )
     assert found == expected
     assert any(expected)
@@ -64,7 +64,7 @@ def test_extraction_writes_the_tokens_of_autoregressive():
 
     expected, _ = tokens(method="autoregressive")
     found, loaded = tokens(
-        method="speculative", speculative={"draft_model": "same weights", "min_confidence": 0.0}
+        method="speculative", options={"draft_model": "same weights", "min_confidence": 0.0}
     )
     assert found == expected
     assert len(expected) == 40
@@ -73,4 +73,4 @@ def test_extraction_writes_the_tokens_of_autoregressive():
 
 def test_a_draft_model_of_another_tokenizer_is_refused():
     with pytest.raises(ModelError, match=r"its tokenizer is another one: '\[Mask\]'"):
-        texts(method="speculative", speculative={"draft_model": "other tokenizer"})
+        texts(method="speculative", options={"draft_model": "other tokenizer"})

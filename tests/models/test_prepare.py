@@ -115,7 +115,7 @@ def test_heads_that_are_not_what_their_config_says_are_refused(base, tmp_path, k
         json.dumps({k: v for k, v in {**original, key: value}.items() if v is not None})
     )
     for look in (read_sizes, load_heads):  # before a run starts, and where the weights are loaded
-        with pytest.raises(ModelError, match=f"decoding.heads {tmp_path}/heads: .*{words}"):
+        with pytest.raises(ModelError, match=f"decoding.options.heads {tmp_path}/heads: .*{words}"):
             look(tmp_path / "heads")
     (tmp_path / "heads/model.safetensors").write_bytes(b"no weights")
     file.write_text(json.dumps(json.loads(file.read_text()) | original))

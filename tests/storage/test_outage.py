@@ -66,7 +66,8 @@ def corpus(proxy: Proxy, bucket: str, config):
         storage.put(f"{bucket}/in/{i:02d}.{kind}", data)
 
     def make(on_damaged: str = "skip", output: str = "out", read_timeout: int = 60) -> RunConfig:
-        settings = {"endpoint_url": proxy.url, "max_attempts": 2, "read_timeout": read_timeout}
+        options = {"max_attempts": 2, "read_timeout": read_timeout}
+        settings = {"endpoint_url": proxy.url, "options": options}
         run = config(f"{bucket}/in", output, settings, on_damaged=on_damaged, unit_documents=5)
         storage.configure(run.storage)
         return run

@@ -48,7 +48,7 @@ class Store:
         return AWSResponse(request.url, status, {"Content-Length": str(len(body)), **headers}, raw)
 
     def use(self, **settings) -> None:
-        storage.configure(StorageConfig.model_validate({"max_attempts": 3, **settings}))
+        storage.configure(StorageConfig(options={"max_attempts": 3, **settings}))
         storage.backend("s3://").boto().meta.events.register_first("before-send.s3", self)
 
     def header(self, name: str) -> list[str | None]:
@@ -69,7 +69,7 @@ def store(monkeypatch: pytest.MonkeyPatch, tmp_path):
     )
     monkeypatch.setattr("raypd.storage.s3.time.sleep", lambda seconds: None)
     # A client of an earlier test is not taken again.
-    storage.configure(StorageConfig(max_attempts=9))
+    storage.configure(StorageConfig(options={"max_attempts": 9}))
     fake = Store()
     fake.use()
     yield fake
@@ -120,7 +120,7 @@ def test_encryption_and_the_payer_stand_in_every_request_that_needs_them(store: 
 
 
 def test_each_storage_has_settings_and_a_connection_of_its_own(store: Store) -> None:
-    unsigned = storage.Storage(StorageConfig(anonymous=True))
+    unsigned = storage.Storage(StorageConfig(options={"anonymous": True}))
     unsigned.backend("s3://").boto().meta.events.register_first("before-send.s3", store)
     for each in (storage.default, unsigned, storage.default):
         assert list(each.backend("s3://").walk("s3://bkt/f")) == []
@@ -251,9 +251,9 @@ def test_no_credentials_and_no_such_profile(store: Store, monkeypatch: pytest.Mo
     monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
     for profile, words in (
         (None, r"s3://bkt/a: Unable to locate credentials: set AWS_ACCESS_KEY_ID"),
-        ("nightly", r"profile \(nightly\) could not be found; it is storage.profile"),
+        ("nightly", r"profile \(nightly\) could not be found; it is storage.options.profile"),
     ):
-        storage.configure(StorageConfig(profile=profile))
+        storage.configure(StorageConfig(options={"profile": profile}))
         with pytest.raises(InputError, match=words):
             list(storage.find("s3://bkt/a"))
 
@@ -364,7 +364,7 @@ def test_a_store_without_ranges_is_used_for_what_is_small_and_else_refused(store
     ],
 )
 def test_refusals_name_the_path_and_what_to_do(google, gs, status, code, kind, words) -> None:
-    storage.configure(StorageConfig(max_attempts=2))
+    storage.configure(StorageConfig(options={"max_attempts": 2}))
     secret = "a-s3cret-token"
     google.fail = lambda call: Reply(
         status, f"<Error><Code>{code}</Code><M>{secret}</M></Error>".encode()
@@ -415,7 +415,7 @@ def test_without_the_extra_a_bucket_or_credentials(az, monkeypatch) -> None:
     with pytest.raises(storage.StorageError, match="az://no-such/x: there is no az://no-such"):
         storage.put("az://no-such/x", b"")
     monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_KEY", "bm8=")
-    storage.configure(StorageConfig(max_attempts=2))
+    storage.configure(StorageConfig(options={"max_attempts": 2}))
     with pytest.raises(
         storage.StorageError, match=f"{az}/x: forbidden: .* must allow to read here .*403 Authoriz"
     ):

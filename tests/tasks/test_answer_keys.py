@@ -22,8 +22,8 @@ from raypd.models.load import LoadedModel
 from raypd.models.medusa_heads import save_heads
 from raypd.tasks import extraction, question_answering
 from raypd.tasks.base import Document
-from tests.config.test_fingerprint import DECODING_KEYS, others, uses
-from tests.runs import answer, config_tree, run_config, write_rows
+from tests.config.test_fingerprint import DECODING_KEYS, option_keys, others, uses
+from tests.runs import answer, config_tree, decoding_section, run_config, write_rows
 from tests.tasks import test_extraction, test_question_answering
 from tests.tiny import tiny_model, tiny_tokenizer
 
@@ -80,13 +80,13 @@ def config_of(kind: str, folders: list[str], **decoding) -> RunConfig:
         "generation": {"kind": kind},
     }
     task = tasks.get(kind, test_extraction.TREE["task"])
-    decoding = {"heads": folders[0], **SMALL, **decoding}
+    decoding = decoding_section(**{"heads": folders[0], **SMALL, **decoding})
     return run_config(task, model={"dtype": "float64"}, decoding=decoding)
 
 
 def changed(config: RunConfig, key: str, folders: list[str]) -> RunConfig:
     """The configuration with another value of a key of `decoding`."""
-    value = {"heads": folders[1]}.get(key) or others(config, key)[0]
+    value = {"options.heads": folders[1]}.get(key) or others(config, key)[0]
     # Not so near that answers hardly feel it.
     value = 3 * value if isinstance(value, int) else value
     tree = config.model_dump()
@@ -121,6 +121,8 @@ def test_what_is_left_out_changes_no_row(kind, method, isolate, temperature, fol
     idle, other = config.decoding.idle_keys(kind), config
     assert idle
     for key in idle:
+        if key.startswith("options.") and key not in option_keys(method):
+            continue
         other = changed(other, key, folders)
     assert other.decoding.idle_keys(kind) == idle
     rows, again = (
@@ -149,7 +151,8 @@ def test_what_is_named_arrives(kind, method, isolate, temperature, folders, monk
         kind, folders, method=method, isolate=isolate, sampling={"temperature": temperature}
     )
     before = arrives(config)
-    for key in sorted({*DECODING_KEYS} - {"method"} - config.decoding.idle_keys(kind)):
+    keys = {*DECODING_KEYS, *option_keys(method)} - {"method", "options"}
+    for key in sorted(keys - config.decoding.idle_keys(kind)):
         assert arrives(changed(config, key, folders)) != before, (
             f"decoding.{key} is used by no program of {method}"
         )

@@ -21,7 +21,7 @@ from raypd.tasks import build_task
 from raypd.tasks.base import Document, Record, Request
 from raypd.tasks.generation import StopStrings
 from tests.decoding.drivers import steered
-from tests.runs import answer, run_config
+from tests.runs import answer, decoding_section, run_config
 from tests.tasks.test_extraction import CONTEXT, prompt_text
 from tests.tiny import EOS, tiny_model, tiny_tokenizer
 
@@ -224,7 +224,7 @@ def answers(parts, method: str, prompts=PROMPTS, **generation) -> dict[tuple[int
     """Output columns by (row, turn)."""
     model, tokenizer, heads = parts
     model = copy.deepcopy(model)
-    decoding = {"method": method, "max_new_tokens": 14, "heads": str(heads), "mask_tokens": 3}
+    decoding = decoding_section(method, max_new_tokens=14, heads=str(heads), mask_tokens=3)
     task = make(decoding=decoding, tokenizer=tokenizer, model=model, **generation)
     engine = Engine(model, max_num_seqs=3, max_num_batched_tokens=40)
     records, _ = answer(task, [document(prompt, i) for i, prompt in enumerate(prompts)], engine)
@@ -304,7 +304,7 @@ def skeleton_prompts(tokenizer, **task) -> tuple[str, str]:
     decoding = {
         "method": "skeleton_of_thought",
         "max_new_tokens": 20,
-        "skeleton_of_thought": {"max_skeleton_tokens": 9},
+        "options": {"max_skeleton_tokens": 9},
     }
     request = one(make(decoding=decoding, tokenizer=tokenizer, **task), "Hi")
     skeleton = feed = next(request.program)
@@ -345,7 +345,7 @@ def reason(parts, method: str, whole: bool, stop: str | None = None) -> tuple[st
             return script[at]
         return end if whole or method in SCRIPTS else ord("m")
 
-    decoding = {"method": method, "max_new_tokens": 70, "max_async_tokens": 11, "heads": str(heads)}
+    decoding = decoding_section(method, max_new_tokens=70, max_async_tokens=11, heads=str(heads))
     stops = [stop] if stop else []
     request = one(
         make(decoding=decoding, tokenizer=tokenizer, model=model, chat_template=False, stop=stops),
@@ -379,7 +379,7 @@ def test_a_stop_string_behind_a_cut_thread_does_not_hide_the_cut(parts, method, 
 @pytest.mark.parametrize(
     ("decoding", "words"),
     [
-        ({"method": "medusa"}, "needs decoding.heads"),
+        ({"method": "medusa"}, "needs decoding.options.heads"),
         ({"method": "hyper_parallel"}, "does not do generation"),
     ],
 )

@@ -23,7 +23,7 @@ from raypd.tasks.base import Document, Record
 from raypd.tasks.columns import QUESTION_ANSWERING
 from raypd.tasks.prompting import end_tokens, pieces
 from tests.decoding.drivers import drive
-from tests.runs import answer, run_config
+from tests.runs import answer, decoding_section, run_config
 from tests.tiny import EOS, tiny_model, tiny_tokenizer
 
 CONTEXT = 4096
@@ -113,7 +113,7 @@ def test_a_document_cannot_end_the_users_turn():
 
 
 def test_contexts_are_stacked_and_without_a_chat_template_an_answer_is_asked_for():
-    requests = list(make(decoding={"contexts_per_prompt": 3}).plan(RAGGED))
+    requests = list(make(decoding={"options": {"contexts_per_prompt": 3}}).plan(RAGGED))
     assert [request.documents for request in requests] == [[0, 1, 2], [3]]
     assert max(next(requests[0].program).segments) == 3 + 6
     tokenizer = tiny_tokenizer()
@@ -125,7 +125,7 @@ def test_contexts_are_stacked_and_without_a_chat_template_an_answer_is_asked_for
 
 @pytest.mark.parametrize("method", METHODS)
 def test_one_record_a_question_in_their_order(method):
-    task = make(decoding={"method": method, "contexts_per_prompt": 2})
+    task = make(decoding=decoding_section(method, contexts_per_prompt=2))
     records = answer_all(task, RAGGED, max_num_seqs=3, max_num_batched_tokens=300)
     columns = [r.columns for r in records]
     assert [
@@ -157,7 +157,7 @@ def test_both_methods_answer_the_same():
         ("intra_prompt", 4, 1, 200),
     ):
         engine = dict(zip(("max_num_seqs", "max_num_batched_tokens"), sizes, strict=False))
-        task = make(decoding={"method": method, "contexts_per_prompt": stack})
+        task = make(decoding=decoding_section(method, contexts_per_prompt=stack))
         found.append([r.columns for r in answer_all(task, RAGGED, **engine)])
     for other in found[1:]:
         for a, b in zip(found[0], other, strict=True):
@@ -269,7 +269,7 @@ def test_a_bad_row_is_one_error_and_the_rest_goes_on(method):
     documents = [Document(n, d.id, d.fields, d.error) for n, (d, _) in enumerate(BAD_ROWS)]
     good = document(len(documents), ["Who?", "Where?"])
     records = answer_all(
-        make(decoding={"method": method, "contexts_per_prompt": 3}), [*documents, good]
+        make(decoding=decoding_section(method, contexts_per_prompt=3)), [*documents, good]
     )
     assert [r.index for r in records] == [*range(len(documents)), good.index, good.index]
     assert [r.error for r in records[-2:]] == [None, None]
@@ -281,7 +281,7 @@ def test_a_bad_row_is_one_error_and_the_rest_goes_on(method):
 def test_a_bad_question_leaves_the_others_of_its_row(method):
     documents = [document(n, ["Who?", bad, "Where?"]) for n, (bad, _) in enumerate(BAD_QUESTIONS)]
     documents.append(document(len(documents), [bad for bad, _ in BAD_QUESTIONS]))
-    records = answer_all(make(decoding={"method": method, "contexts_per_prompt": 2}), documents)
+    records = answer_all(make(decoding=decoding_section(method, contexts_per_prompt=2)), documents)
     for n, (_, reason) in enumerate(BAD_QUESTIONS):
         first, bad, last = (r for r in records if r.index == n)
         assert [(one.error, one.columns["question"]) for one in (first, last)] == [
@@ -295,7 +295,7 @@ def test_a_bad_question_leaves_the_others_of_its_row(method):
 
 @pytest.mark.parametrize("method", METHODS)
 def test_a_failed_program_is_an_error_for_each_of_its_questions(method):
-    task = make(decoding={"method": method, "contexts_per_prompt": 2})
+    task = make(decoding=decoding_section(method, contexts_per_prompt=2))
     found = [
         (r.index, r.columns["question_id"], "out of memory" in r.error)
         for request in task.plan(RAGGED[:2])
@@ -387,7 +387,9 @@ def rows_of(name: str, contexts: int, questions: int) -> list[Document]:
 def test_every_row_of_the_real_data_has_its_records(name):
     documents = rows_of(name, 60, 99)
     task = make(
-        context_length=10**6, tokenizer=tiny_tokenizer(), decoding={"contexts_per_prompt": 4}
+        context_length=10**6,
+        tokenizer=tiny_tokenizer(),
+        decoding={"options": {"contexts_per_prompt": 4}},
     )
     for request in task.plan(documents):
         feed = next(request.program)

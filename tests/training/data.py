@@ -12,7 +12,7 @@ from raypd.decoding.program import Program
 from raypd.models.control_tokens import CONTROL_TOKENS, add_control_tokens
 from raypd.models.load import LoadedModel
 from raypd.training.example import Example
-from tests.runs import config_tree, extraction, write_rows
+from tests.runs import config_tree, decoding_section, extraction, write_rows
 from tests.tiny import tiny_model, tiny_tokenizer
 
 COLORS = ["red", "blue", "green", "black"]
@@ -55,7 +55,7 @@ def generation_tree(
     """Return the tree of a configuration for documents with `turns` and `responses`."""
     sections = {
         "input": {"text_columns": ["turns"], "category_column": None},
-        "decoding": {"method": method, **decoding},
+        "decoding": decoding_section(method, **decoding),
         "training": {"labels_column": "responses", **(training or {})},
     }
     return config_tree({"kind": "generation", "prompt_column": "turns"}, path, **sections)

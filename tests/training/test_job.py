@@ -29,7 +29,7 @@ from tests.training.data import tree, write_corpus
 pytestmark = pytest.mark.timeout(900)
 SHORT = {
     "weights": "lora",
-    "lora_rank": 4,
+    "lora": {"rank": 4},
     "learning_rates": [1e-2],
     "epochs": 8,
     "batch_size": 8,
@@ -167,7 +167,8 @@ def test_a_missing_file_is_named_before_anything_starts(tmp_path, base, key, mon
 
 @pytest.mark.slow
 def test_the_lowest_validation_loss_wins(tmp_path, base):
-    training = {"learning_rates": [10.0, 1e-2], "patience": 1, "schedule": "constant"}
+    trainer = {"lr_scheduler_type": "constant"}
+    training = {"learning_rates": [10.0, 1e-2], "patience": 1, "trainer": trainer}
     done = run_training(short(tmp_path, base, "out", training=training), say=ignore)
     worse, better = done.attempts
     assert done.best is better
@@ -193,10 +194,12 @@ def test_two_workers_do_what_one_does(tmp_path, base, sharding):
         "weights": "full",
         "epochs": 2,
         "learning_rates": [1e-3],
-        "max_grad_norm": 1e9,
-        "warmup": 0.5,
+        "trainer": {"max_grad_norm": 1e9, "warmup_steps": 0.5},
     }
-    single = short(tmp_path, base, "one", training={**training, "accumulate": 2, "batch_size": 4})
+    trainer = {**training["trainer"], "gradient_accumulation_steps": 2}
+    single = short(
+        tmp_path, base, "one", training={**training, "trainer": trainer, "batch_size": 4}
+    )
     double = short(
         tmp_path,
         base,

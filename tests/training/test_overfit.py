@@ -35,6 +35,10 @@ TARGETS = [
 ]
 
 
+# The learning rate is the same in every step.
+CONSTANT = {"lr_scheduler_type": "constant", "warmup_steps": 0}
+
+
 def conversation(method, model, training, quantization="none", **decoding):
     """Return a configuration for the answers above."""
     training = {"evaluations": 1, **training}
@@ -108,7 +112,7 @@ def test_weights_stay_in_float32_when_products_are_in_bfloat16(tmp_path):
 
 
 def test_every_target_of_a_step_has_the_same_weight_in_any_pass(tmp_path):
-    loaded, config = ready({"epochs": 1, "accumulate": 3, "warmup": 0, "schedule": "constant"})
+    loaded, config = ready({"epochs": 1, "trainer": {**CONSTANT, "gradient_accumulation_steps": 3}})
     trainer = trainer_of(loaded, config, tmp_path, 1e-30)  # at this rate no weight changes
     passes = list(trainer.train_dataset)
     examples = [example for (example,) in passes]
@@ -131,8 +135,7 @@ def test_a_training_ends_when_it_no_longer_improves(tmp_path):
         "epochs": 10,
         "evaluations": 10,
         "patience": 2,
-        "schedule": "constant",
-        "warmup": 0,
+        "trainer": CONSTANT,
     }
     loaded, config = ready(training)
     trainer = trainer_of(loaded, config, tmp_path, 1e-30, 2)  # at this rate no weight changes

@@ -341,7 +341,8 @@ def ignore(progress):
 
 def trainer_of(corpus, tmp_path, model, rate=1e-3, training=None, **keys):
     """Return a trainer of a preference round with some keys, and its pairs."""
-    training = {"evaluations": 1, "accumulate": 4, **(training or {})}
+    training = {"evaluations": 1, **(training or {})}
+    training["trainer"] = {"gradient_accumulation_steps": 4, **training.get("trainer", {})}
     config = corpus.config(preference=keys, **training)
     loaded = loaded_tiny(model)
     make_trainable(loaded, config)
@@ -394,7 +395,7 @@ def test_a_round_moves_the_model_from_worst_to_best(corpus, tmp_path):
     """It moves by 1/beta from the log-ratio of the model before, which the examples hold."""
     before = tiny_model("llama")
     model = tiny_model("llama")
-    training = {"epochs": 40, "schedule": "linear"}
+    training = {"epochs": 40, "trainer": {"lr_scheduler_type": "linear"}}
     trainer, train = trainer_of(
         corpus, tmp_path, model, 2e-4, training, quality_weight=8, beta=0.1, alpha=0.0
     )
@@ -422,7 +423,8 @@ def test_the_model_before_computes_as_a_step_does(corpus, tmp_path):
 
 def test_a_round_resumes_to_the_same_weights(corpus, tmp_path):
     """Even if the model is loaded anew, answers are compared with the model before the round."""
-    training = {"epochs": 4, "evaluations": 4, "schedule": "constant"}
+    trainer = {"lr_scheduler_type": "constant"}
+    training = {"epochs": 4, "evaluations": 4, "trainer": trainer}
     whole, _ = trainer_of(corpus, tmp_path / "whole", tiny_model("llama"), training=training)
     whole.train()
     checkpoint = tmp_path / "whole" / "trainer" / "checkpoint-3"
@@ -452,7 +454,7 @@ def test_a_round_resumes_to_the_same_weights(corpus, tmp_path):
             "baseline: .*decoding.method autoregressive",
         ),
         (
-            {"preference": {}, "decoding": {"max_async_tokens": 9}},
+            {"preference": {}, "decoding": {"options": {"max_async_tokens": 9}}},
             "samples: .*max_async_tokens 256, and here it is 9",
         ),
         (

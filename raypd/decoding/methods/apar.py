@@ -634,6 +634,6 @@ class AparText(TextMethod):
             fork,
             child,
             self.model.ends,
-            self.options.max_threads,
+            self.method_options.max_threads,
             self.model.heads,
         )

@@ -455,9 +455,9 @@ class PastaText(TextMethod):
             self.texts,
             self.model.encode,
             self.model.ends,
-            promised=self.options.promised_length,
-            fixed_length=self.options.fixed_length,
-            max_async_tokens=self.options.max_async_tokens,
-            max_threads=self.options.max_threads,
+            promised=self.method_options.promised_length,
+            fixed_length=self.method_options.fixed_length,
+            max_async_tokens=self.method_options.max_async_tokens,
+            max_threads=self.method_options.max_threads,
             max_position=self.model.context_length,
         ).run()

@@ -2,8 +2,8 @@
 names methods. No torch here, since the configuration reads it, too: what brings torch is named.
 """
 
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 FORK, CHILD = "[Fork]", "[Child]"  # APAR, section 2.2
 MASK = "[Mask]"  # SPACE, section 3.1
@@ -11,44 +11,133 @@ MASK = "[Mask]"  # SPACE, section 3.1
 PROMISE, OPEN, CLOSE, SYNC = "<promise", "<async>", "</async>", "<sync/>"
 
 
+def option(default: Any, description: str, **limits: float) -> Any:
+    """Declare an option of a decoding method, which is a key of `decoding.options`.
+
+    Args:
+        default: Its value where the configuration does not set it.
+        description: What `raypd config show` says about it.
+        **limits: Bounds of a number by their names in pydantic, such as ge=1.
+    """
+    return field(default=default, metadata={"description": description, **limits})
+
+
+@dataclass(frozen=True)
+class NoOptions:
+    """The options of a method that has none."""
+
+
+@dataclass(frozen=True)
+class IntraPromptOptions:
+    """Options of `intra_prompt`."""
+
+    contexts_per_prompt: int = option(1, "Contexts stacked in one prompt", ge=1)
+
+
+@dataclass(frozen=True)
+class SpeculativeOptions:
+    """Options of `speculative`: what drafts the tokens that the model verifies."""
+
+    draft_model: str | None = option(
+        None,
+        "A smaller model with the same tokenizer; null: prompt lookup, which copies what followed "
+        "the last tokens where they occurred before",
+    )
+    draft_tokens: int = option(5, "Most tokens that are drafted for one pass", ge=1)
+    min_confidence: float = option(
+        0.4,
+        "A draft model stops after a token that it finds less likely than this; 0: it never stops "
+        "early",
+        ge=0,
+        le=1,
+    )
+    max_ngram: int = option(3, "Most tokens that prompt lookup looks for", ge=1)
+
+
+@dataclass(frozen=True)
+class AparOptions:
+    """Options of `apar`."""
+
+    max_threads: int = option(64, "Most threads of one answer at the same time", ge=1)
+
+
+@dataclass(frozen=True)
+class PastaOptions:
+    """Options of `pasta`."""
+
+    promised_length: Literal["predicted", "fixed", "oracle"] = option(
+        "predicted",
+        "What the main thread skips at a promise: its tokens attribute, fixed_length, or what its "
+        "child takes, for which it waits (oracle: no faster than in sequence, to judge the others)",
+    )
+    # A promise that says no number takes it under `promised_length: predicted`, too.
+    fixed_length: int = option(
+        40, "Tokens skipped at every promise (fixed), or at one without a number (predicted)", ge=1
+    )
+    max_async_tokens: int = option(256, "Most tokens of one child thread", ge=1)
+    max_threads: int = option(64, "Most threads of one answer at the same time", ge=1)
+
+
+@dataclass(frozen=True)
+class SpaceOptions:
+    """Options of `space`."""
+
+    mask_tokens: int = option(5, "k: tokens drafted in every pass", ge=0)
+
+
+@dataclass(frozen=True)
+class MedusaOptions:
+    """Options of `medusa`."""
+
+    heads: str | None = option(None, "Folder of trained Medusa heads")
+
+
+@dataclass(frozen=True)
+class AparMedusaOptions(AparOptions, MedusaOptions):
+    """Options of `apar_medusa`: those of both methods."""
+
+
+@dataclass(frozen=True)
+class SkeletonOfThoughtOptions:
+    """Options of `skeleton_of_thought`; its two stages have decoding.max_new_tokens together."""
+
+    max_skeleton_tokens: int = option(200, "Tokens after which a skeleton is cut", ge=1)
+    max_point_tokens: int = option(128, "Tokens after which a point is cut", ge=1)
+
+
 @dataclass(frozen=True)
 class MethodSpec:
     """What is known of a method without running it.
 
     `answer_keys`: for each kind of task that it does, the keys of section `decoding` that can
-    change an answer or another value of an output row (the counters too), beside the method and how
-    tokens are sampled. What merely rounds in another order, as engine.max_num_seqs does, changes no
-    answer.
+    change an answer or another value of an output row (the counters too), beside the method, its
+    options and how tokens are sampled. What merely rounds in another order, as engine.max_num_seqs
+    does, changes no answer.
     """
 
     answer_keys: dict[str, tuple[str, ...]]
+    # Declares the keys of `decoding.options`. All of them can change an answer.
+    options: type[Any] = NoOptions
     # "module:class" of its `TextMethod` (decoding/text.py), where it does task `generation`.
     text_method: str = ""
     control_tokens: tuple[str, ...] = ()  # those that a model is given for it
     own_tokens: bool = False  # it cannot do without them in the tokenizer
-    # Key of `decoding` that says how many of them it uses: with 0 it does without.
+    # The option that says how many of them it uses: with 0 it does without.
     tokens_option: str = ""
     # Its control tokens are part of the text that is decoded, not special to the tokenizer.
     markup: bool = False
     heads: bool = False  # needs trained Medusa heads
-    # Drafts with the model that `decoding.speculative.draft_model` names, or without one.
+    # Drafts with the model that `decoding.options.draft_model` names, or without one.
     drafts: bool = False
     whole_record: bool = False  # the model writes a record whole, its keys too
     # Decodes the parts of one answer at the same time, so that `raypd tune` tries it.
     parallel: bool = False
 
-    def required_tokens(self, decoding: Any) -> tuple[str, ...]:
-        """The control tokens that the tokenizer must have under the options `decoding`."""
-        unused = self.tokens_option and not getattr(decoding, self.tokens_option)
+    def required_tokens(self, options: Any) -> tuple[str, ...]:
+        """The control tokens that the tokenizer must have under these options of the method."""
+        unused = self.tokens_option and not getattr(options, self.tokens_option)
         return self.control_tokens if self.own_tokens and not unused else ()
 
-
-_DRAFT_KEYS = (
-    "speculative.draft_model",
-    "speculative.draft_tokens",
-    "speculative.min_confidence",
-    "speculative.max_ngram",
-)
 
 # The first that does a kind of task is its default.
 REGISTRY = {
@@ -56,73 +145,62 @@ REGISTRY = {
         {"extraction": ("max_value_tokens", "isolate", "stacked_documents", "skeleton")},
         parallel=True,
     ),
-    "intra_prompt": MethodSpec({"question_answering": ("contexts_per_prompt",)}, parallel=True),
+    "intra_prompt": MethodSpec({"question_answering": ()}, IntraPromptOptions, parallel=True),
     "autoregressive": MethodSpec(
         {
             "extraction": ("max_new_tokens",),
             "question_answering": (),
             "generation": ("max_new_tokens",),
         },
-        "raypd.decoding.methods.autoregressive:AutoregressiveText",
+        text_method="raypd.decoding.methods.autoregressive:AutoregressiveText",
         whole_record=True,
     ),
     "speculative": MethodSpec(
         # A greedy text does not depend on the drafts, but the counters and a sampled text do.
-        {
-            "extraction": ("max_new_tokens", *_DRAFT_KEYS),
-            "generation": ("max_new_tokens", *_DRAFT_KEYS),
-        },
+        {"extraction": ("max_new_tokens",), "generation": ("max_new_tokens",)},
+        SpeculativeOptions,
         "raypd.decoding.methods.speculative:SpeculativeText",
         drafts=True,
         whole_record=True,
     ),
     "guided": MethodSpec({"extraction": ("max_value_tokens",)}),
     "apar": MethodSpec(
-        {"generation": ("max_new_tokens", "max_threads")},
+        {"generation": ("max_new_tokens",)},
+        AparOptions,
         "raypd.decoding.methods.apar:AparText",
         (FORK, CHILD),
         own_tokens=True,
     ),
     "pasta": MethodSpec(
-        # A promise that says no number takes fixed_length under `promised_length: predicted`, too.
-        {
-            "generation": (
-                "max_new_tokens",
-                "promised_length",
-                "fixed_length",
-                "max_async_tokens",
-                "max_threads",
-            )
-        },
+        {"generation": ("max_new_tokens",)},
+        PastaOptions,
         # Which else are spelt.
         "raypd.decoding.methods.pasta:PastaText",
         (PROMISE, OPEN, CLOSE, SYNC),
         markup=True,
     ),
     "space": MethodSpec(
-        {"generation": ("max_new_tokens", "mask_tokens")},
+        {"generation": ("max_new_tokens",)},
+        SpaceOptions,
         "raypd.decoding.methods.space:SpaceText",
         (MASK,),
         own_tokens=True,
         tokens_option="mask_tokens",
     ),
     "medusa": MethodSpec(
-        {"generation": ("max_new_tokens", "heads")},
+        {"generation": ("max_new_tokens",)},
+        MedusaOptions,
         "raypd.decoding.methods.medusa:MedusaText",
         heads=True,
     ),
     "skeleton_of_thought": MethodSpec(
-        {
-            "generation": (
-                "max_new_tokens",
-                "skeleton_of_thought.max_skeleton_tokens",
-                "skeleton_of_thought.max_point_tokens",
-            )
-        },
+        {"generation": ("max_new_tokens",)},
+        SkeletonOfThoughtOptions,
         "raypd.decoding.methods.skeleton_of_thought:SkeletonText",
     ),
     "apar_medusa": MethodSpec(
-        {"generation": ("max_new_tokens", "max_threads", "heads")},
+        {"generation": ("max_new_tokens",)},
+        AparMedusaOptions,
         "raypd.decoding.methods.apar:AparText",
         (FORK, CHILD),
         own_tokens=True,

@@ -257,11 +257,11 @@ class SkeletonText(TextMethod):
 
     def extra_positions(self) -> int:
         # A point's request repeats its heading, which is at most as long as the skeleton.
-        heading = self.options.skeleton_of_thought.max_skeleton_tokens
+        heading = self.method_options.max_skeleton_tokens
         return len(self._beginning) + len(self._request(SkeletonPoint(999, ""))) + heading
 
     def program(self, prompt: Prompt, stops: Stops, seed: int) -> Program[Any]:
-        options = self.options.skeleton_of_thought
+        options = self.method_options
         return skeleton_of_thought(
             Prompt([*prompt.tokens, *self._beginning], prompt.shared),
             self.options.max_new_tokens,

@@ -265,13 +265,12 @@ class SpaceText(TextMethod):
     """SPACE for text."""
 
     def program(self, prompt: Prompt, stops: Stops, seed: int) -> Program[Any]:
-        options = self.options
         # With `mask_tokens: 0` the tokenizer needs no mask token, and none is fed.
         mask_token = self.model.control_tokens[0] if self.model.control_tokens else 0
         return space(
             prompt,
-            options.max_new_tokens,
-            options.mask_tokens,
+            self.options.max_new_tokens,
+            self.method_options.mask_tokens,
             mask_token,
             self.model.sampling,
             seed,

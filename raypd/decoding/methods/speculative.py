@@ -190,7 +190,7 @@ class SpeculativeText(TextMethod):
 
     def __init__(self, model: TextModel) -> None:
         super().__init__(model)
-        self.drafter = model.drafter or PromptLookup(model.options.speculative.max_ngram)
+        self.drafter = model.drafter or PromptLookup(self.method_options.max_ngram)
 
     def program(self, prompt: Prompt, stops: Stops, seed: int) -> Program[Any]:
         return speculative(
@@ -198,5 +198,5 @@ class SpeculativeText(TextMethod):
             self.options.max_new_tokens,
             stops,
             self.drafter,
-            self.options.speculative.draft_tokens,
+            self.method_options.draft_tokens,
         )

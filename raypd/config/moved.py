@@ -1,0 +1,49 @@
+"""Keys of earlier releases."""
+
+# Keys of earlier releases: what to write instead.
+MOVED = {
+    **{
+        f"storage.{name}": f"storage.options.{name}"
+        for name in (
+            "profile",
+            "anonymous",
+            "requester_pays",
+            "sse",
+            "kms_key_id",
+            "connect_timeout",
+            "read_timeout",
+            "max_attempts",
+        )
+    },
+    **{
+        f"decoding.{name}": f"decoding.options.{name}"
+        for name in (
+            "contexts_per_prompt",
+            "promised_length",
+            "fixed_length",
+            "max_async_tokens",
+            "max_threads",
+            "mask_tokens",
+            "heads",
+        )
+    },
+    "decoding.speculative": "decoding.options",
+    "decoding.skeleton_of_thought": "decoding.options",
+    "training.lora_rank": "training.lora.rank",
+    "training.lora_alpha": "training.lora.alpha",
+    "training.lora_dropout": "training.lora.dropout",
+    "training.schedule": "training.trainer.lr_scheduler_type",
+    "training.warmup": "training.trainer.warmup_steps",
+    "training.weight_decay": "training.trainer.weight_decay",
+    "training.max_grad_norm": "training.trainer.max_grad_norm",
+    "training.accumulate": "training.trainer.gradient_accumulation_steps",
+    "training.gradient_checkpointing": "training.trainer.gradient_checkpointing",
+}
+
+
+def moved_to(key: str) -> str:
+    """Say what to write in place of a dotted key of an earlier release; "" if it is no such key."""
+    replacement = MOVED.get(key.removeprefix("cascade."))
+    if replacement is None:
+        return ""
+    return f"this key is now {replacement}"
