@@ -93,7 +93,8 @@ def check_adapter(adapter: Adapter, source: Source, base: PretrainedConfig) -> N
     """
     try:
         settings = json.loads(adapter.settings.read_text(encoding="utf-8"))
-        kind, named = settings["peft_type"], settings.get("base_model_name_or_path")
+        kind = settings["peft_type"]
+        named = settings.get("base_model_name_or_path")
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ModelError(
             f"model.adapter {adapter.name!r}: {adapter.settings} cannot be read: {error!r}"

@@ -60,7 +60,8 @@ def add_control_tokens(
             f"control tokens of {method} cannot be added to quantized weights: add them, then "
             "quantize"
         )
-    names, old = CONTROL_TOKENS[method], tokenizer.get_vocab()
+    names = CONTROL_TOKENS[method]
+    old = tokenizer.get_vocab()
     tokenizer.add_tokens(
         [AddedToken(name, normalized=False, special=name not in _MARKUP) for name in names]
     )
@@ -78,7 +79,8 @@ def add_control_tokens(
 
 def markup_bytes(tokenizer: PreTrainedTokenizerBase) -> list[bytes]:
     """`token_bytes` for PASTA's interpreter: tags have their text even as special tokens."""
-    texts, vocabulary = list(token_bytes(tokenizer)), tokenizer.get_vocab()
+    texts = list(token_bytes(tokenizer))
+    vocabulary = tokenizer.get_vocab()
     for name in (*_MARKUP, "/>"):
         if name in vocabulary:
             texts[vocabulary[name]] = name.encode()
@@ -91,7 +93,8 @@ def _draw_rows(model: PreTrainedModel, new: list[int], trained: list[int], seed:
     `trained`.
     """
     draw = torch.Generator().manual_seed(seed)
-    embedding, head = model.get_input_embeddings().weight, model.get_output_embeddings()
+    embedding = model.get_input_embeddings().weight
+    head = model.get_output_embeddings()
     matrices = [embedding] if head is None or head.weight is embedding else [embedding, head.weight]
     for weight in matrices:
         spread, mean = torch.std_mean(weight[trained].float(), 0)  # [hidden]

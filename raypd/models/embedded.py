@@ -103,11 +103,11 @@ def written_whole(folder: Path) -> Iterator[Path]:
 
 def _convert(source: Path, target: Path) -> None:
     # The GGUF reader's own progress bar has no switch: it is let through to a terminal only.
-    bar = (
-        contextlib.nullcontext()
-        if sys.stderr.isatty()
-        else contextlib.redirect_stderr(io.StringIO())
-    )
+    bar: contextlib.AbstractContextManager[Any]
+    if sys.stderr.isatty():
+        bar = contextlib.nullcontext()
+    else:
+        bar = contextlib.redirect_stderr(io.StringIO())
     with quiet(), bar:
         # dequantize: weights that stay in GGUF blocks could not be saved. bfloat16 is finer than 4
         # bits need.

@@ -33,7 +33,8 @@ from raypd.models.timed_http import TimedAdapter
 
 # Bytes of a prompt and its answer; what the server cannot take it refuses, for that document alone.
 CONTEXT = 400_000
-_ROLES, _END = ("system", "user", "assistant"), "<|end|>"
+_ROLES = ("system", "user", "assistant")
+_END = "<|end|>"
 _AGAIN = (408, 429, 500, 502, 503, 504)
 _REFUSED = (400, 401, 403, 404, 413, 422)  # a prompt, a key or a name; no pause helps
 _AT_ONCE = 64  # requests, where engine.max_num_seqs is auto
@@ -149,14 +150,17 @@ class EndpointEngine:
 
     def __init__(self, config: RunConfig, tokenizer: PreTrainedTokenizerFast) -> None:
         assert config.model.endpoint is not None
-        self.config, self.endpoint, self.tokenizer = config, config.model.endpoint, tokenizer
+        self.config = config
+        self.endpoint = config.model.endpoint
+        self.tokenizer = tokenizer
         self._end = tokenizer.eos_token_id
         self._roles = {tokenizer.convert_tokens_to_ids(f"<|{role}|>"): role for role in _ROLES}
         self._running: dict[Future[tuple[Continuation, TokenCounts]], Any] = {}
         at_once = _AT_ONCE if config.engine.max_num_seqs == "auto" else config.engine.max_num_seqs
         self._pool = ThreadPoolExecutor(at_once)
         # When the next request may be sent (monotonic)
-        self._lock, self._next = threading.Lock(), 0.0
+        self._lock = threading.Lock()
+        self._next = 0.0
         self._failed_in_a_row = 0
         self._answers = self._tokens = 0
         self.patience: float | None = 1.0
@@ -170,9 +174,10 @@ class EndpointEngine:
         self._url = f"{self._base}/chat/completions"
         # Of an answer.
         self._most_bytes = _BYTES + _BYTES_A_TOKEN * _most_written(self._body([], None, 0))
-        self._key = (
-            os.environ[self.endpoint.key_variable] if self.endpoint.key_variable is not None else ""
-        )
+        if self.endpoint.key_variable is not None:
+            self._key = os.environ[self.endpoint.key_variable]
+        else:
+            self._key = ""
         if self._key:
             self._session.headers["Authorization"] = f"Bearer {self._key}"
 
@@ -276,10 +281,8 @@ class EndpointEngine:
         """
         try:
             shared = int((usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0)
-            prompt, answer = (
-                int(usage.get("prompt_tokens") or 0),
-                int(usage.get("completion_tokens") or 0),
-            )
+            prompt = int(usage.get("prompt_tokens") or 0)
+            answer = int(usage.get("completion_tokens") or 0)
         except (TypeError, ValueError, AttributeError, OverflowError):
             raise self._unexpected(json.dumps(usage), self._url) from None
         most = len(json.dumps(body)) + _TEMPLATE_TOKENS, _most_written(body)
@@ -290,11 +293,9 @@ class EndpointEngine:
                 f"most {most[0]:,} were sent and {most[1]:,} asked for"
             )
         with self._lock:
-            self._answers, self._tokens, self._failed_in_a_row = (
-                self._answers + 1,
-                self._tokens + prompt + answer,
-                0,
-            )
+            self._answers = self._answers + 1
+            self._tokens = self._tokens + prompt + answer
+            self._failed_in_a_row = 0
             self.waiting = ""
         return TokenCounts(prompt - shared, shared, answer, 1)
 
@@ -337,11 +338,10 @@ class EndpointEngine:
                     raise RuntimeError(reason) if status in _REFUSED else self._failure(reason)
                 with contextlib.suppress(ValueError, OverflowError):
                     said = headers.get("retry-after", "0")  # seconds, or a date
-                    asked = (
-                        float(said)
-                        if said[:1].isdigit()
-                        else parsedate_to_datetime(said).timestamp() - time.time()
-                    )
+                    if said[:1].isdigit():
+                        asked = float(said)
+                    else:
+                        asked = parsedate_to_datetime(said).timestamp() - time.time()
                     wait = max(wait, asked)
                 if wait > _LONGEST_WAIT:
                     raise self._failure(f"{reason} (it asks to wait {wait:,.0f} s)")
@@ -404,19 +404,22 @@ class EndpointEngine:
     def _messages(self, prompt: list[int]) -> tuple[list[dict[str, str]], str]:
         """(messages of the ids, the beginning of the answer behind them)."""
         messages: list[dict[str, str]] = []
-        role, begin = "user", 0
+        role = "user"
+        begin = 0
         for place, id in enumerate(prompt):
             if id == self._end:
                 messages.append(
                     {"role": role, "content": self.tokenizer.decode(prompt[begin:place])}
                 )
             if id == self._end or id in self._roles:
-                role, begin = self._roles.get(id, role), place + 1
+                role = self._roles.get(id, role)
+                begin = place + 1
         return messages, self.tokenizer.decode(prompt[begin:])
 
     def _wait_for_turn(self, body: Mapping[str, Any] | None) -> None:
         """body: of a request to the model."""
-        requests, tokens = self.endpoint.requests_per_minute, self.endpoint.tokens_per_minute
+        requests = self.endpoint.requests_per_minute
+        tokens = self.endpoint.tokens_per_minute
         with self._lock:
             now = time.monotonic()
             turn = max(now, self._next)

@@ -47,7 +47,8 @@ class BatchEngine(EndpointEngine):
         self._contents: dict[str, set[str]] = {}  # custom_ids of every batch that was looked into
         self._submitted = 0.0  # when, the last time (monotonic)
         self._tried = ""  # the file of which a batch was to be made last
-        self._look, self._pause = 0.0, 1.0
+        self._look = 0.0
+        self._pause = 1.0
         self._came = "", ""  # the URL that answered last, and the beginning of what it said
         self._silent: dict[str, float] = {}  # when a batch first did not answer (monotonic)
 
@@ -102,7 +103,8 @@ class BatchEngine(EndpointEngine):
             lines = [line for lines in self._collected.values() for line in lines]
             self._collected = {}
             return [Finished(line.tag, None, self._error(fault), TokenCounts()) for line in lines]
-        self._look, self._pause = 0.0, 1.0
+        self._look = 0.0
+        self._pause = 1.0
         return []
 
     def _send_some(self) -> None:
@@ -168,11 +170,10 @@ class BatchEngine(EndpointEngine):
                 if batch.get("created_at", 0) > time.time() - _DAY
             ]
             yield from recent
-            after = (
-                f"&after={recent[-1]['id']}"
-                if page.get("has_more") and len(recent) == len(page["data"])
-                else None
-            )
+            if page.get("has_more") and len(recent) == len(page["data"]):
+                after = f"&after={recent[-1]['id']}"
+            else:
+                after = None
 
     def _read(self, name: str) -> list[Finished]:
         """The answers of a batch, once it is over."""
@@ -227,7 +228,8 @@ class BatchEngine(EndpointEngine):
     ) -> tuple[int, Mapping[str, str], bytearray]:
         # It makes a batch; an attempt before may have, though its answer was lost.
         if "json" in request:
-            file, tried = request["json"]["input_file_id"], self._tried
+            file = request["json"]["input_file_id"]
+            tried = self._tried
             for batch in self._recent() if file == tried else ():
                 if batch.get("input_file_id") == file:
                     return 200, {}, bytearray(json.dumps(batch).encode())
@@ -244,11 +246,9 @@ class BatchEngine(EndpointEngine):
 
         Raises RuntimeError, or one of _OF_SHAPE.
         """
-        data = (
-            self._data(f"{self._base}/files/{file}/content", _MOST_ANSWERED)
-            if file is not None
-            else b""
-        )
+        if file is None:
+            return []
+        data = self._data(f"{self._base}/files/{file}/content", _MOST_ANSWERED)
         return [json.loads(line) for line in data.splitlines() if line.strip()]
 
 

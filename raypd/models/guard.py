@@ -138,7 +138,8 @@ def _reason_in_self_test(model: PreTrainedModel) -> str | None:
         # Its code may raise anything for an argument that it does not know.
         except Exception as error:
             return f"its code does not take a packed pass: {type(error).__name__}: {error}"
-    called, layers = sorted(engine.cache.keys), config.num_hidden_layers
+    called = sorted(engine.cache.keys)
+    layers = config.num_hidden_layers
     if called != list(range(layers)):
         return (
             f"the attention function was called for the layers {called}, not for each of its "
@@ -152,7 +153,8 @@ def _reason_in_self_test(model: PreTrainedModel) -> str | None:
 
 
 def _reason_in_logits(packed: torch.Tensor, apart: torch.Tensor, tolerance: float) -> str | None:
-    packed, apart = packed.double(), apart.double()
+    packed = packed.double()
+    apart = apart.double()
     if not apart.isfinite().all():
         return _NOT_FINITE
     spread = (apart - apart.mean(-1, keepdim=True)).norm(dim=-1)

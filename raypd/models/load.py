@@ -83,11 +83,10 @@ def check_model_config(
         raise ModelError(
             f"model.quantization {config.quantization} and model.dtype float64: {advice}"
         )
-    kind = (
-        resolve_device("auto").type
-        if machine and config.device == "auto"
-        else config.device.partition(":")[0]
-    )
+    if machine and config.device == "auto":
+        kind = resolve_device("auto").type
+    else:
+        kind = config.device.partition(":")[0]
     if config.quantization != "none" and kind not in ("auto", "cpu", "cuda"):
         raise ModelError(
             f"model.quantization {config.quantization}: works on model.device cpu and cuda, "
@@ -161,10 +160,8 @@ def load_model(config: ModelConfig, purpose: Purpose = "decode") -> LoadedModel:
             model = attach_adapter(model, adapter, merge=config.quantization not in ("nf4", "int8"))
     model.eval()
     model.requires_grad_(False)
-    rows, largest = (
-        model.get_input_embeddings().weight.shape[0],
-        max(tokenizer.get_vocab().values(), default=-1),
-    )
+    rows = model.get_input_embeddings().weight.shape[0]
+    largest = max(tokenizer.get_vocab().values(), default=-1)
     if largest >= rows:
         advice = f"ids up to {largest}, {rows} embeddings"
         raise ModelError(f"model {config.name!r}: the tokenizer of another model: {advice}")
@@ -186,11 +183,10 @@ def check_gpu() -> None:
     CPU instead.
     """
     if not torch.cuda.is_available():
-        built = (
-            f"is built for CUDA {torch.version.cuda}"
-            if torch.version.cuda
-            else "is built without CUDA"
-        )
+        if torch.version.cuda:
+            built = f"is built for CUDA {torch.version.cuda}"
+        else:
+            built = "is built without CUDA"
         raise ModelError(
             f"this worker was given a GPU, and torch {torch.__version__}, which {built}, "
             "sees none on its node: the "

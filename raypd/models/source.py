@@ -187,9 +187,10 @@ def _explain(error: BaseException, source: Source) -> str | None:
         errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled, ConnectionError
     ):
         revision = f" at revision {source.revision!r}" if source.revision else ""
-        why = (
-            "HF_HUB_OFFLINE is set" if constants.is_offline_mode() else "the Hub cannot be reached"
-        )
+        if constants.is_offline_mode():
+            why = "HF_HUB_OFFLINE is set"
+        else:
+            why = "the Hub cannot be reached"
         return (
             f"is not in the Hub's cache{revision} ({constants.HF_HUB_CACHE}), and {why}: run "
             f"`hf download {source.location}` where there is a network, or set model.name "

@@ -48,7 +48,8 @@ def staged(name: str, weights: bool = True) -> Path:
         with FileLock(root / f"{folder.name}.lock"):
             for file in files:
                 version = file.stamp if storage.is_remote(name) else None
-                target, part = folder / file.name, folder / f".{file.name}.part"
+                target = folder / file.name
+                part = folder / f".{file.name}.part"
                 if not target.exists() and (weights or not file.name.endswith(_WEIGHTS)):
                     with (
                         storage.open_read(file.path, version=version) as source,

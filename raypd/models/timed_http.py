@@ -27,7 +27,8 @@ def _timed(sock: Any, *given: Any, **keys: Any) -> HTTPResponse:
     """All of an answer, headers too, comes in the socket's timeout, or a second later for each
     _SLOWEST bytes.
     """
-    raw, end = sock.makefile("rb", 0), time.monotonic() + sock.gettimeout()
+    raw = sock.makefile("rb", 0)
+    end = time.monotonic() + sock.gettimeout()
     read = raw.readinto
 
     def read_in_time(buffer: Any) -> int:

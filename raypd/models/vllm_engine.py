@@ -67,7 +67,9 @@ class VLLMEngine:
         from vllm.engine.arg_utils import EngineArgs
         from vllm.v1.engine.llm_engine import LLMEngine
 
-        model, sizes, device = config.model, config.engine, resolve_device(config.model.device)
+        model = config.model
+        sizes = config.engine
+        device = resolve_device(config.model.device)
         dtype = str(resolve_dtype(model.dtype, device)).removeprefix("torch.")
         with _whole_model(config) as (model_path, revision):
             arguments: dict[str, Any] = {
@@ -102,7 +104,8 @@ class VLLMEngine:
     def submit(self, program: Program[Any], *, tag: Any, sampling: Sampling, seed: int) -> None:
         """Hands vLLM the prompt of a program that decodes one token after the other."""
         feed = next(program)
-        number, prompt = str(next(self._numbers)), list(feed.tokens)
+        number = str(next(self._numbers))
+        prompt = list(feed.tokens)
         parameters = self._parameters(feed, sampling, seed, self._context - len(prompt))
         self._vllm.add_request(number, {"prompt_token_ids": prompt}, parameters)
         self._running[number] = _VLLMSequence(program, tag, TokenCounts(prefill_tokens=len(prompt)))
@@ -133,9 +136,11 @@ class VLLMEngine:
 
     def _advance(self, sequence: _VLLMSequence, output: Any) -> Finished | None:
         (completion,) = output.outputs
-        counts, cached = sequence.counts, output.num_cached_tokens or 0
+        counts = sequence.counts
+        cached = output.num_cached_tokens or 0
         if not counts.decode_tokens:
-            counts.prefill_tokens, counts.shared_tokens = counts.prefill_tokens - cached, cached
+            counts.prefill_tokens = counts.prefill_tokens - cached
+            counts.shared_tokens = cached
         for token, logprobs in zip(completion.token_ids, completion.logprobs, strict=True):
             counts.decode_tokens += 1
             counts.steps += 1

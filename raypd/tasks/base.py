@@ -1,13 +1,15 @@
-"""The interface of a task: documents in, requests (programs with a way to read their answer),
-records out.
+"""Defines the interface of a task: documents in, requests and records out.
 
-It knows nothing of engines, Ray or files, so that a worker, a test and a notebook drive it the same
-way:
+A request is a program to decode together with a way to read its answer. A task knows nothing of
+engines, Ray or files, so that a worker, a test and a notebook can drive it the same way:
 
-    for request in task.plan(documents):          # or a record, where nothing is to be decoded
-        engine.submit(request.program, tag=request, seed=request.seed)   # ... and when it ends with
-            `answer`:
-        for item in request.finish(answer): ...   # or request.fail(reason)
+    for item in task.plan(documents):
+        # A record is final. A request is decoded first.
+        engine.submit(item.program, tag=item, seed=item.seed)
+    # When the program of a request has finished:
+    for item in request.finish(answer): ...
+    # When it failed:
+    for record in request.fail(reason): ...
 """
 
 from __future__ import annotations
@@ -21,28 +23,43 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from raypd.run.usage import FIRST
 
-if TYPE_CHECKING:  # it brings torch, which a worker without weights does without
+if TYPE_CHECKING:
+    # Both import torch, which a worker without weights does not need.
     from raypd.decoding.program import Program
     from raypd.decoding.sampling import Sampling
 
 
 @dataclass
 class Document:
-    """One document of a unit, as it was read. No other document has the same source and place."""
+    """One document of a unit, as it was read.
 
-    index: int  # in the unit, from 0
+    Attributes:
+        index: Its number in the unit, from 0.
+        id: Its id.
+        fields: Its values by column.
+        error: Why it could not be read, or None.
+        source: The name of the object that it was read from.
+        place: Its row number in a Parquet object, else the byte at which it begins in the object's
+            text. Together with `source` it is unique.
+    """
+
+    index: int
     id: str
-    fields: dict[str, Any] = field(default_factory=dict)  # by column
-    error: str | None = None  # why it could not be read
-    source: str = ""  # name of its object
-    # In that object: the row's number in Parquet, else the byte of the text at which it begins.
+    fields: dict[str, Any] = field(default_factory=dict)
+    error: str | None = None
+    source: str = ""
     place: int = 0
 
 
 @dataclass
 class Record:
-    """One output row of the document `index`: `columns` are the task's; of an error those that say
-    what it is of.
+    """One row of the output.
+
+    Attributes:
+        index: The index of its document.
+        columns: The task's columns. A record with an error has only those that identify what
+            failed.
+        error: Why there is no answer, or None.
     """
 
     index: int
@@ -52,24 +69,30 @@ class Record:
 
 @dataclass
 class Request:
-    """A program to decode, the documents it answers, and how its answer becomes records (one or
-    more a document).
+    """A program to decode, and how its answer becomes one or more records per document.
+
+    Attributes:
+        documents: The indices of the documents that it answers.
+        program: The program.
+        finish: Turns the program's answer into records, and into requests that follow from it, such
+            as the next turn of a conversation.
+        seed: The seed for sampling. It depends on the documents' ids, so that sampled answers do
+            not depend on which documents are batched together.
+        failed: Turns the reason of a failure into records; None: an error record per document.
+        sampling: How tokens are sampled; None: as the configuration of the run says.
+        model: Which model of a cascade decodes the program, for the bill.
     """
 
-    documents: list[int]  # the index of each
+    documents: list[int]
     program: Program[Any]
-    # Requests follow on this one, as a conversation's next turn.
     finish: Callable[[Any], Sequence[Record | Request]]
-    # Made of the documents' ids, so that sampled answers do not depend on what they are batched
-    # with.
     seed: int = 0
-    # Takes the reason; None: an error record a document.
     failed: Callable[[str], list[Record]] | None = None
-    sampling: Sampling | None = None  # None: as the run's
-    model: str = FIRST  # which model of a cascade decodes it, for the bill
+    sampling: Sampling | None = None
+    model: str = FIRST
 
     def fail(self, reason: str) -> list[Record]:
-        """The records of a program that could not be decoded."""
+        """Return the records of a program that could not be decoded."""
         if self.failed is not None:
             return self.failed(reason)
         return [Record(index, error=reason) for index in self.documents]
@@ -77,35 +100,62 @@ class Request:
     def then(
         self, take: Callable[[Sequence[Record | Request]], list[Any]], **changes: Any
     ) -> Request:
-        """It with some changes; `take` makes its results out of those that it has, of a failure
-        too.
+        """Return a copy of the request whose results go through another function.
+
+        Args:
+            take: Gets the results of the request, or the records of its failure, and returns those
+                of the copy.
+            **changes: Other fields of the copy.
         """
-        finish, failed = (
-            (lambda answer: take(self.finish(answer))),
-            (lambda reason: take(self.fail(reason))),
-        )
+
+        def finish(answer: Any) -> list[Any]:
+            return take(self.finish(answer))
+
+        def failed(reason: str) -> list[Any]:
+            return take(self.fail(reason))
+
         return replace(self, finish=finish, failed=failed, **changes)
 
 
 class Task(Protocol):
-    """A kind of job: extraction, question answering, generation."""
+    """A kind of job, such as extraction, question answering or generation."""
 
     def plan(self, documents: Sequence[Document]) -> Iterator[Request | Record]:
-        """Requests that together answer every document; of one that needs no decoding (an error)
-        its record.
+        """Yield requests that together answer all documents.
+
+        For a document that needs no decoding, such as one with an error, yield its record.
         """
 
 
 def confidence(logprobs: Sequence[float], choice: bool = False) -> float | None:
-    """How sure the model is: of a choice its probability among what was allowed, else the geometric
-    mean of the tokens' probabilities, so that a long text is not unsure for its length. None where
-    there is no token.
+    """Return how sure the model is of a value.
+
+    Args:
+        logprobs: The log probability of each token of the value.
+        choice: Whether the value was chosen from a list. Then the result is its probability among
+            the values allowed. Otherwise it is the geometric mean of the tokens' probabilities, so
+            that a long text does not count as unsure because of its length.
+
+    Returns:
+        A probability, or None for a value without tokens.
     """
-    return math.exp(sum(logprobs) / (1 if choice else len(logprobs))) if logprobs else None
+    if not logprobs:
+        return None
+    total = sum(logprobs)
+    if choice:
+        return math.exp(total)
+    return math.exp(total / len(logprobs))
 
 
 def seed_of(seed: int, ids: Sequence[str | int]) -> int:
-    """A request's seed, out of the configuration's and of the ids (and places below these) of what
-    it answers.
+    """Return the seed of a request.
+
+    Args:
+        seed: The seed of the configuration.
+        ids: The ids of the documents that it answers, and numbers within them.
+
+    Returns:
+        An integer of 64 bits.
     """
-    return int.from_bytes(hashlib.sha256(json.dumps([seed, *ids]).encode()).digest()[:8], "big")
+    digest = hashlib.sha256(json.dumps([seed, *ids]).encode()).digest()
+    return int.from_bytes(digest[:8], "big")

@@ -1,6 +1,7 @@
-"""Confidence as the share of such values that are right, by a logistic regression over what the
-model found likely. `raypd calibrate` and `raypd fit` write it into a file beside the weights; it is
-used without scikit-learn.
+"""Calibrates confidences: the probability that such a value is right, by a logistic regression.
+
+`raypd calibrate` and `raypd fit` write the calibration into a file beside the weights. Applying it
+needs no scikit-learn.
 """
 
 import json
@@ -14,65 +15,118 @@ from raypd import storage
 from raypd.config import ModelConfig
 from raypd.errors import ModelError
 
-FILE = "calibration.json"  # beside weights
-_EDGE = 1e-4  # probabilities are taken to be as far from 0 and 1 as this
+# The file's name beside the weights.
+FILE = "calibration.json"
 FEATURES = ("logit", "logit of a null", "null", "stands in the document")
+# Probabilities are clipped so far from 0 and 1 before their logit is taken.
+_EDGE = 1e-4
+# No weight of a regression that was fitted on labels comes near this.
+_LARGEST_WEIGHT = 1e9
 
 
 def features(probability: float, null: bool, stands: bool) -> list[float]:
-    """What a value's chance to be right is told from: [FEATURES]. stands: the value is text of the
-    document.
+    """Return the features of a value from which its chance to be right is computed.
+
+    Args:
+        probability: The value's uncalibrated confidence.
+        null: Whether the value is null.
+        stands: Whether the value is a part of the document's text.
+
+    Returns:
+        One number for each of FEATURES.
     """
-    inside = min(max(probability, _EDGE), 1 - _EDGE)
-    logit = math.log(inside / (1 - inside))
+    clipped = min(max(probability, _EDGE), 1 - _EDGE)
+    logit = math.log(clipped / (1 - clipped))
     return [logit, logit * null, float(null), float(stands)]
 
 
 @dataclass
 class Calibration:
-    """p(right) = sigmoid(weights . features + intercept + that of the attribute)."""
+    """p(right) = sigmoid(weights . features + intercept + intercept of the attribute).
 
-    weights: list[float]  # of FEATURES
+    Attributes:
+        weights: One for each of FEATURES.
+        intercept: The intercept of all attributes.
+        attributes: The intercept of each "category/attribute". With few labels it is near 0.
+        values: The number of labelled values that it was fitted on.
+        method: `decoding.method` of the run with these values, "" if unknown.
+        run: That run's fingerprint and start.
+    """
+
+    weights: list[float]
     intercept: float
-    # "category/attribute" -> its own intercept, drawn to 0 where it has few labels.
     attributes: dict[str, float]
-    values: int = 0  # that it was fitted on
-    method: str = ""  # decoding.method of the run that it was made from; "": not known
-    run: str = ""  # that run: fingerprint and begin
+    values: int = 0
+    method: str = ""
+    run: str = ""
 
     def confidence(
         self, category: str, attribute: str, probability: float, null: bool, stands: bool
     ) -> float:
+        """Return the probability that a value is right.
+
+        Args:
+            category: The category of the document.
+            attribute: The attribute's name.
+            probability: The value's uncalibrated confidence.
+            null: Whether the value is null.
+            stands: Whether the value is a part of the document's text.
+        """
         score = float(np.dot(self.weights, features(probability, null, stands))) + self.intercept
         score += self.attributes.get(f"{category}/{attribute}", 0.0)
-        return 0.5 + 0.5 * math.tanh(score / 2)  # the sigmoid, which no score makes overflow
+        # The sigmoid, in a form that does not overflow for any score.
+        return 0.5 + 0.5 * math.tanh(score / 2)
 
     def write(self, path: Path) -> None:
-        path.write_text(
-            json.dumps(asdict(self), indent=1, ensure_ascii=False) + "\n", encoding="utf-8"
-        )
+        """Write the calibration as JSON."""
+        text = json.dumps(asdict(self), indent=1, ensure_ascii=False)
+        path.write_text(text + "\n", encoding="utf-8")
 
 
 def calibration_of(config: ModelConfig, method: str = "") -> Calibration | None:
-    """The calibration that a model's configuration names, or that stands beside its weights; None:
-    there is none. method: that decodes; for another's none beside the weights counts. Raises
-    ModelError: not there or not readable.
+    """Return the calibration of a model.
+
+    Args:
+        config: The section `model` of a configuration.
+        method: The decoding method. A file beside the weights is ignored if it was made with
+            another method; a file that the configuration names is always used.
+
+    Returns:
+        The calibration that the configuration names, or else the one beside the weights (of the
+        adapter, or else of the model). None if there is none.
+
+    Raises:
+        ModelError: If the named file is missing, or the file cannot be read.
     """
     if config.calibration == "none":
         return None
-    folders = [
-        f for f in (config.adapter, config.name) if f and (storage.is_remote(f) or Path(f).is_dir())
-    ]
-    path = config.calibration or (storage.join(folders[0], FILE) if folders else None)
+    path = config.calibration or _path_beside_weights(config)
+    if path is None:
+        return None
     try:
-        if path is None or not (config.calibration or storage.exists(path)):
+        if not config.calibration and not storage.exists(path):
             return None
-        made = Calibration(**json.loads(storage.read(path)))
-        numbers = [*made.weights, made.intercept, *made.attributes.values()]
-        if len(made.weights) != len(FEATURES) or not all(abs(number) < 1e9 for number in numbers):
-            raise ValueError("its numbers are none of a calibration")
+        calibration = Calibration(**json.loads(storage.read(path)))
+        _check_numbers(calibration)
     except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
         raise ModelError(
             f"model.calibration {path}: cannot be read ({error}); `raypd calibrate` makes one"
         ) from None
-    return made if config.calibration or not method or made.method in ("", method) else None
+    if config.calibration or not method or calibration.method in ("", method):
+        return calibration
+    return None
+
+
+def _path_beside_weights(config: ModelConfig) -> str | None:
+    """Return where a calibration would be beside the weights; None for a model of the Hub."""
+    for folder in (config.adapter, config.name):
+        if folder and (storage.is_remote(folder) or Path(folder).is_dir()):
+            return storage.join(folder, FILE)
+    return None
+
+
+def _check_numbers(calibration: Calibration) -> None:
+    numbers = [*calibration.weights, calibration.intercept, *calibration.attributes.values()]
+    in_range = all(abs(number) < _LARGEST_WEIGHT for number in numbers)
+    if len(calibration.weights) != len(FEATURES) or not in_range:
+        raise ValueError("its numbers are none of a calibration")

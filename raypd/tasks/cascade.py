@@ -1,5 +1,7 @@
-"""A cascade: of the documents that the first model is not sure of a second is asked, for the unsure
-values.
+"""Answers with two models: the second model decodes the documents that the first is unsure of.
+
+The record of such a document has the first model's values where they are sure, and the second
+model's values elsewhere.
 """
 
 import json
@@ -14,8 +16,10 @@ from raypd.run.usage import FIRST, SECOND
 from raypd.tasks.base import Document, Record, Request, Task
 from raypd.tasks.columns import Row, record_of, value_in
 
-MODELS = (FIRST, SECOND)  # as the rows name them
-_TOGETHER = 100  # documents, of which the least sure share is chosen
+# How the rows name the two models.
+MODELS = (FIRST, SECOND)
+# The least sure documents are chosen among so many at a time.
+_GROUP_SIZE = 100
 
 
 @dataclass(frozen=True)
@@ -31,10 +35,22 @@ class Cascade:
     def __init__(
         self, first: Task, second: Task, config: RunConfig, second_sampling: Any = None
     ) -> None:
-        self.first, self.second, self.second_sampling = first, second, second_sampling
-        self.settings, self.categories = config.cascade, config.extraction.categories
+        """Combine the tasks of both models.
+
+        Args:
+            first: The task of the first model, which answers all documents.
+            second: The same task for the second model.
+            config: The configuration of the run.
+            second_sampling: The sampling of the second model's requests; None: that of the run.
+        """
+        self.first = first
+        self.second = second
+        self.second_sampling = second_sampling
+        self.settings = config.cascade
+        self.categories = config.extraction.categories
 
     def plan(self, documents: Sequence[Document]) -> Iterator[Request | Record]:
+        """Yield the first model's requests; the second model's follow from their answers."""
         answers = _Answers(self, documents)
         for item in self.first.plan(documents):
             yield from answers.take([item])
@@ -42,8 +58,12 @@ class Cascade:
 
 @dataclass
 class _Group:
-    """Documents of which a share may go to the second model. unsure: the first model's records, not
-    passed on yet.
+    """Documents of which a share may go to the second model.
+
+    Attributes:
+        documents: The number of documents.
+        unanswered: Documents that the first model has not answered yet.
+        unsure: Records of the first model that have unsure values and were not passed on yet.
     """
 
     documents: int
@@ -52,100 +72,130 @@ class _Group:
 
 
 class _Answers:
-    """The first model's answers to the documents of one plan, until it is known which of them the
-    second is asked.
-    """
+    """Collects the first model's answers until the documents for the second model are chosen."""
 
     def __init__(self, cascade: Cascade, documents: Sequence[Document]) -> None:
         self.cascade = cascade
         self.documents = {document.index: document for document in documents}
         self.group_of: dict[int, _Group] = {}
-        for begin in range(0, len(documents), _TOGETHER):
-            members = [document.index for document in documents[begin : begin + _TOGETHER]]
-            self.group_of |= dict.fromkeys(members, _Group(len(members), len(members)))
+        for begin in range(0, len(documents), _GROUP_SIZE):
+            members = documents[begin : begin + _GROUP_SIZE]
+            group = _Group(documents=len(members), unanswered=len(members))
+            for document in members:
+                self.group_of[document.index] = group
 
     def take(self, items: Sequence[Request | Record]) -> list[Request | Record]:
-        """The first model's requests, its records that stand, and requests to the second model."""
-        out: list[Request | Record] = []
+        """Return the first model's requests and sure records, and requests to the second model."""
+        output: list[Request | Record] = []
         for item in items:
             if isinstance(item, Request):
-                out.append(item.then(self.take))
+                output.append(item.then(self.take))
                 continue
             group = self.group_of[item.index]
             group.unanswered -= 1
-            if doubt(item.columns.get("values") or [], self.cascade.settings.under):
+            values = item.columns.get("values") or []
+            if doubt(values, self.cascade.settings.under):
                 group.unsure.append(item)
             else:
-                out.append(marked(item))
-            if self.cascade.settings.share == 1 or not group.unanswered:
-                out += self._ask(group)
-        return out
+                output.append(marked(item))
+            # With a share of 1 there is nothing to choose, so no document waits for its group.
+            if self.cascade.settings.share == 1 or group.unanswered == 0:
+                output += self._ask_second(group)
+        return output
 
-    def _ask(self, group: _Group) -> list[Request | Record]:
-        """Asks the second model of the least sure documents of a group; the other records stand."""
+    def _ask_second(self, group: _Group) -> list[Request | Record]:
+        """Plan the least sure documents of a group again; the other records are final."""
         settings = self.cascade.settings
-        most = math.ceil(settings.share * group.documents - 1e-9)  # 0.07 * 100 is a little over 7
-        ranked = sorted(
-            group.unsure, key=lambda r: (-doubt(r.columns["values"], settings.under), r.index)
-        )
+        # In floating point 0.07 * 100 is a little over 7.
+        limit = math.ceil(settings.share * group.documents - 1e-9)
+
+        def rank(record: Record) -> tuple[float, int]:
+            return -doubt(record.columns["values"], settings.under), record.index
+
+        ranked = sorted(group.unsure, key=rank)
         group.unsure = []
-        out: list[Request | Record] = [marked(record) for record in ranked[most:]]
-        for record in ranked[:most]:
+        output: list[Request | Record] = [marked(record) for record in ranked[limit:]]
+        for record in ranked[:limit]:
             try:
                 items = list(self.cascade.second.plan([self.documents[record.index]]))
-            except Exception as error:  # of this document alone
+            except Exception as error:
+                # The other documents are not affected.
                 items = [Record(record.index, error=f"{type(error).__name__}: {error}")]
-            out += self._merged(record, items)
-        return out
+            output += self._merged(record, items)
+        return output
 
     def _merged(self, record: Record, items: Sequence[Request | Record]) -> list[Any]:
-        """The second model's requests, and its records put together with the first model's."""
-        cascade, take = self.cascade, partial(self._merged, record)
-        out: list[Request | Record] = []
+        """Return the second model's requests, and its records merged with the first model's."""
+        cascade = self.cascade
+        output: list[Request | Record] = []
         for item in items:
             if isinstance(item, Record):
                 category = cascade.categories[record.columns["category"]]
-                out.append(merged(record, item, category, cascade.settings.under))
-            else:
-                program = SecondProgram(item.program)
-                out.append(
-                    item.then(take, program=program, sampling=cascade.second_sampling, model=SECOND)
-                )
-        return out
+                output.append(merged(record, item, category, cascade.settings.under))
+                continue
+            request = item.then(
+                partial(self._merged, record),
+                program=SecondProgram(item.program),
+                sampling=cascade.second_sampling,
+                model=SECOND,
+            )
+            output.append(request)
+        return output
 
 
 def is_unsure(value: Row, under: float) -> bool:
+    """Return whether a value's confidence is unknown or below the threshold `under`."""
     return value["confidence"] is None or value["confidence"] < under
 
 
 def doubt(values: Sequence[Row], under: float) -> float:
-    """How many of a document's unsure values will be wrong, by their confidences; 0: none is
-    unsure.
+    """Return how many of a document's unsure values are expected to be wrong.
+
+    Args:
+        values: The rows of the document's values.
+        under: The confidence below which a value is unsure.
+
+    Returns:
+        The sum of 1 - confidence over the unsure values; 0 if none is unsure.
     """
     return sum(1 - (value["confidence"] or 0.0) for value in values if is_unsure(value, under))
 
 
 def merged(first: Record, second: Record, category: Category, under: float) -> Record:
-    """The first model's record with the second's values for the unsure ones."""
+    """Return the first model's record with the second model's values for the unsure ones.
+
+    Args:
+        first: The record of the first model, without an error.
+        second: The record of the second model. Its error becomes the document's error.
+        category: The category of the document.
+        under: The confidence below which a value is unsure.
+    """
     if second.error is not None:
         return Record(first.index, error=f"the cascade's second model: {second.error}")
     records = [json.loads(record.columns["record"]) for record in (first, second)]
-    values, named = [], {}
-    for attribute, *rows in zip(
+    values = []
+    value_of: dict[str, Any] = {}
+    for attribute, first_row, second_row in zip(
         category.attributes, first.columns["values"], second.columns["values"], strict=True
     ):
-        by = int(is_unsure(rows[0], under))
-        values.append({**rows[by], "model": MODELS[by]})
-        named[attribute.name] = value_in(records[by], attribute)
-    record = json.dumps(record_of(category, named), ensure_ascii=False)
-    truncated = first.columns["truncated"] or second.columns["truncated"]
-    return Record(
-        first.index, {**first.columns, "record": record, "values": values, "truncated": truncated}
-    )
+        model = 0
+        row = first_row
+        if is_unsure(first_row, under):
+            model = 1
+            row = second_row
+        values.append({**row, "model": MODELS[model]})
+        value_of[attribute.name] = value_in(records[model], attribute)
+    columns = {
+        **first.columns,
+        "record": json.dumps(record_of(category, value_of), ensure_ascii=False),
+        "values": values,
+        "truncated": first.columns["truncated"] or second.columns["truncated"],
+    }
+    return Record(first.index, columns)
 
 
 def marked(record: Record) -> Record:
-    """A record that the first model answered alone."""
+    """Return a record whose values are marked as the first model's."""
     if record.error is not None:
         return record
     values = [{**value, "model": MODELS[0]} for value in record.columns["values"]]

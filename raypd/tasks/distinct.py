@@ -1,4 +1,4 @@
-"""Documents of a unit that say the same are decoded once."""
+"""Decodes documents of a unit that have the same content only once."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -9,54 +9,64 @@ from raypd.tasks.base import Document, Record, Request, Task
 
 
 def gives_the_same(config: RunConfig) -> bool:
-    """Whether documents that say the same get the same answer: none is drawn at random, or depends
-    on its stack.
+    """Return whether documents with the same content always get the same answer.
+
+    They do not if answers are sampled, or depend on the other documents of a prompt.
     """
-    # Each request has its sampling.
-    own_parameters = isinstance(config.task, GenerationConfig) and config.task.openai
-    return (
-        config.decoding.sampling.temperature == 0
-        and not config.decoding.stacked
-        and not own_parameters
-    )
+    if isinstance(config.task, GenerationConfig) and config.task.openai:
+        # Each request of a batch file sets its own sampling.
+        return False
+    if config.decoding.stacked:
+        return False
+    return config.decoding.sampling.temperature == 0
 
 
 class Distinct:
-    """Another task, which gives the same answers to the same texts; its requests answer all
-    documents with one.
-    """
+    """A task that decodes each content once and copies the answer to all documents that have it."""
 
     def __init__(self, task: Task, config: RunConfig) -> None:
         self.task = task
-        columns = {
-            key: name for key, name in config.wanted_columns().items() if key != "input.id_column"
-        }
-        self._columns = sorted({*columns.values(), *filter(None, [config.input.category_column])})
+        columns = set()
+        for key, name in config.wanted_columns().items():
+            if key != "input.id_column":
+                columns.add(name)
+        if config.input.category_column:
+            columns.add(config.input.category_column)
+        self._columns = sorted(columns)
 
     def plan(self, documents: Sequence[Document]) -> Iterator[Request | Record]:
-        rows: dict[str | int, list[int]] = {}  # what documents say -> which say it
+        """Yield the wrapped task's items for one document of each content."""
+        # The indices of the documents, by their content. A document with an error is on its own.
+        indices_of: dict[str | int, list[int]] = {}
         for document in documents:
-            content = repr([document.fields.get(name) for name in self._columns])
-            rows.setdefault(document.index if document.error is not None else content, []).append(
-                document.index
-            )
-        same = {indices[0]: indices for indices in rows.values()}
-        for item in self.task.plan([document for document in documents if document.index in same]):
-            yield from _for_all(item, same)
+            key: str | int = document.index
+            if document.error is None:
+                key = repr([document.fields.get(name) for name in self._columns])
+            indices_of.setdefault(key, []).append(document.index)
+        copies = {indices[0]: indices for indices in indices_of.values()}
+        distinct = [document for document in documents if document.index in copies]
+        for item in self.task.plan(distinct):
+            yield from _for_all(item, copies)
 
 
-def _for_all(item: Request | Record, same: dict[int, list[int]]) -> list[Request | Record]:
-    """A record, or a request's, for all documents that say the same. same: their indices, by the
-    one decoded.
+def _for_all(item: Request | Record, copies: dict[int, list[int]]) -> list[Request | Record]:
+    """Return an item of the wrapped task, made to answer all documents with the same content.
+
+    Args:
+        item: A record or a request.
+        copies: The indices of the documents with the same content, by the index of the document
+            that is decoded.
     """
     if isinstance(item, Record):
-        return [replace(item, index=index) for index in same[item.index]]
+        return [replace(item, index=index) for index in copies[item.index]]
 
-    def copied(results: Sequence[Record | Request]) -> list[Any]:
-        return [copy for result in results for copy in _for_all(result, same)]
+    def copy_results(results: Sequence[Record | Request]) -> list[Any]:
+        items: list[Any] = []
+        for result in results:
+            items += _for_all(result, copies)
+        return items
 
-    return [
-        item.then(
-            copied, documents=[index for decoded in item.documents for index in same[decoded]]
-        )
-    ]
+    indices: list[int] = []
+    for decoded in item.documents:
+        indices += copies[decoded]
+    return [item.then(copy_results, documents=indices)]

@@ -1,4 +1,4 @@
-"""What a document says to a task before any tokenizer: its category, its text, its conversation."""
+"""Reads a document's category, text and conversation, before any tokenizer is involved."""
 
 import contextlib
 import re
@@ -13,13 +13,22 @@ _ROLES = ("system", "user", "assistant")
 
 
 def category_of(document: Document, source: InputConfig, categories: Collection[str]) -> str:
-    """The document's category, or the only one there is.
+    """Return the document's category.
 
-    Raises ValueError where it names none, or an unknown one.
+    Args:
+        document: The document.
+        source: The section `input`, which names the category or the column that holds it.
+        categories: The names of all categories. If there is only one, it is the default.
+
+    Raises:
+        ValueError: If the document has no category, or one without a schema.
     """
     column = source.category_column
-    name = document.fields.get(column) if column else None
-    name = name if name is not None else source.category
+    name = None
+    if column:
+        name = document.fields.get(column)
+    if name is None:
+        name = source.category
     if name is None and len(categories) == 1:
         name = next(iter(categories))
     if name is None:
@@ -30,7 +39,7 @@ def category_of(document: Document, source: InputConfig, categories: Collection[
 
 
 def billed_as(document: Document, config: RunConfig) -> str:
-    """The category under which a document's cost stands: the task's kind where it has none."""
+    """Return the category that a document is billed as; without categories, the task's kind."""
     if not isinstance(config.task, ExtractionConfig):
         return config.task.kind
     try:
@@ -40,46 +49,79 @@ def billed_as(document: Document, config: RunConfig) -> str:
 
 
 def text_of(document: Document, columns: list[str]) -> str:
-    """The document's text, with names before the values of several columns.
+    """Return the document's text.
 
-    Raises ValueError where it is empty.
+    Args:
+        document: The document.
+        columns: The columns that hold its text. If there are several, each value stands on a line
+            of its own after the name of its column.
+
+    Raises:
+        ValueError: If all of them are empty.
     """
-    parts = [(column, document.fields.get(column)) for column in columns]
-    lines = [
-        (column, str(text).strip())
-        for column, text in parts
-        if text is not None and str(text).strip()
-    ]
+    lines = []
+    for column in columns:
+        value = document.fields.get(column)
+        text = "" if value is None else str(value).strip()
+        if not text:
+            continue
+        if len(columns) == 1:
+            return text
+        lines.append(f"{column}: {text}")
     if not lines:
         raise ValueError(f"empty: nothing in {', '.join(columns)}")
-    return (
-        lines[0][1]
-        if len(columns) == 1
-        else "\n".join(f"{column}: {line}" for column, line in lines)
-    )
+    return "\n".join(lines)
 
 
 def words_of(text: str) -> str:
-    """A text without case, punctuation and white space: the same of documents that say the same."""
+    """Return the words of a text without case and punctuation, so that equal content compares
+    equal.
+    """
     return " ".join(re.findall(r"\w+", text.casefold()))
 
 
-def input_fields(document: Document, config: RunConfig, more: Sequence[str] = ()) -> dict[str, Any]:
-    """What a document has in the columns that a configuration reads (a text that it lacks is null),
-    and in more.
+def input_fields(
+    document: Document, config: RunConfig, further_columns: Sequence[str] = ()
+) -> dict[str, Any]:
+    """Return a document's values in the columns that a configuration reads.
+
+    Args:
+        document: The document.
+        config: The configuration.
+        further_columns: Columns to include in addition.
+
+    Returns:
+        The values by column. Columns that the document lacks are left out, but a missing text is
+        null.
     """
-    names = [*config.wanted_columns().values(), config.input.category_column or "", *more]
-    there = {name: document.fields[name] for name in names if document.fields.get(name) is not None}
-    return dict.fromkeys(config.text_columns()) | there
+    columns = [*config.wanted_columns().values()]
+    if config.input.category_column:
+        columns.append(config.input.category_column)
+    columns += further_columns
+    fields: dict[str, Any] = dict.fromkeys(config.text_columns())
+    for column in columns:
+        if document.fields.get(column) is not None:
+            fields[column] = document.fields[column]
+    return fields
 
 
 def conversation(prompt: Any, task: GenerationConfig) -> tuple[list[dict[str, str]], list[str]]:
-    """A prompt as turns up to now (`role`, `content`), and the user's to be answered.
+    """Read the value of the prompt's column as a conversation.
 
-    Raises ValueError for none.
+    Args:
+        prompt: A text, a list of the user's turns, or a list of turns with `role` and `content`.
+        task: The task, which may have a system turn.
+
+    Returns:
+        The turns so far (`role`, `content`), and the user's turns to answer.
+
+    Raises:
+        ValueError: If the value is not a conversation.
     """
     column = task.prompt_column
-    system = [{"role": "system", "content": task.system}] if task.system else []
+    system = []
+    if task.system:
+        system.append({"role": "system", "content": task.system})
     if isinstance(prompt, str):
         prompt = [prompt]
     if not isinstance(prompt, list) or not prompt:
@@ -93,9 +135,11 @@ def conversation(prompt: Any, task: GenerationConfig) -> tuple[list[dict[str, st
         return system, prompt
     turns = []
     for turn in prompt:
-        role, content = (
-            (turn.get("role"), turn.get("content")) if isinstance(turn, dict) else (None, None)
-        )
+        role = None
+        content = None
+        if isinstance(turn, dict):
+            role = turn.get("role")
+            content = turn.get("content")
         if role not in _ROLES or not isinstance(content, str):
             raise ValueError(
                 f"{column}: a turn needs `role` ({', '.join(_ROLES)}) and `content` as text"
@@ -103,12 +147,16 @@ def conversation(prompt: Any, task: GenerationConfig) -> tuple[list[dict[str, st
         turns.append({"role": str(role), "content": content})
     if turns[-1]["role"] != "user":
         raise ValueError(f"{column}: the last turn must be the user's")
-    return [*([] if turns[0]["role"] == "system" else system), *turns[:-1]], [turns[-1]["content"]]
+    if turns[0]["role"] == "system":
+        # The conversation's own system turn replaces that of the configuration.
+        system = []
+    return [*system, *turns[:-1]], [turns[-1]["content"]]
 
 
 def unpacked(value: Any) -> Any:
-    """A column's value, also out of its JSON text: Parquet has no maps and lists of mixed
-    values.
+    """Return a column's value, parsed if it is JSON text.
+
+    Parquet has no maps and no lists of mixed values, so such values are written as text.
     """
     if isinstance(value, str):
         with contextlib.suppress(ValueError, RecursionError):
@@ -117,6 +165,9 @@ def unpacked(value: Any) -> Any:
 
 
 def kind_of(value: Any) -> str:
+    """Return what a JSON value is, for a message: "a list", "a number", "null"."""
+    if value is None:
+        return "null"
     names = {
         dict: "an object",
         list: "a list",
@@ -125,4 +176,4 @@ def kind_of(value: Any) -> str:
         int: "a number",
         float: "a number",
     }
-    return "null" if value is None else names.get(type(value), f"a {type(value).__name__}")
+    return names.get(type(value), f"a {type(value).__name__}")

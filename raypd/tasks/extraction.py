@@ -82,7 +82,9 @@ class ExtractionTask:
         if drafter is None and config.decoding.method == "speculative":
             drafter = PromptLookup(config.decoding.method_options.max_ngram)
         self._drafter = drafter
-        self.input, self.task, self.decoding = config.input, config.extraction, config.decoding
+        self.input = config.input
+        self.task = config.extraction
+        self.decoding = config.decoding
         self._calibration = calibration_of(config.model, config.decoding.method)
         self._min_confidence = config.output.min_confidence
         self._writes_keys = REGISTRY[self.decoding.method].whole_record  # the model does
@@ -90,7 +92,8 @@ class ExtractionTask:
         self._by_schema = server is not None and server.response_format == "json_schema"
         # ... as the engine makes it.
         self._by_pattern = config.engine.kind == "vllm" and not self._writes_keys
-        self.tokenizer, self.context_length = tokenizer, context_length
+        self.tokenizer = tokenizer
+        self.context_length = context_length
         self._encode = partial(encode, tokenizer, special=False)
         self.texts = token_texts(tokenizer)
         self.ends = end_tokens(tokenizer)
@@ -153,7 +156,8 @@ class ExtractionTask:
         before, behind = pieces(self.tokenizer, message, [DOCUMENTS])
         before += self._encode(self._examples.first(name))
         if not self._open:
-            before, behind = before + behind, []
+            before = before + behind
+            behind = []
         ready = _CategoryPrompt(name, category.attributes, before, behind, keys, grammars)
         if self._by_pattern or self._by_schema:
             ready.pattern = (record_schema if self._by_schema else record_pattern)(
@@ -373,7 +377,9 @@ class ExtractionTask:
         """Where each token's text begins in the decoded answer of some length (and, last, where the
         answer ends).
         """
-        decoder, starts, end = codecs.getincrementaldecoder("utf-8")("replace"), [0], 0
+        decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        starts = [0]
+        end = 0
         for token in tokens:
             end += len(decoder.decode(self._vocabulary.texts[token].encode("latin-1")))
             # A part of a character is shown as one.
@@ -391,13 +397,15 @@ class ExtractionTask:
         first = answers[0][0]
         source = span_source(first.document, self.input.text_columns)
         shift = len(source) - len(source.lstrip())
-        values, named = [], {}
+        values = []
+        named = {}
         for attribute, (body, window, (checked, rating)) in zip(
             category.attributes, answers, strict=True
         ):
             span = span_of(checked.value, body.text, shift + body.begin, source)
             if rating is not None and self._calibration is not None:
-                null, stands = checked.value is None, span["span"] is not None
+                null = checked.value is None
+                stands = span["span"] is not None
                 rating = self._calibration.confidence(
                     category.name, attribute.name, rating, null, stands
                 )

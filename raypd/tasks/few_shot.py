@@ -1,9 +1,8 @@
-"""Solved examples in a prompt: rows as of the input, and the answers beside them."""
+"""Shows solved examples in prompts: rows like those of the input, with their answers."""
 
 import json
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
-from itertools import islice
 from pathlib import Path
 from string import ascii_uppercase
 from typing import Any
@@ -18,21 +17,28 @@ from raypd.tasks.missing import parse_json
 
 
 def load_examples(task: QuestionAnsweringConfig) -> list[dict[str, Any]]:
-    """The rows of `task.few_shot` as the template shows them.
+    """Return the rows of `task.few_shot` as the template shows them.
 
-    Raises ConfigError with file and line. An answer: the letters of `answer_idx` where there are
-    choices, else `answer`, the first of `answers`, or null.
+    The answer of a question with choices is the letters of `answer_idx`. The answer of any other
+    question is `answer`, the first of `answers`, or null.
+
+    Returns:
+        Per row its `context` and its `questions`, each with `text` and `answer`.
+
+    Raises:
+        ConfigError: If the file cannot be read, or a row is not a solved example. The message names
+            file and line.
     """
     if task.few_shot is None:
         return []
     examples = []
-    for place, row in _rows(task.few_shot, "task.few_shot"):
+    for location, row in _rows(task.few_shot, "task.few_shot"):
         try:
             questions = [_solved(question) for question in row[task.questions_column]]
             examples.append({"context": row[task.context_column].strip(), "questions": questions})
         except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
             raise ConfigError(
-                f"{place}: not a solved example ({type(error).__name__}: "
+                f"{location}: not a solved example ({type(error).__name__}: "
                 f"{in_words(error)}); it needs "
                 f"{task.context_column}, and {task.questions_column} as a list of objects "
                 "with question and answers"
@@ -41,7 +47,7 @@ def load_examples(task: QuestionAnsweringConfig) -> list[dict[str, Any]]:
 
 
 def _rows(path: str, key: str) -> Iterator[tuple[str, Any]]:
-    """(file:line, what stands there) of JSON lines. Raises ConfigError."""
+    """Yield the location (file:line) and the value of each JSON line. Raises ConfigError."""
     with raised_as(ConfigError, f"{path}: {key} cannot be read", OSError, UnicodeDecodeError):
         lines = Path(path).read_text(encoding="utf-8-sig").split("\n")
     for number, line in enumerate(lines, 1):
@@ -51,48 +57,57 @@ def _rows(path: str, key: str) -> Iterator[tuple[str, Any]]:
 
 
 def _solved(question: dict[str, Any]) -> dict[str, str]:
-    text, choices = question["question"].strip(), question.get("choices") or []
+    text = question["question"].strip()
+    choices = question.get("choices") or []
     for letter, choice in zip(ascii_uppercase, choices, strict=False):
         text += f"\n{letter}. {choice}"
     if choices:
-        index = question["answer_idx"]
-        indices = index if isinstance(index, list) else [index]
-        return {
-            "text": text,
-            "answer": ", ".join(ascii_uppercase[range(len(choices))[i]] for i in indices),
-        }
-    answers = question["answers"] if "answers" in question else [question["answer"]]
-    answer = answers[0] if answers else None
-    return {"text": text, "answer": "null" if answer is None else str(answer).strip()}
+        indices = question["answer_idx"]
+        if not isinstance(indices, list):
+            indices = [indices]
+        # A slice of the alphabet raises IndexError for an index without a choice.
+        letters = ascii_uppercase[: len(choices)]
+        return {"text": text, "answer": ", ".join(letters[index] for index in indices)}
+    if "answers" in question:
+        answers = question["answers"]
+    else:
+        answers = [question["answer"]]
+    if not answers or answers[0] is None:
+        return {"text": text, "answer": "null"}
+    return {"text": text, "answer": str(answers[0]).strip()}
 
 
-# ------------------------------------------------------------------------
-# of extraction
 class LabelledExamples:
-    """The rows of `task.examples`, by category."""
+    """The labelled documents of `task.examples`, which prompts of an extraction show."""
 
     def __init__(self, config: RunConfig) -> None:
-        """Raises ConfigError with file and line, or where there is no example."""
-        self.settings, categories = config.extraction.examples, config.extraction.categories
-        # (text, as a prompt shows it)
+        """Read the examples.
+
+        Raises:
+            ConfigError: If a row is not a labelled document, with file and line, or if the file
+                holds no example.
+        """
+        self.settings = config.extraction.examples
+        categories = config.extraction.categories
+        # By category: the text of each example, and the example as a prompt shows it.
         self._of: dict[str, list[tuple[str, str]]] = {name: [] for name in categories}
         self._similar = cache(self._similarity)
         if self.settings is None:
             return
-        for place, row in _rows(self.settings.path, "task.examples.path"):
+        for location, row in _rows(self.settings.path, "task.examples.path"):
             try:
                 document = Document(0, "", row)
-                name, text = (
-                    category_of(document, config.input, categories),
-                    text_of(document, config.text_columns()),
-                )
-                column, attributes = self.settings.labels_column, categories[name].attributes
-                if (labels := labels_of(row, column, attributes, config.text_columns())) is None:
+                name = category_of(document, config.input, categories)
+                text = text_of(document, config.text_columns())
+                column = self.settings.labels_column
+                attributes = categories[name].attributes
+                labels = labels_of(row, column, attributes, config.text_columns())
+                if labels is None:
                     raise ValueError("no labels")
                 answer = _answer(categories[name], labels)
             except (ValueError, KeyError, TypeError, AttributeError) as error:
                 raise ConfigError(
-                    f"{place}: not a labelled document ({type(error).__name__}: "
+                    f"{location}: not a labelled document ({type(error).__name__}: "
                     f"{in_words(error)}); it needs the "
                     f"columns of the input and {self.settings.labels_column!r} "
                     "(task.examples.labels_column)"
@@ -102,58 +117,76 @@ class LabelledExamples:
             raise ConfigError(f"{self.settings.path}: task.examples.path holds no example")
 
     def first(self, category: str) -> str:
-        """What the prompts of a category show in common."""
+        """Return the examples that all prompts of a category show, as text."""
         return "".join(shown for _, shown in self.in_common(category))
 
     def in_common(self, category: str) -> list[tuple[str, str]]:
-        """The same, (text, as a prompt shows it) of each."""
-        return (
-            []
-            if self.settings is None or self.settings.nearest
-            else self._of[category][: self.settings.count]
-        )
+        """Return the text of each such example, and the example as a prompt shows it."""
+        if self.settings is None or self.settings.nearest:
+            return []
+        return self._of[category][: self.settings.count]
 
     def nearest(
         self, category: str, text: str, encode: Callable[[str], list[int]], limit: int
     ) -> list[int]:
-        """What a document's prompt shows, the most alike last, in at most `limit` tokens; none that
-        says the same.
+        """Return the examples most similar to a document, the most similar one last.
+
+        Args:
+            category: The category of the document.
+            text: The text of the document. An example with the same words is left out, because it
+                would give the answer away.
+            encode: Turns text into token ids.
+            limit: Tokens that the examples may take together.
+
+        Returns:
+            Their token ids; none if `task.examples.nearest` is off.
         """
         examples = self._of[category]
         if self.settings is None or not self.settings.nearest or not examples:
             return []
-        alike = self._similar(category)(text)
-        ranked, words = sorted(range(len(alike)), key=lambda n: (-alike[n], n)), words_of(text)
-        others = (n for n in ranked if words_of(examples[n][0]) != words)
+        similarity = self._similar(category)(text)
+        ranked = sorted(range(len(similarity)), key=lambda n: (-similarity[n], n))
+        words = words_of(text)
         tokens: list[int] = []
-        for n in islice(others, self.settings.count):
-            example = encode(examples[n][1])
+        count = 0
+        for number in ranked:
+            example_text, shown = examples[number]
+            if words_of(example_text) == words:
+                continue
+            example = encode(shown)
             if len(example) + len(tokens) > limit:
                 break
             tokens = example + tokens
+            count += 1
+            if count == self.settings.count:
+                break
         return tokens
 
     def _similarity(self, category: str) -> Callable[[str], Sequence[float]]:
-        """Of a text to each example of a category."""
+        """Return a function from a text to its similarity to each example of a category."""
         from sklearn.feature_extraction.text import TfidfVectorizer
 
         vectorizer = TfidfVectorizer(analyzer="char_wb", ngram_range=(3, 4), sublinear_tf=True)
-        known = vectorizer.fit_transform([text for text, _ in self._of[category]])
-        return lambda text: (known @ vectorizer.transform([text]).T).toarray()[:, 0]
+        examples = vectorizer.fit_transform([text for text, _ in self._of[category]])
+
+        def similarity(text: str) -> Sequence[float]:
+            products: Any = examples @ vectorizer.transform([text]).T
+            return products.toarray()[:, 0]
+
+        return similarity
 
 
 def _answer(category: Category, target: Any) -> str:
-    """A record as it is to be written.
+    """Return the answer that a model should write for an example.
 
-    Raises ValueError for a label that does not fit its attribute's type.
+    Raises:
+        ValueError: If a label does not fit its attribute's type.
     """
     lines = []
     for attribute in category.attributes:
         value = value_in(target, attribute)
         if value is not None and not attribute.fits(value):
             raise ValueError(f"attribute {attribute.name!r}: a label does not fit its type")
-        lines.append(
-            f"{json.dumps(attribute.name, ensure_ascii=False)}: "
-            f"{json.dumps(value, ensure_ascii=False)}"
-        )
+        key = json.dumps(attribute.name, ensure_ascii=False)
+        lines.append(f"{key}: {json.dumps(value, ensure_ascii=False)}")
     return "{\n" + ",\n".join(lines) + "\n}"

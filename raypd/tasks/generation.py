@@ -59,7 +59,8 @@ class StopStrings:
     """
 
     def __init__(self, table: list[bytes], ends: frozenset[int], stop: Sequence[str]) -> None:
-        self._table, self._ends = table, ends
+        self._table = table
+        self._ends = ends
         self._stops = [text.encode() for text in stop]
         self._longest = max(map(len, self._stops), default=0)
         self._tail = b""
@@ -88,13 +89,16 @@ class GenerationTask:
         drafter: TextDrafter | None = None,
     ) -> None:
         assert isinstance(config.task, GenerationConfig)
-        self.config, self.task = config, config.task
-        self.tokenizer, self.context_length = tokenizer, context_length
+        self.config = config
+        self.task = config.task
+        self.tokenizer = tokenizer
+        self.context_length = context_length
         # Others take a prompt alone.
         self._here = config.engine.kind == "raypd" and config.model.endpoint is None
         self._bytes = token_bytes(tokenizer)
         self._ends = end_tokens(tokenizer)
-        options, spec = config.decoding, REGISTRY[config.decoding.method]
+        options = config.decoding
+        spec = REGISTRY[config.decoding.method]
         self._text_model = TextModel(
             options=options,
             context_length=context_length,
@@ -183,7 +187,8 @@ class GenerationTask:
         )
 
     def _next(self, chat: _Chat) -> Request | Record:
-        parameters, prompt = chat.request.parameters, chat.request.unanswered[0]
+        parameters = chat.request.parameters
+        prompt = chat.request.unanswered[0]
         failed = partial(Record, chat.document.index, {"sample": chat.sample, "turn": chat.turn})
         sampling = Sampling(
             parameters.temperature, self.config.decoding.sampling.top_k, parameters.top_p

@@ -1,5 +1,5 @@
-"""A document's labels: an object in one column, or a column for each attribute, as spreadsheets
-have them.
+"""Reads a document's labels: an object in one column, or a column per attribute, as in a
+spreadsheet.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -10,34 +10,57 @@ from raypd.tasks.documents import unpacked
 
 
 def label_columns(categories: Mapping[str, Category]) -> list[str]:
-    """The columns called as attributes are."""
-    return [
-        *{".".join(a.place): None for category in categories.values() for a in category.attributes}
-    ]
+    """Return the names of the columns that are named after attributes, each once."""
+    columns: dict[str, None] = {}
+    for category in categories.values():
+        for attribute in category.attributes:
+            columns[".".join(attribute.place)] = None
+    return list(columns)
 
 
 def labels_of(
-    fields: Mapping[str, Any], column: str, asked: Iterable[Attribute], texts: Collection[str]
+    fields: Mapping[str, Any],
+    column: str,
+    attributes: Iterable[Attribute],
+    text_columns: Collection[str],
 ) -> Any:
-    """What stands in `column`; where there is none, the object of the columns called as attributes
-    are, which are none of the document's `texts`; None: neither. Raises ValueError: a text that is
-    no value of its attribute.
+    """Return the labels in `column`; if it is absent, build them from columns named after
+    attributes.
+
+    Args:
+        fields: The row of the document, by column.
+        column: The column that holds all labels as one object.
+        attributes: The attributes of the document's category.
+        text_columns: Columns with the text of the document, which hold no labels.
+
+    Returns:
+        The labels by attribute, or None if there are none.
+
+    Raises:
+        ValueError: If a text is not a value of its attribute.
     """
     if column in fields:
         return unpacked(fields[column])
-    named = {".".join(attribute.place): attribute for attribute in asked}
-    cells = {
-        name: (a, fields[name]) for name, a in named.items() if name in fields and name not in texts
-    }
-    return {
-        name: typed(a, v) if isinstance(v, str) else v for name, (a, v) in cells.items()
-    } or None
+    labels: dict[str, Any] = {}
+    for attribute in attributes:
+        name = ".".join(attribute.place)
+        if name not in fields or name in text_columns:
+            continue
+        value = fields[name]
+        if isinstance(value, str):
+            value = typed(attribute, value)
+        labels[name] = value
+    return labels or None
 
 
 def typed(attribute: Attribute, text: str) -> Any:
-    """A text as a value of its attribute, or None where it is blank.
+    """Read a text as a value of its attribute.
 
-    Raises ValueError where it is no value of the attribute.
+    Returns:
+        The value, or None if the text is blank.
+
+    Raises:
+        ValueError: If the text is not a value of the attribute.
     """
     if not text.strip():
         return None

@@ -65,7 +65,8 @@ def check_card(config: RunConfig) -> None:
         for answer_key in (
             ("max_value_tokens", "skeleton") if config.decoding.method == method else ()
         ):
-            trained, here = decoding.get(answer_key), getattr(config.decoding, answer_key)
+            trained = decoding.get(answer_key)
+            here = getattr(config.decoding, answer_key)
             if trained not in (None, here):
                 advice = f"and the run has {here}: set it to {trained}, or train again"
                 raise ModelError(

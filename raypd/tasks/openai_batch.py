@@ -39,7 +39,8 @@ class BadRequest(ValueError):
 
     def __init__(self, message: str, param: str | None = None, code: str | None = None) -> None:
         super().__init__(message)
-        self.param, self.code = param, code
+        self.param = param
+        self.code = code
 
 
 @dataclass(frozen=True)
@@ -107,7 +108,8 @@ def read_request(document: Document, config: RunConfig) -> ChatRequest:
 
     Raises ValueError for no prompt, BadRequest for a request that cannot be done.
     """
-    task, decoding = config.task, config.decoding
+    task = config.task
+    decoding = config.decoding
     assert isinstance(task, GenerationConfig)
     sampling = decoding.sampling
     if not task.openai:
@@ -221,11 +223,10 @@ def _turn(number: int, message: _Message) -> dict[str, str]:
             raise BadRequest(
                 f"{where}.{name} is not supported: leave it out", where, "unsupported_parameter"
             )
-    parts = (
-        [_ContentPart(type="text", text=message.content)]
-        if isinstance(message.content, str)
-        else message.content
-    )
+    if isinstance(message.content, str):
+        parts = [_ContentPart(type="text", text=message.content)]
+    else:
+        parts = message.content
     for part in parts:
         if part.type != "text" or part.text is None:
             reason = f"{where}.content: {part.type} is not supported, text alone is"

@@ -27,7 +27,8 @@ from raypd.tasks.prompting import decode_answer, encode, end_tokens, pieces, tem
 from raypd.tasks.sandbox import render
 
 # Stand for them while the template is applied.
-_CONTEXT, _QUESTION = "\u241econtext\u241e", "\u241equestion\u241e"
+_CONTEXT = "\u241econtext\u241e"
+_QUESTION = "\u241equestion\u241e"
 _LEAST_CONTEXT = 16  # tokens of a context that must fit beside the longest question
 
 
@@ -76,8 +77,10 @@ class QuestionAnsweringTask:
         model: object = None,
     ) -> None:
         assert isinstance(config.task, QuestionAnsweringConfig)
-        self.task, self.decoding = config.task, config.decoding
-        self.tokenizer, self.context_length = tokenizer, context_length
+        self.task = config.task
+        self.decoding = config.decoding
+        self.tokenizer = tokenizer
+        self.context_length = context_length
         self._encode = partial(encode, tokenizer, special=False)
         self._ends = end_tokens(tokenizer)
         self._line_end = partial(_line_ends, token_texts(tokenizer), self._ends)
@@ -126,7 +129,8 @@ class QuestionAnsweringTask:
         """A row's context and questions as ids. Raises ValueError where the row cannot be used."""
         if document.error is not None:
             raise ValueError(document.error)
-        context, column = text_of(document, [self.task.context_column]), self.task.questions_column
+        context = text_of(document, [self.task.context_column])
+        column = self.task.questions_column
         fields = unpacked(document.fields.get(column))
         if not isinstance(fields, list):
             raise ValueError(f"column {column!r} holds no list of questions")
@@ -160,7 +164,8 @@ class QuestionAnsweringTask:
 
     def _fill(self, question: _PageQuestion, fields: dict[str, Any]) -> None:
         """Raises ValueError."""
-        text, choices = fields.get("question"), fields.get("choices")
+        text = fields.get("question")
+        choices = fields.get("choices")
         if not isinstance(text, str) or not text.strip():
             raise ValueError("is empty" if text is None or isinstance(text, str) else "is no text")
         question.text = text.strip()
@@ -239,16 +244,13 @@ class QuestionAnsweringTask:
 
         requests = []
         for n, question in page.good():
-            tokens, stops, allowed = (
-                question.program.tokens,
-                question.program.stops,
-                question.program.allowed_token_ids,
-            )
-            letters = (
-                None
-                if question.rules is None
-                else rf" ?[A-{ascii_uppercase[len(question.choices or []) - 1]}]"
-            )
+            tokens = question.program.tokens
+            stops = question.program.stops
+            allowed = question.program.allowed_token_ids
+            if question.rules is None:
+                letters = None
+            else:
+                letters = rf" ?[A-{ascii_uppercase[len(question.choices or []) - 1]}]"
             prompt = Prompt([*before, *tokens], shared=len(before))
             program = autoregressive(prompt, self.task.max_answer_tokens, stops, allowed, letters)
             seed = seed_of(self.decoding.sampling.seed, [page.document.id, str(n)])

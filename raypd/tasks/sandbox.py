@@ -36,11 +36,10 @@ class BoundedSandbox(ImmutableSandboxedEnvironment):
 
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
         wide = operator == "%" and isinstance(left, str) and re.search(r"%[^a-z%]*(\*|\d{5})", left)
-        sizes = (
-            []
-            if operator == "%"
-            else [len(n) if hasattr(n, "__len__") else abs(n) for n in (left, right)]
-        )
+        if operator == "%":
+            sizes = []
+        else:
+            sizes = [len(n) if hasattr(n, "__len__") else abs(n) for n in (left, right)]
         if wide or max(sizes, default=0) > 10_000:  # as a number, or characters, or items
             raise jinja2.sandbox.SecurityError(f"{operator} with more than 10,000")
         return super().call_binop(context, operator, left, right)

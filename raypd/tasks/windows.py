@@ -1,66 +1,137 @@
-"""A document that does not fit the context: cut into windows that overlap, and the answers of all
-of them as one.
+"""Cuts a document that does not fit the context into overlapping windows, and merges the answers of
+the windows into one.
 """
 
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 from raypd.config import Attribute
 from raypd.schema.types import ListType
 from raypd.tasks.values import CheckedValue, Rated
 
-_BORDER = re.compile(r"\n|(?<=[.!?])\s+|(?<=[\u3002\uff01\uff1f])")  # behind a line or a sentence
-_OVERLAP = 8  # the end of a window, up to an eighth of it, is also the beginning of the next
+# A window may begin after a line or a sentence.
+_BORDER = re.compile(r"\n|(?<=[.!?])\s+|(?<=[\u3002\uff01\uff1f])")
+# The end of a window, up to an eighth of it, is also the beginning of the next window.
+_OVERLAP = 8
+
+
+class _Piece(NamedTuple):
+    """A part of a text that fits into one window.
+
+    Attributes:
+        begin: Its first character.
+        end: The character after its last one.
+        tokens: The number of its tokens, if it is encoded alone.
+    """
+
+    begin: int
+    end: int
+    tokens: int
 
 
 def windows(
     text: str, encode: Callable[[str], list[int]], limit: int
 ) -> list[tuple[int, str, list[int]]]:
-    """First character, text and ids of windows that hold all of a text; cut between sentences, else
-    between words.
+    """Cut a text into overlapping windows, between sentences if possible, else between words.
+
+    Args:
+        text: The text of a document.
+        encode: Turns text into token ids.
+        limit: Tokens that fit into a window.
+
+    Returns:
+        The first character, the text and the token ids of each window. Together the windows hold
+        the whole text.
     """
-    pieces = list(_pieces(text, encode, limit, 0))  # (begin, end, tokens)
+    pieces = list(_pieces(text, encode, limit, 0))
     result: list[tuple[int, str, list[int]]] = []
-    first = reached = 0
-    while reached < len(pieces):
-        begin, end, size = pieces[first][0], first + 1, pieces[first][2]
-        while end < len(pieces) and size + pieces[end][2] <= limit:
-            size, end = size + pieces[end][2], end + 1
-        # Together pieces may be a token longer than one by one.
-        while len(tokens := encode(text[begin : pieces[end - 1][1]])) > limit and end > first + 1:
+    # The window's first piece, and the number of pieces that earlier windows hold.
+    first = 0
+    covered = 0
+    while covered < len(pieces):
+        end = _last_fitting(pieces, first, limit)
+        begin = pieces[first].begin
+        tokens = encode(text[begin : pieces[end - 1].end])
+        # Pieces encoded together may take a token more than each of them alone.
+        while len(tokens) > limit and end > first + 1:
             end -= 1
-        if end <= reached:  # what is repeated leaves no room for the next piece
-            first = reached
+            tokens = encode(text[begin : pieces[end - 1].end])
+        if end <= covered:
+            # The overlap leaves no room for the next piece, so this window begins without one.
+            first = covered
             continue
-        result.append((begin, text[begin : pieces[end - 1][1]], tokens[:limit]))
-        first, reached, room = end, end, limit // _OVERLAP
-        while first - 1 > 0 and pieces[first - 1][2] <= room and pieces[first - 1][0] > begin:
-            first -= 1
-            room -= pieces[first][2]
+        result.append((begin, text[begin : pieces[end - 1].end], tokens[:limit]))
+        covered = end
+        first = _overlap_start(pieces, end, begin, limit // _OVERLAP)
     return result
+
+
+def _last_fitting(pieces: Sequence[_Piece], first: int, limit: int) -> int:
+    """Return the end of the range of pieces from `first` that fit into `limit` tokens."""
+    end = first + 1
+    tokens = pieces[first].tokens
+    while end < len(pieces) and tokens + pieces[end].tokens <= limit:
+        tokens += pieces[end].tokens
+        end += 1
+    return end
+
+
+def _overlap_start(pieces: Sequence[_Piece], end: int, begin: int, max_tokens: int) -> int:
+    """Return the first piece of the window after one that ends before the piece `end`.
+
+    Args:
+        pieces: All pieces of the text.
+        end: The first piece that no window holds yet.
+        begin: The first character of the previous window, which the next one may not reach.
+        max_tokens: Tokens that both windows may have in common.
+    """
+    first = end
+    remaining = max_tokens
+    while first > 1:
+        previous = pieces[first - 1]
+        if previous.tokens > remaining or previous.begin <= begin:
+            break
+        first -= 1
+        remaining -= previous.tokens
+    return first
 
 
 def _pieces(
     text: str, encode: Callable[[str], list[int]], limit: int, offset: int
-) -> Iterator[tuple[int, int, int]]:
-    """(begin, end, tokens) of parts of a text, which fit a window each. offset: where the text
-    stands.
+) -> Iterator[_Piece]:
+    """Yield the pieces of a text; one that does not fit into a window is cut in the middle.
+
+    Args:
+        text: The text, or a part of it.
+        encode: Turns text into token ids.
+        limit: Tokens that fit into a window.
+        offset: The character of the document at which `text` begins.
     """
     ends = [border.end() for border in _BORDER.finditer(text)]
     begin = 0
     for end in dict.fromkeys([*ends, len(text)]):
         part = text[begin:end]
-        if part and (size := len(encode(part))) <= limit:
-            yield offset + begin, offset + end, size
-        elif part:
-            middle = part.rfind(" ", 1, len(part) // 2 + 1) + 1 or len(part) // 2
-            if middle in (0, len(part)):  # a character of more tokens than a window has
-                yield offset + begin, offset + end, limit
-            else:
-                yield from _pieces(part[:middle], encode, limit, offset + begin)
-                yield from _pieces(part[middle:], encode, limit, offset + begin + middle)
+        if part:
+            yield from _fitting(part, encode, limit, offset + begin)
         begin = end
+
+
+def _fitting(
+    part: str, encode: Callable[[str], list[int]], limit: int, offset: int
+) -> Iterator[_Piece]:
+    tokens = len(encode(part))
+    if tokens <= limit:
+        yield _Piece(offset, offset + len(part), tokens)
+        return
+    middle = part.rfind(" ", 1, len(part) // 2 + 1) + 1 or len(part) // 2
+    if middle in (0, len(part)):
+        # A single character that takes more tokens than fit into a window.
+        yield _Piece(offset, offset + len(part), limit)
+        return
+    yield from _pieces(part[:middle], encode, limit, offset)
+    yield from _pieces(part[middle:], encode, limit, offset + middle)
 
 
 def merged(

@@ -1,6 +1,7 @@
-"""`model: fake`: an engine and a task that take the time and count the tokens of real ones, without
-weights. Answers have a length drawn from the document's id. Nothing here imports torch, so that a
-machine carries many workers.
+"""`model: fake`: an engine and a task that take the time and count the tokens of real ones.
+
+They need no weights. The length of an answer is drawn from the document's id. Nothing here imports
+torch, so that one machine can run many workers.
 """
 
 import json
@@ -33,43 +34,63 @@ from raypd.tasks.prompting import DOCUMENTS, messages
 
 @dataclass
 class Program:
-    """What one prompt costs, in tokens; in the engine, how far it is."""
+    """What one prompt costs in tokens, and how far the engine is with it.
 
-    prefix: str  # the instruction, computed once an engine
-    shared: int  # tokens of the prefix
-    prompt: int  # tokens behind the prefix; in the engine those that are still to be put in
-    # Of every value that is decoded in parallel; autoregressive decoding has one lane.
+    Attributes:
+        prefix: Identifies the instruction, which an engine prefills only once.
+        shared: Tokens of the prefix.
+        prompt: Tokens after the prefix; in the engine those that are not prefilled yet.
+        lanes: The length of each value that is decoded in parallel. Autoregressive decoding has a
+            single lane.
+        tag: The tag of the request.
+        depth: Tokens decoded so far in every lane.
+        counts: Tokens counted so far.
+    """
+
+    prefix: str
+    shared: int
+    prompt: int
     lanes: list[int]
     tag: Any = None
-    depth: int = 0  # tokens of every lane that are decoded
+    depth: int = 0
     counts: TokenCounts = field(default_factory=TokenCounts)
 
     def live(self) -> int:
+        """Return the number of lanes that are not complete."""
         return sum(length > self.depth for length in self.lanes)
 
 
 class FakeEngine:
-    """Continuous batching: a step sleeps for a fixed time and for the time of its tokens."""
+    """Simulates continuous batching: a step sleeps a fixed time plus the time of its tokens."""
 
     patience: float | None = None
     waiting = ""
 
     def __init__(self, costs: FakeConfig, max_num_seqs: int, max_num_batched_tokens: int) -> None:
-        self.costs, self.max_num_seqs, self.max_num_batched_tokens = (
-            costs,
-            max_num_seqs,
-            max_num_batched_tokens,
-        )
+        """Create an engine.
+
+        Args:
+            costs: The simulated speed.
+            max_num_seqs: Sequences that are decoded at a time.
+            max_num_batched_tokens: Tokens of one pass.
+        """
+        self.costs = costs
+        self.max_num_seqs = max_num_seqs
+        self.max_num_batched_tokens = max_num_batched_tokens
         self.queue: deque[Program] = deque()
         self.sequences: list[Program] = []
-        self._prefixes: set[str] = set()  # that are in the cache
-        self._free = 0.0  # when the simulated device is idle again (monotonic)
+        # Prefixes in the cache.
+        self._prefixes: set[str] = set()
+        # When the simulated device is idle again (monotonic).
+        self._free = 0.0
 
     @property
     def pending(self) -> int:
+        """The number of programs that did not finish yet."""
         return len(self.queue) + len(self.sequences)
 
     def submit(self, program: Program, *, tag: Any, sampling: Any = None, seed: int = 0) -> None:
+        """Queue a program."""
         program.tag = tag
         self.queue.append(program)
 
@@ -81,20 +102,21 @@ class FakeEngine:
     def step(self) -> list[Finished]:
         """Simulate one pass and return the programs that finished."""
         began = time.monotonic()
-        room, prefill, decode = self.max_num_batched_tokens, 0, 0
-        waiting = sum(sequence.prompt or sequence.live() for sequence in self.sequences)
-        while self.queue and len(self.sequences) < self.max_num_seqs and waiting < room:
-            self.sequences.append(self._admit(self.queue.popleft()))
-            waiting += self.sequences[-1].prompt
+        self._admit_waiting()
+        room = self.max_num_batched_tokens
+        prefill = 0
+        decode = 0
         # Sequences that decode go before prefills.
-        for sequence in sorted(self.sequences, key=lambda s: s.prompt > 0):
+        for sequence in sorted(self.sequences, key=lambda sequence: sequence.prompt > 0):
             if room <= 0:
                 break
             if sequence.prompt:
                 tokens = min(room, sequence.prompt)
                 sequence.counts.prefill_tokens += tokens
                 sequence.prompt -= tokens
-                sequence.counts.decode_tokens += 0 if sequence.prompt else sequence.live()
+                if sequence.prompt == 0:
+                    # The last part of a prefill also samples the first token of each lane.
+                    sequence.counts.decode_tokens += sequence.live()
                 prefill += tokens
             else:
                 tokens = sequence.live()
@@ -103,15 +125,17 @@ class FakeEngine:
                 decode += tokens
             room -= tokens
         self._spend(began, prefill, decode)
-        ended = [
-            sequence for sequence in self.sequences if not sequence.prompt and not sequence.live()
-        ]
-        self.sequences = [
-            sequence for sequence in self.sequences if sequence.prompt or sequence.live()
-        ]
-        for sequence in ended:
-            sequence.counts.steps = sequence.depth + 1
-        return [Finished(sequence.tag, sequence.lanes, None, sequence.counts) for sequence in ended]
+        return self._take_finished()
+
+    def _admit_waiting(self) -> None:
+        """Move queued programs into the batch until the next pass is full."""
+        tokens = sum(sequence.prompt or sequence.live() for sequence in self.sequences)
+        while self.queue and len(self.sequences) < self.max_num_seqs:
+            if tokens >= self.max_num_batched_tokens:
+                break
+            program = self._admit(self.queue.popleft())
+            self.sequences.append(program)
+            tokens += program.prompt
 
     def _admit(self, program: Program) -> Program:
         if program.prefix in self._prefixes:
@@ -121,44 +145,66 @@ class FakeEngine:
             self._prefixes.add(program.prefix)
         return program
 
+    def _take_finished(self) -> list[Finished]:
+        finished = []
+        running = []
+        for sequence in self.sequences:
+            if sequence.prompt or sequence.live():
+                running.append(sequence)
+                continue
+            sequence.counts.steps = sequence.depth + 1
+            finished.append(Finished(sequence.tag, sequence.lanes, None, sequence.counts))
+        self.sequences = running
+        return finished
+
     def _spend(self, began: float, prefill: int, decode: int) -> None:
+        """Sleep for as long as a pass takes.
+
+        Args:
+            began: When the pass began (monotonic).
+            prefill: Prompt tokens of the pass.
+            decode: Tokens that the pass decoded.
+        """
         costs = self.costs
         seconds = costs.step_seconds + prefill / costs.prefill_tokens_per_second
         seconds += decode / costs.decode_tokens_per_second
         # Every sleep lasts a little too long. Up to 10 ms of that are subtracted from the next, so
         # that many short steps keep the configured rate.
         self._free = max(self._free, began - 0.01) + seconds
-        if (remaining := self._free - time.monotonic()) > 2e-4:
+        remaining = self._free - time.monotonic()
+        if remaining > 2e-4:
             time.sleep(remaining)
 
 
 class FakeTask:
-    """Any kind of task: its columns, the cost of its prompts, and answers that say `fake`."""
+    """Plans any kind of task: real columns, real prompt lengths, and the answer `fake`."""
 
     def __init__(self, config: RunConfig) -> None:
-        self.config, self.task, self.costs = config, config.task, config.model.fake_costs
+        self.config = config
+        self.task = config.task
+        self.costs = config.model.fake_costs
         self._method = config.decoding.method
+        # By category: tokens of the instruction, and of the keys of an answer.
         self._prompts: dict[str, tuple[int, int]] = {}
         if isinstance(self.task, ExtractionConfig):
+            key_format = ',\n"{}":'
+            if config.decoding.bare:
+                key_format = " {:.4}:"
             for name, message in messages(self.task).items():
-                form = " {:.4}:" if config.decoding.bare else ',\n"{}":'
-                keys = "".join(
-                    form.format(attribute.name)
-                    for attribute in self.task.categories[name].attributes
-                )
-                self._prompts[name] = (
-                    self._tokens(message.replace(DOCUMENTS, "")),
-                    self._tokens(keys),
-                )
+                instruction = self._tokens(message.replace(DOCUMENTS, ""))
+                attributes = self.task.categories[name].attributes
+                keys = [key_format.format(attribute.name) for attribute in attributes]
+                self._prompts[name] = (instruction, self._tokens("".join(keys)))
 
     def plan(self, documents: Sequence[Document]) -> Iterator[Request | Record]:
+        """Yield requests that together answer all documents."""
         stacks: dict[str, list[tuple[Document, int]]] = {}
         plans: dict[str, Callable[[Document], Iterator[Request]]] = {
             "extraction": partial(self._extract, stacks),
             "question_answering": self._question,
             "generation": self._generate,
         }
-        plan = plans.get(self.task.kind, self._any)
+        plan = plans.get(self.task.kind, self._unknown_kind)
         for document in documents:
             try:
                 if document.error is not None:
@@ -169,28 +215,35 @@ class FakeTask:
         for name, stack in stacks.items():
             yield self._extraction(name, stack)
 
-    def _any(self, document: Document) -> Iterator[Request]:
-        """Of a task that is not known here: one answer a document, whose texts are `fake`."""
+    def _unknown_kind(self, document: Document) -> Iterator[Request]:
+        """Yield one answer per document, with `fake` in every text column."""
         prompt = self._tokens(text_of(document, self.config.text_columns()))
-        lanes = self._lengths(
-            document.id, 1, self.costs.answer_tokens, self.config.decoding.max_new_tokens
-        )
-        row = {f.name: "fake" for f in columns.SHAPES[self.task.kind].schema if f.type == "string"}
+        longest = self.config.decoding.max_new_tokens
+        lanes = self._lengths(document.id, 1, self.costs.answer_tokens, longest)
+        schema = columns.SHAPES[self.task.kind].schema
+        row = {column.name: "fake" for column in schema if column.type == "string"}
         yield self._request(document.index, prompt, lanes, [row])
 
     def _tokens(self, text: str) -> int:
         return max(1, math.ceil(len(text) / self.costs.characters_per_token))
 
     def _lengths(self, id: str, count: int, mean: int, longest: int) -> list[int]:
-        """`count` lengths around a mean, the same for a document in every run."""
-        draw = random.Random(zlib.crc32(id.encode()))
-        return [min(longest, 1 + int(draw.random() * (2 * mean - 1))) for _ in range(count)]
+        """Draw `count` lengths around a mean; a document gets the same ones in every run."""
+        generator = random.Random(zlib.crc32(id.encode()))
+        lengths = []
+        for _ in range(count):
+            length = 1 + int(generator.random() * (2 * mean - 1))
+            lengths.append(min(longest, length))
+        return lengths
 
     def _extract(
         self, stacks: dict[str, list[tuple[Document, int]]], document: Document
     ) -> Iterator[Request]:
-        """The request of a stack that the document fills; `stacks`: by category, with the lengths
-        of documents.
+        """Yield the request of a stack that the document fills.
+
+        Args:
+            stacks: By category the documents that wait for a full stack, with their tokens.
+            document: The document to add.
         """
         task = self.config.extraction
         name = category_of(document, self.config.input, task.categories)
@@ -201,59 +254,73 @@ class FakeTask:
             yield self._extraction(name, stacks.pop(name))
 
     def _extraction(self, name: str, stack: list[tuple[Document, int]]) -> Request:
+        """Return the request of a stack of documents of one category."""
         category = self.config.extraction.categories[name]
+        decoding = self.config.decoding
         shared, keys = self._prompts[name]
-        count, decoding = len(category.attributes), self.config.decoding
-        tokens, lanes = sum(length for _, length in stack), []
+        tokens = sum(length for _, length in stack)
+        lanes: list[int] = []
         for document, _ in stack:
             lanes += self._lengths(
-                document.id, count, self.costs.value_tokens, decoding.max_value_tokens
+                document.id,
+                len(category.attributes),
+                self.costs.value_tokens,
+                decoding.max_value_tokens,
             )
-        if REGISTRY[self._method].whole_record:  # it writes the keys, too
+        if REGISTRY[self._method].whole_record:
+            # The model writes the keys, too.
             lanes = [min(keys + sum(lanes), decoding.max_new_tokens)]
         else:
             tokens += keys * len(stack)
-            lanes = [sum(lanes)] if self._method == "guided" else lanes
+            if self._method == "guided":
+                lanes = [sum(lanes)]
         documents = [document.index for document, _ in stack]
         program: Any = Program(name, shared, tokens, lanes)
-        return Request(
-            documents, program, lambda _: [Record(i, _record(name, category)) for i in documents]
-        )
+
+        def finish(answer: Any) -> list[Record]:
+            return [Record(index, _record(name, category)) for index in documents]
+
+        return Request(documents, program, finish)
 
     def _question(self, document: Document) -> Iterator[Request]:
-        """All questions of a context at once, whatever the method."""
+        """Yield one request for all questions of a context, whatever the method."""
         assert isinstance(self.task, QuestionAnsweringConfig)
-        column = unpacked(document.fields.get(self.task.questions_column))
-        if not isinstance(column, list) or not column:
+        questions = unpacked(document.fields.get(self.task.questions_column))
+        if not isinstance(questions, list) or not questions:
             raise ValueError(f"column {self.task.questions_column!r} holds no list of questions")
         rows = []
-        for number, question in enumerate(column):
+        for number, question in enumerate(questions):
             fields = question if isinstance(question, dict) else {"question": question}
             name = str(number if fields.get("id") is None else fields["id"])
-            answer = {"answer": "fake", "answer_status": "ok", "truncated": False}
-            rows.append({"question_id": name, "question": str(fields.get("question")), **answer})
-        texts = [
-            self.task.instruction or "x" * 200,
-            text_of(document, [self.task.context_column]),
-            *map(str, column),
-        ]
+            row = {
+                "question_id": name,
+                "question": str(fields.get("question")),
+                "answer": "fake",
+                "answer_status": "ok",
+                "truncated": False,
+            }
+            rows.append(row)
+        prompt = self._tokens(self.task.instruction or "x" * 200)
+        prompt += self._tokens(text_of(document, [self.task.context_column]))
+        prompt += sum(self._tokens(str(question)) for question in questions)
         lanes = self._lengths(
             document.id, len(rows), self.costs.value_tokens, self.task.max_answer_tokens
         )
-        yield self._request(document.index, sum(map(self._tokens, texts)), lanes, rows)
+        yield self._request(document.index, prompt, lanes, rows)
 
     def _generate(self, document: Document) -> Iterator[Request]:
-        """All turns at once."""
+        """Yield the requests of all turns at once."""
         assert isinstance(self.task, GenerationConfig)
         request = read_request(document, self.config)
-        turns, longest = (
-            [turn["content"] for turn in request.turns],
-            request.parameters.max_new_tokens,
-        )
+        first_prompt = sum(self._tokens(turn["content"]) for turn in request.turns)
         for sample in range(request.parameters.samples):
-            id = f"{document.id}/{sample}"
-            lengths = self._lengths(id, len(request.unanswered), self.costs.answer_tokens, longest)
-            prompt = sum(map(self._tokens, turns))
+            lengths = self._lengths(
+                f"{document.id}/{sample}",
+                len(request.unanswered),
+                self.costs.answer_tokens,
+                request.parameters.max_new_tokens,
+            )
+            prompt = first_prompt
             for turn, (text, length) in enumerate(zip(request.unanswered, lengths, strict=True)):
                 prompt += self._tokens(text)
                 row = {
@@ -262,8 +329,9 @@ class FakeTask:
                     "text": "fake",
                     "finish_reason": "stop",
                     "tokens": length,
+                    "counters": json.dumps({"prompt_tokens": prompt}),
+                    "warnings": [],
                 }
-                row |= {"counters": json.dumps({"prompt_tokens": prompt}), "warnings": []}
                 yield self._request(document.index, prompt, [length], [row])
                 prompt += length
 
@@ -271,20 +339,32 @@ class FakeTask:
         self, index: int, prompt: int, lanes: list[int], rows: list[dict[str, Any]]
     ) -> Request:
         program: Any = Program("", 0, prompt, lanes)
-        return Request([index], program, lambda _: [Record(index, row) for row in rows])
+
+        def finish(answer: Any) -> list[Record]:
+            return [Record(index, row) for row in rows]
+
+        return Request([index], program, finish)
 
 
 def _record(name: str, category: Category) -> dict[str, Any]:
-    texts = {a.name: "fake" if a.fits("fake") else None for a in category.attributes}
-    values = [columns.value_row(n, v, "ok" if v else "null", None) for n, v in texts.items()]
-    record = json.dumps(columns.record_of(category, texts), ensure_ascii=False)
+    """Return the columns of an extraction in which every text is `fake` and all else is null."""
+    value_of: dict[str, str | None] = {}
+    values = []
+    for attribute in category.attributes:
+        value = None
+        status = "null"
+        if attribute.fits("fake"):
+            value = "fake"
+            status = "ok"
+        value_of[attribute.name] = value
+        values.append(columns.value_row(attribute.name, value, status, None))
+    record = json.dumps(columns.record_of(category, value_of), ensure_ascii=False)
     return {"category": name, "record": record, "values": values, "truncated": False}
 
 
 def make(config: RunConfig) -> tuple[FakeEngine, FakeTask]:
-    """Engine and task of `model: fake`, after the seconds that a model would take to load."""
+    """Return engine and task of `model: fake`, after the time that a model would take to load."""
     time.sleep(config.model.fake_costs.load_seconds)
     sizes = config.engine
-    return FakeEngine(
-        config.model.fake_costs, sizes.most_seqs, sizes.batched_tokens(gpu=False)
-    ), FakeTask(config)
+    engine = FakeEngine(config.model.fake_costs, sizes.most_seqs, sizes.batched_tokens(gpu=False))
+    return engine, FakeTask(config)

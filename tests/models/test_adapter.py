@@ -146,7 +146,8 @@ def test_settings_that_do_not_go_together(refused: Any, tmp_path: Path) -> None:
 def test_an_adapter_for_another_model_is_known_by_its_base(
     base: Path, refused: Any, tmp_path: Path
 ) -> None:
-    qwen, small = "Qwen/Qwen3-8B", "smollm2-135m-instruct"
+    qwen = "Qwen/Qwen3-8B"
+    small = "smollm2-135m-instruct"
     assert [_contradicts(qwen, name) for name in ("Qwen/Qwen3-4B", small, str(base))] == [
         True,
         True,

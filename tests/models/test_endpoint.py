@@ -122,14 +122,13 @@ def test_a_run_whose_answers_become_labels(tmp_path, ray_here):
 
     with server(reply) as (url, received):
         summary = run_extract(configuration(tmp_path, url, key_variable="PATH"))
-    assert (summary.ok, summary.failed) == (5, 1)
+    assert summary.ok == 5
+    assert summary.failed == 1
     path, key, body = received[1]
-    assert (path, key, body["model"], body["temperature"]) == (
-        "/v1/chat/completions",
-        f"Bearer {KEY}",
-        "gpt",
-        0.0,
-    )
+    assert path == "/v1/chat/completions"
+    assert key == f"Bearer {KEY}"
+    assert body["model"] == "gpt"
+    assert body["temperature"] == 0.0
     (message,) = body["messages"]
     assert message["role"] == "user"
     # Text of a document: it ends no message.
@@ -193,14 +192,13 @@ def test_a_schema_parameters_and_probabilities(tmp_path, slept):
             parts, [Document(0, "a", {"title": "shoe"})], Meter("", "autoregressive")
         )
     body = received[0][2]
-    assert (body["effort"], body["logprobs"], body.keys() & {"temperature", "seed", "top_p"}) == (
-        "low",
-        True,
-        set(),
-    )
+    assert body["effort"] == "low"
+    assert body["logprobs"] is True
+    assert body.keys() & {"temperature", "seed", "top_p"} == set()
     assert body["response_format"]["json_schema"]["schema"]["required"] == ["Brand", "Size"]
     values = {value["name"]: value for value in record.columns["values"]}
-    assert (values["Brand"]["value"], values["Size"]["number"]) == ("Acé", 42)
+    assert values["Brand"]["value"] == "Acé"
+    assert values["Size"]["number"] == 42
     quotes = [0.0, -0.1]  # of tokens that reach into the value
     assert values["Brand"]["confidence"] == pytest.approx(
         math.exp((sum(quotes) - 2 * 0.5 - 2 * 2.0) / 6)
@@ -222,7 +220,8 @@ def test_a_schema_parameters_and_probabilities(tmp_path, slept):
     ],
 )
 def test_the_schema_takes_what_the_attribute_takes(keys):
-    attribute, formats = Attribute(name="a", **keys), Draft202012Validator.FORMAT_CHECKER
+    attribute = Attribute(name="a", **keys)
+    formats = Draft202012Validator.FORMAT_CHECKER
     check = Draft202012Validator(record_schema([attribute]), format_checker=formats).is_valid
     null = not (attribute.required and attribute.type == "boolean")
     values = [
@@ -538,15 +537,15 @@ def test_many_failures_in_a_row_make_all_wait(tmp_path, slept):
         engine = EndpointEngine(configuration(tmp_path, url, retries=24), byte_tokenizer())
         with pytest.raises(RuntimeError, match="503"):
             engine._reply(f"{url}/chat/completions", 1000, json={"n": 1})
-    assert (len(received), max(slept)) == (25, 600.0)  # its own waits are at most ten minutes
+    assert len(received) == 25
+    # The engine's own waits are at most ten minutes.
+    assert max(slept) == 600.0
     # And after 20 in a row no request is sent for half a minute.
     assert engine._next > time.monotonic() + 20
 
 
-SHAPELESS, BOUNDLESS = (
-    (200, {"choices": []}),
-    (200, {**completion("Well.")[1], "usage": {"prompt_tokens": 10**27}}),
-)
+SHAPELESS = (200, {"choices": []})
+BOUNDLESS = (200, {**completion("Well.")[1], "usage": {"prompt_tokens": 10**27}})
 
 
 @pytest.mark.parametrize(
@@ -573,16 +572,18 @@ def test_answers_that_are_the_servers_failure_count_and_refused_prompts_do_not(
         for n in range(26):
             engine.submit((feed for feed in [Feed([65], [0])]), tag=n, sampling=None, seed=n)
         finished(engine)
-    assert (len(received), engine._failed_in_a_row) == (26, failures)
+    assert len(received) == 26
+    assert engine._failed_in_a_row == failures
     assert (engine._next > time.monotonic() + 20) == (failures > 0)
     assert ("20 requests failed in a row: no more for 30 s: " in engine.waiting) == (failures > 0)
 
 
 def test_a_server_that_redirects_gets_no_document(tmp_path, key):
     for target in (ELSEWHERE["Location"], "/v2"):  # of the same host, too
-        moved = lambda call, to=target: Reply(  # noqa: E731
-            302 if call.path.endswith("s") else 200, headers={"Location": to}
-        )
+
+        def moved(call, to=target):
+            return Reply(302 if call.path.endswith("s") else 200, headers={"Location": to})
+
         with serving(moved) as url:
             named = target if "//" in target else f"{url}{target}"
             words = f"{url}/v1/chat/completions redirects to {named}; documents are not sent there"
@@ -606,7 +607,10 @@ def test_what_cannot_work_is_refused_before_anything_starts(tmp_path, monkeypatc
 
 class Vendor:
     def __init__(self) -> None:
-        self.files, self.batches, self.answered, self.down = {}, {}, {}, False
+        self.files = {}
+        self.batches = {}
+        self.answered = {}
+        self.down = False
         self.lost = False  # whether nobody hears of the next batch that is made
         # Of batches made from now on; words whose prompts get an error.
         self.status, self.refused = "completed", set()
@@ -627,14 +631,13 @@ class Vendor:
             return self.put(self.files, form["file"].decode())
         if path == "/batches" and call.method == "POST":
             batch = json.loads(call.body)
-            assert (batch["endpoint"], batch["completion_window"]) == (
-                "/v1/chat/completions",
-                "24h",
-            )
+            assert batch["endpoint"] == "/v1/chat/completions"
+            assert batch["completion_window"] == "24h"
             made = self.put(
                 self.batches, {**batch, "created_at": time.time(), "status": self.status}
             )
-            lost, self.lost = self.lost, False
+            lost = self.lost
+            self.lost = False
             return Reply(504) if lost else made
         if path == "/batches":
             return self.told(
@@ -667,7 +670,8 @@ class Vendor:
     def answers(self, name):
         if name in self.answered:
             return self.answered[name]
-        good, bad = "", ""
+        good = ""
+        bad = ""
         for line in map(json.loads, self.files[self.batches[name]["input_file_id"]].splitlines()):
             text = line["body"]["messages"][-1]["content"]
             if any(word in text for word in self.refused):
@@ -699,7 +703,8 @@ def vendor(monkeypatch):
 def engine_with(vendor, tmp_path, texts, **endpoint):
     config = configuration(tmp_path, vendor.url, **{"batch": True, "retries": 0, **endpoint})
     engine = asked(BatchEngine(config, byte_tokenizer()), texts)
-    engine.patience, engine._submitted = 0.01, 0.0
+    engine.patience = 0.01
+    engine._submitted = 0.0
     return engine
 
 
@@ -718,16 +723,20 @@ def test_a_run_is_answered_by_a_batch_and_a_document_that_is_refused_is_an_error
     vendor.refused = {"shoe 3"}
     config = configuration(tmp_path, vendor.url, batch=True, key_variable="PATH")
     summary = driver.run_extract(config, build=build)
-    assert (summary.ok, summary.failed, len(vendor.batches)) == (5, 1, 1)
+    assert summary.ok == 5
+    assert summary.failed == 1
+    assert len(vendor.batches) == 1
     rows = {
         row["id"]: row
         for row in ds.dataset(tmp_path / "out/units", format="parquet").to_table().to_pylist()
     }
     assert json.loads(rows["0"]["record"]) == {"Brand": "Acme", "Size": 7}
-    assert ("not that one" in rows["3"]["error"], KEY in rows["3"]["error"]) == (True, False)
+    assert "not that one" in rows["3"]["error"]
+    assert KEY not in rows["3"]["error"]
     vendor.refused = set()
     again = retry_errors(config, build=build)  # what failed is asked again, and nothing else
-    assert (again.tried, again.ok) == (1, 1)
+    assert again.tried == 1
+    assert again.ok == 1
     assert [len(vendor.files[name].splitlines()) for name in vendor.files] == [6, 1]
 
 
@@ -763,9 +772,13 @@ def test_what_an_engine_sent_before_it_was_killed_is_not_sent_again(tmp_path, ve
     while engine._collected:
         engine.step()
     # The third request alone.
-    assert (len(vendor.batches), len(vendor.files["f1"].splitlines())) == (2, 1)
-    vendor.down, engine._look = True, 0.0
-    assert (engine.step(), engine.pending) == ([], 3)  # an outage ends no batch
+    assert len(vendor.batches) == 2
+    assert len(vendor.files["f1"].splitlines()) == 1
+    vendor.down = True
+    engine._look = 0.0
+    # An outage does not end the batch.
+    assert engine.step() == []
+    assert engine.pending == 3
     vendor.down = False
     for batch in vendor.batches.values():
         batch["status"] = "completed"
@@ -776,7 +789,8 @@ def test_nothing_is_paid_twice(tmp_path, vendor):
     """Texts that are the same, also later; a unit that is tried again; a batch of which the server
     does not tell.
     """
-    vendor.status, vendor.lost = "in_progress", True
+    vendor.status = "in_progress"
+    vendor.lost = True
     engine = engine_with(vendor, tmp_path, ["0", "0", "1"], retries=1)
     while engine._collected:
         engine.step()
@@ -812,7 +826,8 @@ def test_a_batch_that_ends_without_all_answers_fails_the_rest_alone(
 
 
 def test_a_batch_holds_no_more_than_the_server_takes(tmp_path, vendor, monkeypatch):
-    engine, started = engine_with(vendor, tmp_path, []), time.process_time()
+    engine = engine_with(vendor, tmp_path, [])
+    started = time.process_time()
     engine._collected = {str(n): [_BatchRequest(n, {"x": "x" * 2000}, "")] for n in range(8000)}
     engine._reply = lambda url, most, **request: {"id": "a file, or a batch"}
     engine._send_some()
@@ -824,12 +839,14 @@ def test_a_batch_holds_no_more_than_the_server_takes(tmp_path, vendor, monkeypat
         engine.patience = patience
         asked(engine, str(n), n)
         assert engine.step() == engine.step() == []
-    assert (len(finished(engine)), len(vendor.files)) == (5, 3)
+    assert len(finished(engine)) == 5
+    assert len(vendor.files) == 3
     assert [len(file.splitlines()) for file in vendor.files.values()] == [2, 2, 1]
 
 
 def test_answers_of_another_shape_are_error_rows_that_say_what_came(tmp_path, vendor, monkeypatch):
-    engine, words = engine_with(vendor, tmp_path, "0"), "expected an answer of the batch API, found"
+    engine = engine_with(vendor, tmp_path, "0")
+    words = "expected an answer of the batch API, found"
     vendor.answered["b0"] = ('{"custom_id": "x"}\n[7]', "")
     place = f"{vendor.url}/files/answers-of-b0/content"
     assert str(finished(engine)[0].error) == f'{place}: {words} {{"custom_id": "x"}} [7]'

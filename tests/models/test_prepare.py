@@ -52,7 +52,8 @@ def test_tokens_are_added_and_the_rest_stays(base, tmp_path, dtype):
     for name in (*CONTROL_TOKENS["apar"], *CONTROL_TOKENS["space"]):
         assert f"{name} ({control_token(tokenizer, name)})" in output
     assert "Train it" in output
-    before, after = load_file(base / "model.safetensors"), load_file(out / "model.safetensors")
+    before = load_file(base / "model.safetensors")
+    after = load_file(out / "model.safetensors")
     assert before.keys() == after.keys()
     for key, weight in before.items():
         assert torch.equal(weight[:256], after[key][:256])  # all but the rows of the new tokens
@@ -71,19 +72,16 @@ def test_heads_are_those_of_apars_table_6_or_what_is_asked_for(
         in run("add-heads", base, tmp_path / "heads", *options).output
     )
     config = json.loads((tmp_path / "heads/config.json").read_text())
-    assert (config["heads"], config["layers"], config["hidden_size"], config["vocabulary"]) == (
-        count,
-        layers,
-        64,
-        300,
-    )
+    assert config["heads"] == count
+    assert config["layers"] == layers
+    assert config["hidden_size"] == 64
+    assert config["vocabulary"] == 300
     weights = load_file(tmp_path / "heads/model.safetensors")
-    assert (len(weights), list(weights["heads.0.out.weight"].shape)) == (
-        count * (2 * layers + 1),
-        [300, 64],
-    )
+    assert len(weights) == count * (2 * layers + 1)
+    assert list(weights["heads.0.out.weight"].shape) == [300, 64]
     heads = load_heads(tmp_path / "heads", load_model(ModelConfig(name=str(base))).model)
-    assert (heads.count, heads.layers) == (count, layers)
+    assert heads.count == count
+    assert heads.layers == layers
 
 
 @pytest.mark.parametrize(
@@ -161,14 +159,16 @@ def test_refused_without_them():
 @pytest.mark.parametrize("method", CONTROL_TOKENS)
 @pytest.mark.parametrize("tied", [False, True])
 def test_new_rows(method, tied):
-    model, tokenizer = tiny_model("llama", tie_word_embeddings=tied), tiny_tokenizer()
+    model = tiny_model("llama", tie_word_embeddings=tied)
+    tokenizer = tiny_tokenizer()
     before = model.get_input_embeddings().weight.detach().clone()
     head = model.get_output_embeddings().weight.detach().clone()
     ids = add_control_tokens(model, tokenizer, method)
     names = CONTROL_TOKENS[method]
     assert ids == list(range(VOCABULARY, VOCABULARY + len(names)))
     assert [control_token(tokenizer, name) for name in names] == ids
-    after, head_after = model.get_input_embeddings().weight, model.get_output_embeddings().weight
+    after = model.get_input_embeddings().weight
+    head_after = model.get_output_embeddings().weight
     assert (
         after.shape[0] == head_after.shape[0] == model.config.vocab_size == VOCABULARY + len(names)
     )
@@ -198,7 +198,8 @@ def test_new_rows(method, tied):
 
 
 def test_adding_twice_and_two_methods_and_rows_beyond_the_vocabulary():
-    model, tokenizer = tiny_model("qwen3"), tiny_tokenizer()
+    model = tiny_model("qwen3")
+    tokenizer = tiny_tokenizer()
     fork, child = add_control_tokens(model, tokenizer, "apar")
     with torch.no_grad():
         model.get_input_embeddings().weight[fork] = 7  # trained since
@@ -212,7 +213,8 @@ def test_adding_twice_and_two_methods_and_rows_beyond_the_vocabulary():
     ]
     assert torch.equal(drawn, model.get_input_embeddings().weight[mask]), "the seed alone decides"
     # Many models have more rows than their tokenizer has ids.
-    model, tokenizer = tiny_model("llama", vocab_size=320), tiny_tokenizer()
+    model = tiny_model("llama", vocab_size=320)
+    tokenizer = tiny_tokenizer()
     before = model.get_input_embeddings().weight.detach().clone()
     ids = add_control_tokens(model, tokenizer, "apar")
     after = model.get_input_embeddings().weight
@@ -270,10 +272,8 @@ def test_converted_once_whoever_asks_and_however_many_at_once(cache: Path) -> No
     assert folder.parent == cache
     assert sorted(path.name for path in folder.iterdir()) == ["config.json", "model.safetensors"]
     local._sha256.cache_clear()  # as in a new process
-    assert (embedded.embedded_model(), (cache / "conversions").read_text()) == (
-        folder,
-        "converted\n",
-    )
+    assert embedded.embedded_model() == folder
+    assert (cache / "conversions").read_text() == "converted\n"
     embedded.find_gguf().write_bytes(b"other weights")
     assert embedded.embedded_model() != folder
     assert folder.is_dir()
@@ -336,7 +336,8 @@ def test_the_tokenizer(tokenizer: PreTrainedTokenizerBase) -> None:
     assert len(tokenizer) == 49152
     special = [getattr(tokenizer, f"{name}_token") for name in ("bos", "eos", "pad", "unk")]
     assert special == ["<|im_start|>", "<|im_end|>", "<|im_end|>", "<|endoftext|>"]
-    assert (tokenizer.eos_token_id, tokenizer.model_max_length) == (2, 8192)
+    assert tokenizer.eos_token_id == 2
+    assert tokenizer.model_max_length == 8192
     # Each digit is a token, and is split off before anything else is.
     for text, tokens in (
         ("a  12", ["a", "ĠĠ", "1", "2"]),
@@ -363,7 +364,8 @@ def test_it_answers(loaded: LoadedModel) -> None:
         loaded.tokenizer.decode(answer, skip_special_tokens=True).strip()
         == "The capital of France is Paris."
     )
-    assert (loaded.context_length, loaded.model.config.tie_word_embeddings) == (8192, True)
+    assert loaded.context_length == 8192
+    assert loaded.model.config.tie_word_embeddings is True
     assert {weight.dtype for weight in loaded.model.parameters()} == {torch.float32}
 
 
@@ -392,7 +394,8 @@ def sentencepiece() -> PreTrainedTokenizerFast:
 def test_texts_and_bytes_of_all_tokens_also_of_added_ones() -> None:
     words = [" ", "a", " a", " the", "the", "  ", "é"]
     for tokenizer, first, behind in ((tiny_tokenizer(), 3, []), (sentencepiece(), 0, words)):
-        ascii, halves = [chr(byte) for byte in range(first, 128)], ["\ufffd"] * 128
+        ascii = [chr(byte) for byte in range(first, 128)]
+        halves = ["\ufffd"] * 128
         assert token_texts(tokenizer) == ["", "", "", *ascii, *halves, *behind]
         pieces = [bytes([byte]) for byte in range(first, 256)]
         assert token_bytes(tokenizer)[3:] == [*pieces, *(text.encode() for text in behind)]
@@ -410,7 +413,8 @@ def test_the_embedded_model() -> None:
     texts = token_texts(tokenizer)
     # 0.3 s here; a search of every token in every other takes minutes.
     assert time.process_time() - start < 20
-    assert (len(texts), {texts[id] for id in tokenizer.all_special_ids}) == (len(tokenizer), {""})
+    assert len(texts) == len(tokenizer)
+    assert {texts[id] for id in tokenizer.all_special_ids} == {""}
     for text in [
         "a",
         " the",
@@ -424,6 +428,8 @@ def test_the_embedded_model() -> None:
         '{"name": "some plain text, 12 of it"}\n',
     ]:
         ids = tokenizer.encode(text)
-        assert ("".join(texts[id] for id in ids), len(ids) == 1 or len(text) > 4) == (text, True)
-    pieces, text = token_bytes(tokenizer), "日本 ñ 🎉 plain, 1\n"
+        assert "".join(texts[id] for id in ids) == text
+        assert len(ids) == 1 or len(text) > 4
+    pieces = token_bytes(tokenizer)
+    text = "日本 ñ 🎉 plain, 1\n"
     assert b"".join(pieces[id] for id in tokenizer.encode(text)) == text.encode()

@@ -57,8 +57,11 @@ class Replay:
     model_config = SimpleNamespace(max_model_len=100)
 
     def __init__(self, cached=0, limit=99):
-        self.cached, self.limit = cached, limit
-        self.asked, self.left, self.aborted = {}, {}, []
+        self.cached = cached
+        self.limit = limit
+        self.asked = {}
+        self.left = {}
+        self.aborted = []
         self.is_shut_down = False
         self.engine_core = SimpleNamespace(shutdown=self.shut_down)
 
@@ -80,10 +83,8 @@ class Replay:
         outputs = []
         for number, tokens in list(self.left.items()):
             token = tokens.popleft()
-            reason, logprobs = (
-                None if tokens else "length",
-                [{token: SimpleNamespace(logprob=-0.5)}],
-            )
+            reason = None if tokens else "length"
+            logprobs = [{token: SimpleNamespace(logprob=-0.5)}]
             completion = SimpleNamespace(token_ids=[token], logprobs=logprobs, finish_reason=reason)
             outputs.append(
                 SimpleNamespace(
@@ -105,7 +106,8 @@ def engine(monkeypatch):
     """
 
     def begin(*settings, **how):
-        replay, params = Replay(**how), {"RequestOutputKind": SimpleNamespace(DELTA="delta")}
+        replay = Replay(**how)
+        params = {"RequestOutputKind": SimpleNamespace(DELTA="delta")}
         params |= dict.fromkeys(("SamplingParams", "StructuredOutputsParams"), SimpleNamespace)
         made = SimpleNamespace(
             from_engine_args=lambda arguments: vars(replay).update(made=arguments) or replay
@@ -139,13 +141,12 @@ def test_programs_end_where_they_want_to_and_their_requests_are_aborted(engine):
     submit(vllm, [1, 2, 3, 4], stop=3)
     done = finished(vllm)
     assert [done[8].answer.tokens, done[3].answer.tokens] == [[6, 7, 8], [2, 3]]
-    assert (done[8].answer.logprobs, done[8].answer.stopped) == ([-0.5] * 3, True)
+    assert done[8].answer.logprobs == [-0.5] * 3
+    assert done[8].answer.stopped is True
     assert replay.aborted == ["1", "0"]
-    assert (
-        done[8].counts.prefill_tokens,
-        done[8].counts.shared_tokens,
-        done[8].counts.decode_tokens,
-    ) == (3, 2, 3)
+    assert done[8].counts.prefill_tokens == 3
+    assert done[8].counts.shared_tokens == 2
+    assert done[8].counts.decode_tokens == 3
     assert vllm.sequences == []
 
 
@@ -155,11 +156,9 @@ def test_arguments_of_its_own_go_over_ours(engine):
         "engine.max_num_seqs=7",
     )
     made = replay.made
-    assert (made.tensor_parallel_size, made.enable_prefix_caching, made.max_num_seqs) == (
-        2,
-        False,
-        7,
-    )
+    assert made.tensor_parallel_size == 2
+    assert made.enable_prefix_caching is False
+    assert made.max_num_seqs == 7
     one, two = (
         make_config(EXTRACTION, [*VLLM, f"cluster.gpus_per_worker={number}"]) for number in (1, 2)
     )
@@ -192,7 +191,8 @@ def test_a_program_that_fails_ends_with_its_error(engine):
 
     vllm.submit(autoregressive(Prompt([1, 2, 3]), 9, stops), tag="a", sampling=GREEDY, seed=0)
     (done,) = vllm.step()
-    assert (repr(done.error), replay.aborted) == ("KeyError('no such token')", ["0"])
+    assert repr(done.error) == "KeyError('no such token')"
+    assert replay.aborted == ["0"]
 
 
 def test_sampling_and_patterns_reach_vllm(engine):
@@ -200,9 +200,14 @@ def test_sampling_and_patterns_reach_vllm(engine):
     submit(vllm, [1, 2, 3], stop=3, sampling=Sampling(0.7, 5, 0.9), pattern="[ab]")
     submit(vllm, [1, 2, 3], stop=2, pattern=ANY_OBJECT)
     sampled, held = replay.asked.values()
-    assert (sampled.temperature, sampled.top_k, sampled.top_p, sampled.seed) == (0.7, 5, 0.9, 7)
-    assert (sampled.structured_outputs.regex, sampled.max_tokens) == ("[ab]", 97)
-    assert (held.structured_outputs.json_object, held.seed) == (True, None)
+    assert sampled.temperature == 0.7
+    assert sampled.top_k == 5
+    assert sampled.top_p == 0.9
+    assert sampled.seed == 7
+    assert sampled.structured_outputs.regex == "[ab]"
+    assert sampled.max_tokens == 97
+    assert held.structured_outputs.json_object is True
+    assert held.seed is None
     with pytest.raises(ValueError, match="cannot hold this answer"):
         submit(vllm, [1, 2, 3], stop=2, allowed_token_ids=lambda tokens: AllowedTokens([1]))
 

@@ -118,7 +118,8 @@ def test_what_is_left_out_changes_no_row(kind, method, isolate, temperature, fol
     config = config_of(
         kind, folders, method=method, isolate=isolate, sampling={"temperature": temperature}
     )
-    idle, other = config.decoding.idle_keys(kind), config
+    idle = config.decoding.idle_keys(kind)
+    other = config
     assert idle
     for key in idle:
         if key.startswith("options.") and key not in option_keys(method):
@@ -201,4 +202,5 @@ def test_other_tasks_read_the_same_documents_whatever_extraction_would_read(kind
         config = make_config(config_tree(kind, tmp_path), changes)
         columns = [name for key, name in config.wanted_columns().items() if key.startswith("task.")]
         read.append([(unit.id, read_unit(unit, config, columns)) for unit in planner.plan(config)])
-    assert (read[0], sum(len(documents) for _, documents in read[0])) == (read[1], 6)
+    assert read[0] == read[1]
+    assert sum(len(documents) for _, documents in read[0]) == 6

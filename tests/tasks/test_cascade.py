@@ -57,7 +57,8 @@ class ScriptedTask:
     """
 
     def __init__(self, answers):
-        self.answers, self.asked = answers, []
+        self.answers = answers
+        self.asked = []
 
     def plan(self, documents):
         for document in documents:
@@ -68,11 +69,9 @@ class ScriptedTask:
 
     def record(self, document):
         reply = self.answers[document.id]
-        return (
-            Record(document.index, error=reply)
-            if isinstance(reply, str)
-            else Record(document.index, reply)
-        )
+        if isinstance(reply, str):
+            return Record(document.index, error=reply)
+        return Record(document.index, reply)
 
 
 class LastInFirstOut:
@@ -131,7 +130,8 @@ def test_values_under_the_threshold_are_the_second_model_s_and_say_so():
     records, asked = cascaded(
         first, {name: rows("Zeta", 0.5, 43.0, 0.5) for name in first}, under=0.8
     )
-    assert (sorted(asked), records["failed"].error) == (["brand", "null", "unrated"], "too long")
+    assert sorted(asked) == ["brand", "null", "unrated"]
+    assert records["failed"].error == "too long"
     columns = {name: record.columns for name, record in records.items() if record.error is None}
     found = {
         name: (json.loads(one["record"]), [v["model"] for v in one["values"]])
@@ -192,7 +192,8 @@ def answers_of():
 
 
 def test_two_real_models_answer_as_each_does_alone(answers_of):
-    plain, cut = answers_of(), answers_of(max_value_tokens=2)
+    plain = answers_of()
+    cut = answers_of(max_value_tokens=2)
     under = sorted(value["confidence"] for row in plain for value in row.values())[4]
     second = {"model": "smollm2-135m-instruct", "decoding": {"max_value_tokens": 2}}
     both = answers_of(cascade={**second, "under": under, "share": 1.0})
@@ -228,15 +229,19 @@ def test_a_run_asks_a_server_for_what_the_first_model_is_unsure_of_bills_each_re
             run_here(config, build=build, most=1)
         result = run_extract(config)
     # A fake model is never sure: one of ten.
-    assert (result.documents, result.ok, len(received)) == (30, 30, 3)
+    assert result.documents == 30
+    assert result.ok == 30
+    assert len(received) == 3
     assert verify(str(tmp_path / "out"), config).passed
     table = ds.dataset(tmp_path / "out" / "units").to_table().to_pylist()
     assert [(row["Brand"], row["Size"]) for row in table if row["Brand__model"] == "second"] == [
         ("Acme", 42)
     ] * 3
     (bill,) = book.bills(str(tmp_path / "out"))
-    first, second = (bill.categories[UsageKey("shoes", model)] for model in ("first", "second"))
-    assert (first["documents"], second["documents"]) == (20, 0)
+    first = bill.categories[UsageKey("shoes", "first")]
+    second = bill.categories[UsageKey("shoes", "second")]
+    assert first["documents"] == 20
+    assert second["documents"] == 0
     assert first["decode_tokens"] > second["decode_tokens"] == 20
     # And nothing for the first model's tokens.
     assert bill.parts["endpoint"] == pytest.approx(20 * 5e4 / 1e6)
@@ -247,10 +252,8 @@ def test_typed_rows_read_back():
     columns = rows("Acme", 0.9, 42.0, 0.8)
     columns["values"] = [{**value, "model": "second"} for value in columns["values"]]
     (record,) = rows_of([Record(0, columns)], config)
-    assert (record.columns["Size__model"], {*record.columns}) == (
-        "second",
-        {*columns_of(config).names},
-    )
+    assert record.columns["Size__model"] == "second"
+    assert {*record.columns} == {*columns_of(config).names}
 
 
 @pytest.mark.parametrize(
@@ -319,9 +322,12 @@ def test_the_lowest_threshold_that_surely_holds_the_floor_is_taken(tmp_path, mon
     assert result.best is result.trials[-2]
     by = {trial.under: trial for trial in result.trials}
     assert by[0.6].f1.value == 1.0
-    assert (by[0.6].asked, by[0.6].seconds) == (pytest.approx(0.6), pytest.approx(1.0 + 0.6 * 3.0))
-    assert (result.first.f1.value, result.first.seconds) == (pytest.approx(0.7), 1.0)
-    assert (result.second.f1.value, result.second.seconds) == (1.0, 3.0)
+    assert by[0.6].asked == pytest.approx(0.6)
+    assert by[0.6].seconds == pytest.approx(1.0 + 0.6 * 3.0)
+    assert result.first.f1.value == pytest.approx(0.7)
+    assert result.first.seconds == 1.0
+    assert result.second.f1.value == 1.0
+    assert result.second.seconds == 3.0
     assert f"cascade.under: {result.best.under:g} holds 0.9" in tuning.describe_cascade(result)
     impossible = tuning.tune_cascade(config, str(labels), 1.1, 100)
     assert impossible.best is None

@@ -94,7 +94,8 @@ class Counting:
     """A task that counts the documents which it is given."""
 
     def __init__(self, task) -> None:
-        self.task, self.planned = task, 0
+        self.task = task
+        self.planned = 0
 
     def plan(self, documents: list[Document]):
         self.planned += len(documents)
@@ -114,24 +115,25 @@ def test_rows_are_those_of_documents_that_are_decoded_each(name: str) -> None:
     distinct, config, given = CASES[name]
     assert gives_the_same(config)
     task = build_task(config, tiny_tokenizer(), 2048)
-    counting, found = Counting(task), []
+    counting = Counting(task)
+    found = []
     for one in (task, Distinct(counting, config)):
         records, ended = answer(one, given, Engine(tiny_model("llama")))
         rows = sorted((record.index, shown(record), record.error) for record in records)
         found.append((rows, sum(done.counts.decode_tokens for done in ended)))
     (expected, most), (rows, fewer) = found
-    assert (rows, {row for row, *_ in rows}) == (expected, {document.index for document in given})
-    assert (counting.planned, fewer < most) == (distinct, True)
+    assert rows == expected
+    assert {row for row, *_ in rows} == {document.index for document in given}
+    assert counting.planned == distinct
+    assert fewer < most
 
 
 def test_a_request_that_fails_fails_for_all() -> None:
     _, config, given = CASES["extraction"]
     plan = Distinct(build_task(config, tiny_tokenizer(), 2048), config).plan(given)
     request = next(item for item in plan if isinstance(item, Request))
-    assert (request.documents, request.fail("lost")) == (
-        [0, 1, 6],
-        [Record(row, error="lost") for row in (0, 1, 6)],
-    )
+    assert request.documents == [0, 1, 6]
+    assert request.fail("lost") == [Record(row, error="lost") for row in (0, 1, 6)]
 
 
 @pytest.mark.parametrize(
@@ -164,16 +166,15 @@ def encode(text: str) -> list[int]:
 
 @given(st.text(alphabet="ab .!\n\u3002", max_size=400) | st.text(max_size=80), st.integers(1, 40))
 def test_windows_hold_all_of_the_text(text: str, most: int) -> None:
-    found, reached = windows(text, encode, most), 0
+    found = windows(text, encode, most)
+    reached = 0
     for begin, own, tokens in found:
         assert text[begin : begin + len(own)] == own
         assert begin <= reached < begin + len(own)  # nothing between two, and each goes on
         assert len(tokens) <= most
         reached = begin + len(own)
-    assert (reached, [begin for begin, *_ in found]) == (
-        len(text),
-        sorted({begin for begin, *_ in found}),
-    )
+    assert reached == len(text)
+    assert [begin for begin, *_ in found] == sorted({begin for begin, *_ in found})
 
 
 def test_windows_end_with_sentences_and_overlap() -> None:
@@ -212,8 +213,10 @@ def test_a_long_document_is_answered_window_by_window() -> None:
     text = " ".join(f"Part {n} tells of boots of size {n}." for n in range(60))
     task = make(task={"too_long": "windows", "max_document_tokens": 400})
     found = answers(task, [document(0, text), document(1, "short")])
-    long, short = found[0].columns, found[1].columns
-    assert ({value["window"] for value in short["values"]}, long["truncated"]) == ({None}, False)
+    long = found[0].columns
+    short = found[1].columns
+    assert {value["window"] for value in short["values"]} == {None}
+    assert long["truncated"] is False
     alone = make()  # each window is answered as it is alone
     parts = windows(f"title: {text}", alone._encode, 400)
     assert len(parts) > 4
@@ -223,7 +226,8 @@ def test_a_long_document_is_answered_window_by_window() -> None:
         (own,) = (
             one for one in single[value["window"]].columns["values"] if one["name"] == value["name"]
         )
-        assert (value["value"], value["status"]) == (own["value"], own["status"])
+        assert value["value"] == own["value"]
+        assert value["status"] == own["status"]
         # In float32 a product of other sizes rounds otherwise.
         assert value["confidence"] == pytest.approx(own["confidence"], abs=1e-6)
 
@@ -231,7 +235,8 @@ def test_a_long_document_is_answered_window_by_window() -> None:
 def test_the_span_of_a_value_counts_from_the_beginning_of_the_document() -> None:
     task = make(task={"too_long": "windows", "max_document_tokens": 60})
     text = "A tin. " * 15 + "\f" + "A tin. " * 15 + "The tea is Oolong of spring. " + "A tin. " * 30
-    asked, category = document(0, text, "tea"), task._categories["tea"]
+    asked = document(0, text, "tea")
+    category = task._categories["tea"]
     bodies = task._bodies(asked, category)
     window = next(number for number, body in enumerate(bodies) if "Oolong" in body.text)
     assert window > 0
@@ -239,17 +244,16 @@ def test_the_span_of_a_value_counts_from_the_beginning_of_the_document() -> None
         category, [(bodies[window], window, (CheckedValue("ok", "Oolong", ""), 0.9))]
     )
     (value,) = record.columns["values"]
-    assert (f"title: {text}"[value["span"]["begin"] : value["span"]["end"]], value["window"]) == (
-        "Oolong",
-        window,
-    )
+    assert f"title: {text}"[value["span"]["begin"] : value["span"]["end"]] == "Oolong"
+    assert value["window"] == window
     assert span_of("Oolong", text, 0, text)["span"]["page"] == 2
     config = run_config(TREE["task"] | {"too_long": "windows"}, output={"columns": "typed"})
     found = pa.Table.from_pylist(
         [typed_row(record.columns, config)], columns_of(config)
     ).to_pylist()[0]
     back = {own["name"]: own["window"] for own in record_row({"status": "ok", **found})["values"]}
-    assert (found[value["name"] + "__window"], back[value["name"]]) == (window, window)
+    assert found[value["name"] + "__window"] == window
+    assert back[value["name"]] == window
 
 
 def test_a_window_that_fails_makes_the_document_an_error_row() -> None:

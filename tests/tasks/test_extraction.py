@@ -93,7 +93,8 @@ def test_the_prompt_shares_its_instruction_and_ends_in_the_skeleton_and_no_docum
 )
 def test_a_document_that_closes_its_tag_or_the_skeleton_changes_no_other_answer(text):
     documents = [document(0), document(1, text), document(2, "Sandal")]
-    hostile, alone = answers(make(), documents), answers(make(), documents[::2])
+    hostile = answers(make(), documents)
+    alone = answers(make(), documents[::2])
     assert [hostile[n].columns["record"] for n in (0, 2)] == [
         alone[n].columns["record"] for n in (0, 2)
     ]
@@ -152,7 +153,8 @@ def test_typed_slots_never_come_out_invalid(isolate, skeleton):
         "max_value_tokens": 9,
         "skeleton": skeleton,
     }
-    task, statuses = make(decoding=decoding), set()
+    task = make(decoding=decoding)
+    statuses = set()
     for record in answers(
         task, [document(i, f"title {i} " * (i + 1)) for i in range(8)], max_num_seqs=3
     ).values():
@@ -201,7 +203,8 @@ def test_the_confidence_of_a_choice_is_its_probability_among_all_choices(method)
         return changed(request.program, change)
 
     requests = list(task.plan(documents))
-    found, spread = Engine(copy.deepcopy(model), max_num_seqs=4).run(map(listened, requests)), []
+    found = Engine(copy.deepcopy(model), max_num_seqs=4).run(map(listened, requests))
+    spread = []
     for request, values in zip(requests, found, strict=True):
         (record,) = request.finish(values)
         kind, words = kinds[record.columns["category"]]
@@ -221,20 +224,17 @@ def chance_of_choice(model, prompt: list[int], said: list[int], texts: list[byte
     """
 
     def still(written: bytes) -> set[bytes]:
-        return (
-            set()
-            if written[:2] == b"  "
-            else {text for text in texts if text.startswith(written.lstrip())}
-        )
+        if written[:2] == b"  ":
+            return set()
+        return {text for text in texts if text.startswith(written.lstrip())}
 
     chance = 1.0
     for n, token in enumerate(said):
-        before, logits = bytes(said[:n]), plain_output(model, [*prompt, *said[:n]])[0][-1].double()
+        before = bytes(said[:n])
+        logits = plain_output(model, [*prompt, *said[:n]])[0][-1].double()
         open_ = {byte: still(before + bytes([byte])) for byte in range(3, 256)}
-        own, behind = (
-            still(before + bytes([token])),
-            {b: texts for b, texts in open_.items() if texts},
-        )
+        own = still(before + bytes([token]))
+        behind = {b: texts for b, texts in open_.items() if texts}
         within = [b for b, texts in behind.items() if texts <= own]
         rest = [b for b, texts in behind.items() if not texts > own]
         chance *= float((logits[within].logsumexp(0) - logits[rest].logsumexp(0)).exp())
@@ -257,7 +257,8 @@ def test_guided_values_stand_in_one_json_text(k_max):
 
     def heard(row, feed) -> None:
         for index in feed.drop:  # a comma that showed the end of a number
-            assert (fed[row][index], index) == (ord(","), len(fed[row]) - 1)
+            assert fed[row][index] == ord(",")
+            assert index == len(fed[row]) - 1
             fed[row][index] = None
         fed[row] += feed.tokens
 
@@ -265,7 +266,8 @@ def test_guided_values_stand_in_one_json_text(k_max):
         changed(r.program, lambda feed, _, row=row: heard(row, feed))
         for row, r in enumerate(requests)
     )
-    slot, statuses = Slot(0, task._categories["shoes"].grammars[-1]), set()
+    slot = Slot(0, task._categories["shoes"].grammars[-1])
+    statuses = set()
     for request, values in zip(requests, runner.run(programs), strict=True):
         (record,) = request.finish(values)
         text = task.tokenizer.decode([*fed[record.index], *slot.grammar.closing(values[-1].tokens)])
@@ -308,9 +310,11 @@ def test_autoregressive_answers_are_parsed_where_they_can_be():
     assert prompt_text(request).endswith("{\n")
     text = '"Brand": "Böots", "Größe": 42, "Waterproof": true, "Color": "blue"}'
     tokens = tiny_tokenizer().encode(text, add_special_tokens=False)
-    logprobs, at = [-0.1] * len(tokens), text.encode().index(b"42")
+    logprobs = [-0.1] * len(tokens)
+    at = text.encode().index(b"42")
     logprobs[at : at + 2] = [-2.0, -4.0]
-    decode, decoded = task._text, []
+    decode = task._text
+    decoded = []
     task._text = lambda ids: decode(decoded.append(len(ids)) or ids)
     (record,) = request.finish(Continuation(tokens, logprobs, True))
     assert decoded == [len(tokens)]  # once: the time of a long answer does not grow with its square
@@ -324,7 +328,8 @@ def test_autoregressive_answers_are_parsed_where_they_can_be():
     assert (brand["confidence"], size["confidence"]) == pytest.approx(
         (2.718281828**-0.1, 2.718281828**-3)
     )
-    assert (color["status"], color["raw"]) == ("invalid", '"blue"')
+    assert color["status"] == "invalid"
+    assert color["raw"] == '"blue"'
 
 
 def test_bad_documents_become_error_records_and_the_rest_goes_on():
@@ -345,9 +350,11 @@ def test_bad_documents_become_error_records_and_the_rest_goes_on():
 
 
 def test_long_documents_are_cut_or_refused_and_a_stack_closes_before_it_outgrows_the_context():
-    long, room = document(0, "word " * 2000), make(context_length=1500)
+    long = document(0, "word " * 2000)
+    room = make(context_length=1500)
     records = answers(room, [long, document(1)])
-    assert (records[0].columns["truncated"], records[1].columns["truncated"]) == (True, False)
+    assert records[0].columns["truncated"] is True
+    assert records[1].columns["truncated"] is False
     (request,) = room.plan([long])
     assert max(next(request.program).positions) + 9 < 1500
     assert (

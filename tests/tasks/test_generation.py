@@ -81,10 +81,8 @@ def say(text: str, stopped: bool = True) -> Continuation:
 )
 def test_a_prompt_or_conversation_is_wrapped_in_the_chat_template(prompt, task, text):
     tokens = list(next(one(make(**task), prompt).program).tokens)
-    assert (tiny_tokenizer().decode(tokens), tokens.count(EOS)) == (
-        text,
-        text.count("<|im_end|>\n"),
-    )
+    assert tiny_tokenizer().decode(tokens) == text
+    assert tokens.count(EOS) == text.count("<|im_end|>\n")
 
 
 def test_strings_are_turns_answered_one_by_one():
@@ -150,10 +148,12 @@ def test_special_tokens_that_mark_reasoning_are_read():
     ],
 )
 def test_stop_strings_end_and_cut(text, stop, kept):
-    answer, stops = say(text), StopStrings(token_bytes(tiny_tokenizer()), frozenset([2]), stop)
+    answer = say(text)
+    stops = StopStrings(token_bytes(tiny_tokenizer()), frozenset([2]), stop)
     seen = next((n for n in range(1, len(answer.tokens) + 1) if stops(answer.tokens[:n])), None)
     (record,) = one(make(stop=stop), "Hi").finish(answer)
-    assert (record.columns["text"], seen is not None) == (kept, kept != text)
+    assert record.columns["text"] == kept
+    assert (seen is not None) == (kept != text)
     if seen is not None:
         assert text.encode()[:seen].decode(errors="ignore").startswith(kept)
 
@@ -173,7 +173,9 @@ def test_samples_differ_and_are_repeatable():
         ]
 
     together = run(6)
-    assert (len(together), len(set(together)), run(1)) == (6, 6, together)
+    assert len(together) == 6
+    assert len(set(together)) == 6
+    assert run(1) == together
     task = make(samples=2, decoding={"sampling": {"temperature": 1.0}})
     failed = [
         *task.plan([document("x" * 5000)]),
@@ -212,7 +214,8 @@ def test_a_long_prompt_may_lose_its_beginning():
 @pytest.fixture(scope="module")
 def parts(tmp_path_factory):
     """A model with control tokens, its tokenizer, and a folder of Medusa heads."""
-    model, tokenizer = tiny_model("llama"), tiny_tokenizer()
+    model = tiny_model("llama")
+    tokenizer = tiny_tokenizer()
     for method in ("apar", "space"):
         add_control_tokens(model, tokenizer, method)
     heads = tmp_path_factory.mktemp("heads")
@@ -255,10 +258,8 @@ def test_threaded_methods_write_and_count(parts, method):
         assert min(counters["threads"], counters.get("longest_path", 1)) >= 1
         # Medusa's guesses make the passes fewer than the tokens of a path; a speedup takes a
         # baseline.
-        assert ("longest_path" in counters, "theoretical_speedup" in counters) == (
-            method != "apar_medusa",
-            False,
-        )
+        assert ("longest_path" in counters) == (method != "apar_medusa")
+        assert "theoretical_speedup" not in counters
 
 
 @pytest.mark.parametrize(
@@ -361,7 +362,9 @@ def test_an_answer_stops_where_all_its_threads_do(parts, method):
     (text, finish), (cut, finish_of_cut) = (
         reason(parts, method, whole=whole) for whole in (True, False)
     )
-    assert (finish, finish_of_cut, len(cut) > len(text)) == ("stop", "length", True)
+    assert finish == "stop"
+    assert finish_of_cut == "length"
+    assert len(cut) > len(text)
 
 
 @pytest.mark.parametrize(
@@ -370,9 +373,12 @@ def test_an_answer_stops_where_all_its_threads_do(parts, method):
 )
 def test_a_stop_string_behind_a_cut_thread_does_not_hide_the_cut(parts, method, before, behind):
     text, finish = reason(parts, method, whole=False, stop=before)
-    assert (before in text, finish) == (False, "stop")
+    assert before not in text
+    assert finish == "stop"
     text, finish = reason(parts, method, whole=False, stop=behind)
-    assert (behind in text, finish, text != "") == (False, "length", True)
+    assert behind not in text
+    assert finish == "length"
+    assert text != ""
     assert reason(parts, method, whole=True, stop=behind)[1] == "stop"
 
 

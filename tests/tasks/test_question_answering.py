@@ -81,17 +81,16 @@ def first_feed(task, *documents: Document):
 
 
 def test_pieces_of_the_prompt_and_one_prompt_a_question_with_the_very_same_ids():
-    feed, decode = first_feed(make(instruction="Say it."), *RAGGED[:1]), tiny_tokenizer().decode
+    feed = first_feed(make(instruction="Say it."), *RAGGED[:1])
+    decode = tiny_tokenizer().decode
     by_segment = {
         s: decode([t for t, at in zip(feed.tokens, feed.segments, strict=True) if at == s])
         for s in range(4)
     }
     assert by_segment[0].startswith("user\nSay it.\n- Where no options")
     assert by_segment[0].endswith("Context:\n")
-    assert (feed.shared, by_segment[1]) == (
-        feed.segments.count(0),
-        "The sea is 4 °C cold.\n\nQuestion:",
-    )
+    assert feed.shared == feed.segments.count(0)
+    assert by_segment[1] == "The sea is 4 °C cold.\n\nQuestion:"
     assert by_segment[2] == " How cold?<|im_end|>\nassistant\n"
     assert by_segment[3] == " Which?\nA. the sea\nB. it\nC. 4<|im_end|>\nassistant\n"
     assert "null" not in decode(first_feed(make(unanswerable=False), *RAGGED).tokens)
@@ -102,7 +101,8 @@ def test_pieces_of_the_prompt_and_one_prompt_a_question_with_the_very_same_ids()
         prompt = next(request.program)
         own = [t for t, s in zip(feed.tokens, feed.segments, strict=True) if s in (0, 1, number)]
         shared = sum(s in (0, 1) for s in feed.segments)  # instruction and context
-        assert (list(prompt.tokens), prompt.shared) == (own, shared)
+        assert list(prompt.tokens) == own
+        assert prompt.shared == shared
 
 
 def test_a_document_cannot_end_the_users_turn():
@@ -142,7 +142,8 @@ def test_one_record_a_question_in_their_order(method):
     assert all(r.error is None and 0 < r.columns["confidence"] <= 1 for r in records)
     for number, choices in ((1, ["the sea", "it", "4"]), (2, ["Ann", "Bo"])):
         own = columns[number]
-        assert (own["answer"], own["answer_status"]) == (choices[own["choice_index"]], "ok")
+        assert own["answer"] == choices[own["choice_index"]]
+        assert own["answer_status"] == "ok"
     # Multi_select is free text.
     assert all(c["choice_index"] is None for n, c in enumerate(columns) if n not in (1, 2))
     pa.Table.from_pylist(columns, QUESTION_ANSWERING)
@@ -190,12 +191,11 @@ def test_what_free_answers_become():
         ("<|im_end|>", None, "invalid"),
     ):
         columns = say(task, text)
-        assert (columns["answer"], columns["answer_status"]) == (expected, status)
-        assert (columns["question_id"], columns["choice_index"], columns["truncated"]) == (
-            "0",
-            None,
-            False,
-        )
+        assert columns["answer"] == expected
+        assert columns["answer_status"] == status
+        assert columns["question_id"] == "0"
+        assert columns["choice_index"] is None
+        assert columns["truncated"] is False
         assert columns["confidence"] == pytest.approx(0.5)
     assert say(make(unanswerable=False), "null\n")["answer"] == "null"
 
@@ -218,7 +218,9 @@ def test_choice_letters_are_letters_and_no_words():
         for rules, said in ((one, []), (two, []), (two, [1]))
     ]
     assert found == [[0, 3], [0, 1, 3], [0, 3]]
-    assert (two.stops([1]), two.stops([1, 3]), two.completion([1, 3])) == (False, True, "B")
+    assert two.stops([1]) is False
+    assert two.stops([1, 3]) is True
+    assert two.completion([1, 3]) == "B"
 
 
 def test_reasoning_that_the_chat_template_opens_is_closed():
@@ -314,7 +316,8 @@ def test_questions_as_json_text():
 
 def test_long_contexts_are_cut_or_refused():
     questions = ["Who?", "Where was that, and when, and why?"]
-    long, found = document(0, questions, "word " * 200), []
+    long = document(0, questions, "word " * 200)
+    found = []
     for method in METHODS:
         task = make(context_length=600, decoding={"method": method})
         records = answer_all(

@@ -67,7 +67,8 @@ def config(template, **keys: object) -> RunConfig:
     ],
 )
 def test_what_a_template_may_not_do(tmp_path, text: str, words: str) -> None:
-    file, mark = tmp_path / "mine.j2", tmp_path / "mark"
+    file = tmp_path / "mine.j2"
+    mark = tmp_path / "mark"
     file.write_text("{{ documents }}" + text.replace("MARK", str(mark)))
     with pytest.raises(ConfigError, match=words):
         check_template(config(file))
@@ -138,7 +139,8 @@ def test_the_example_of_schema_suggest_becomes_no_answer() -> None:
     """
     echoed = suggest.Suggestion()
     echoed.read("things", "Acme boots, size 42, waterproof", suggest._EXAMPLE[1])
-    assert (echoed.lines, echoed.invented) == (6, 6)
+    assert echoed.lines == 6
+    assert echoed.invented == 6
     assert echoed.categories["things"].attributes == {}
 
 

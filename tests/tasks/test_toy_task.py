@@ -114,12 +114,11 @@ def test_a_toy_task_touches_tasks_and_its_section_alone_and_a_toy_method_is_a_fi
     )
     assert done.returncode == 0, done.stderr
     method, *lines = done.stdout.splitlines()
-    row, counters = json.loads(method), {"prompt_tokens": 19, "repeated": 3}
-    assert (row["tokens"], json.loads(row["counters"]), row["finish_reason"]) == (
-        6,
-        counters,
-        "length",
-    )
+    row = json.loads(method)
+    counters = {"prompt_tokens": 19, "repeated": 3}
+    assert row["tokens"] == 6
+    assert json.loads(row["counters"]) == counters
+    assert row["finish_reason"] == "length"
     assert row["text"][0] == row["text"][1]
     faked, decoded = (list(map(json.loads, pair)) for pair in zip(*[iter(lines)] * 2, strict=True))
     assert faked == [["a", ["fake", "fake", "ok"]], ["b", ["fake", "fake", "ok"]]]
