@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from raypd.decoding.methods.registry import PROMISE as PROMISE
     from raypd.decoding.methods.registry import REGISTRY as REGISTRY
     from raypd.decoding.methods.registry import SYNC as SYNC
+    from raypd.decoding.methods.registry import PastaOptions as PastaOptions
     from raypd.decoding.methods.speculative import PromptLookup as PromptLookup
     from raypd.decoding.methods.speculative import TextDrafter as TextDrafter
     from raypd.decoding.methods.speculative import speculative as speculative
@@ -139,6 +140,7 @@ _EXPORTS = {
         "MASK",
         "OPEN",
         "PROMISE",
+        "PastaOptions",
         "REGISTRY",
         "SYNC",
     ),

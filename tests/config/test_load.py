@@ -146,11 +146,10 @@ def test_an_engine_that_cannot_be_so_is_refused(tmp_path: Path, words: str, over
 
 
 def config(*overrides: str, **task: Any) -> Any:
-    tree = (
-        {"categories": {"shoes": {"attributes": [{"name": "Brand"}]}}}
-        if not task.get("kind")
-        else {}
-    )
+    if not task.get("kind"):
+        tree = {"categories": {"shoes": {"attributes": [{"name": "Brand"}]}}}
+    else:
+        tree = {}
     return make_config(
         {"input": {"path": "-"}, "output": {"path": "-"}, "task": {**tree, **task}}, list(overrides)
     )
@@ -200,7 +199,8 @@ def test_a_training_takes_a_method_that_can_be_trained_and_slots(
     dump = {"input": {"path": "-"}, "output": {"path": "-"}, "task": {"attributes": ["Brand"]}}
     (tmp_path / "run.yaml").write_text(json.dumps(dump))
     decoding = load_config(tmp_path / "run.yaml", given, trains=True).decoding
-    assert (decoding.method, decoding.bare) == (method, bare)
+    assert decoding.method == method
+    assert decoding.bare == bare
 
 
 def test_a_card_says_the_method(adapter: Path, monkeypatch) -> None:
@@ -238,7 +238,8 @@ def test_the_quickstart_is_decoded_as_its_adapter_was_trained_and_weights_withou
     None
 ):
     quickstart = load_config(ROOT / "configs/quickstart/extract.yaml")
-    assert (quickstart.decoding.method, quickstart.decoding.skeleton) == ("hyper_parallel", "slots")
+    assert quickstart.decoding.method == "hyper_parallel"
+    assert quickstart.decoding.skeleton == "slots"
     check_card(quickstart)
     assert (
         load_config(

@@ -23,7 +23,9 @@ class Script:
     """
 
     def __init__(self, main: str, *children: str, words: tuple[str, ...] = ()) -> None:
-        self.main, self.children, self.words = main, children, words
+        self.main = main
+        self.children = children
+        self.words = words
         self.texts = [*BYTES, *(word.encode() for word in words)]
         self.rows: list[tuple[int, int, int]] = []  # token, position, segment
         self.reach = {(0, 0): 2}
@@ -33,7 +35,8 @@ class Script:
         self.decoded = 0
 
     def encode(self, text: str) -> list[int]:
-        data, ids = text.encode(), []
+        data = text.encode()
+        ids = []
         while data:
             fits = [w for w in self.words if data.startswith(w.encode())]
             word = max(fits, key=len).encode() if fits else data[:1]
@@ -133,11 +136,9 @@ def steer(token: int, position: int, predicted: int) -> int:
         return GT
     draw = (predicted * 31 + position * 17 + token * 7) % 29
     marks = {0: A, 1: B, 2: SYNC, 3: CLOSE, 4: CLOSE, 5: BEHIND, 6: LT, 7: CLOSE, 8: SYNC}
-    return (
-        EOS
-        if position > 60 and draw == 9
-        else marks.get(draw, predicted if 10 < predicted < 240 else 40 + draw)
-    )
+    if position > 60 and draw == 9:
+        return EOS
+    return marks.get(draw, predicted if 10 < predicted < 240 else 40 + draw)
 
 
 @dataclass(eq=False)
@@ -164,12 +165,16 @@ def from_scratch(stock, prompt: list[int], most: int, most_async: int) -> list[V
         index = len(text)
         view.sees = [*view.sees, index]
         text.append((token, view.position, view.sees))
-        view.last, view.position = index, view.position + 1
+        view.last = index
+        view.position = view.position + 1
 
     main = View([], 0)
     for token in prompt:
         read(main, token)
-    threads, children, used, wait = [main], [], 0, None
+    threads = [main]
+    children = []
+    used = 0
+    wait = None
     while used < most and any(t.live for t in threads):
         live = [t for t in threads if t.live][: most - used]
         tokens, positions, seen = zip(*text, strict=True)
@@ -186,7 +191,8 @@ def from_scratch(stock, prompt: list[int], most: int, most_async: int) -> list[V
                 if view is not main:
                     read(view, CLOSE)
             elif view is main and ended_sync and children:
-                main.live, wait = False, x
+                main.live = False
+                wait = x
             else:
                 read(view, x)
                 if view is main and x in (A, B, BEHIND):
@@ -206,5 +212,7 @@ def from_scratch(stock, prompt: list[int], most: int, most_async: int) -> list[V
                 *sorted({i for c in children for i in c.sees} - set(main.sees)),
             ]
             read(main, wait)
-            main.live, wait, children = True, None, []
+            main.live = True
+            wait = None
+            children = []
     return threads

@@ -29,7 +29,9 @@ def test_figure_1(words):
     main = f"Hi. {promise('a')}{promise('b')}<sync/>So: done."
     script = Script(main, "one é</async>", "b one</async>", words=words)
     answer = script.run()
-    assert (answer.warnings, answer.cut, answer.text) == ([], None, "Hi. one éb oneSo: done.")
+    assert answer.warnings == []
+    assert answer.cut is None
+    assert answer.text == "Hi. one éb oneSo: done."
     assert answer.raw == (
         f"Hi. {promise('a')}<async>one é</async>{promise('b')}<async>b one</async><sync/>So: done."
     )
@@ -67,8 +69,11 @@ def test_steps_of_figure_2():
         ([closes, closes, sync], [7, 26, 44]),
         ([end], [45]),
     ]
-    assert (answer.text, answer.longest_path, answer.steps) == ("1234E", 1 + 4 + 2, 7)
-    assert (answer.tokens, answer.content_tokens) == (1 + 1 + 1 + 4 + 2 + 2, 5)
+    assert answer.text == "1234E"
+    assert answer.longest_path == 1 + 4 + 2
+    assert answer.steps == 7
+    assert answer.tokens == 1 + 1 + 1 + 4 + 2 + 2
+    assert answer.content_tokens == 5
     assert answer.parallelism == pytest.approx(5 / 7)
 
 
@@ -122,7 +127,8 @@ def warned(answer: PastaAnswer, *parts: str) -> None:
 )
 def test_lengths(attribute, length, flaw):
     answer = run(f'a<promise topic="t" {attribute}/>b', "X</async>", most=500)
-    assert (answer.text, [t.promised for t in answer.threads]) == ("aXb", [0, length])
+    assert answer.text == "aXb"
+    assert [t.promised for t in answer.threads] == [0, length]
     warned(answer, *([flaw] if flaw else []))
 
 
@@ -143,7 +149,8 @@ def test_topics(written, topic):
     for attributes in (f'topic={written} tokens="10"', f'tokens="10" topic={written}'):
         answer = run(f"a<promise {attributes}/>b", "X</async>")
         assert [(t.topic, t.promised) for t in answer.threads[1:]] == [(topic, 10)]
-        assert (answer.text, answer.warnings) == ("aXb", [])
+        assert answer.text == "aXb"
+        assert answer.warnings == []
 
 
 @pytest.mark.parametrize(
@@ -183,11 +190,9 @@ def test_topics(written, topic):
 )
 def test_tags_of_no_use_and_tags_that_are_malformed(main, text, flaws):
     answer = run(main, "Y</async>", "Z</async>")
-    assert (answer.text, answer.cut, len(answer.threads)) == (
-        text,
-        None,
-        1 + text.count("Y") + text.count("Z"),
-    )
+    assert answer.text == text
+    assert answer.cut is None
+    assert len(answer.threads) == 1 + text.count("Y") + text.count("Z")
     warned(answer, *flaws)
 
 
@@ -217,11 +222,10 @@ def test_tags_of_no_use_and_tags_that_are_malformed(main, text, flaws):
 def test_children(main, child, most, text, flaws):
     script = Script(main, child, words=TAGS)
     answer = script.run(most)
-    assert (answer.text, answer.steps) == (text, answer.longest_path)
-    assert (answer.cut is None, [t.stopped for t in answer.threads]) == (
-        most == 400,
-        [most == 400] * 2,
-    )
+    assert answer.text == text
+    assert answer.steps == answer.longest_path
+    assert (answer.cut is None) == (most == 400)
+    assert [t.stopped for t in answer.threads] == [most == 400] * 2
     warned(answer, *flaws)
     if "without </async>" in flaws:
         assert any("no end tag</async>" in s for s in script.seen)
@@ -229,24 +233,27 @@ def test_children(main, child, most, text, flaws):
 
 def test_a_runaway_child_is_closed_and_joined_or_cuts_the_answer():
     script = Script(f"{promise('a')}m<sync/>end", "for ever...", words=TAGS)
-    answer, written = script.run(max_async_tokens=30), "for ever" + "." * 22
-    assert (answer.text, answer.raw.count("</async>")) == (written + "mend", 1)
+    answer = script.run(max_async_tokens=30)
+    written = "for ever" + "." * 22
+    assert answer.text == written + "mend"
+    assert answer.raw.count("</async>") == 1
     warned(answer, "closed after 30 tokens")
     assert [t.stopped for t in answer.threads] == [True, False]
     assert (answer.cut is None, answer.text[: answer.cut]) == (False, written), (
         "the main thread alone stopped"
     )
     assert any("...</async>" in s for s in script.seen), "the main thread sees it closed"
-    main, children = f"{promise('a')}{promise('b')}m", ("one</async>", "is longer</async>")
+    main = f"{promise('a')}{promise('b')}m"
+    children = ("one</async>", "is longer</async>")
     whole = run(main, *children, words=TAGS)
-    assert (whole.text, whole.cut) == ("oneis longerm", None)
+    assert whole.text == "oneis longerm"
+    assert whole.cut is None
     answer = run(main, *children, words=TAGS, most=whole.tokens - 1)
-    assert ([t.stopped for t in answer.threads], answer.tokens) == (
-        [True, True, False],
-        whole.tokens - 1,
-    )
+    assert [t.stopped for t in answer.threads] == [True, True, False]
+    assert answer.tokens == whole.tokens - 1
     # Its </async> alone is missing.
-    assert (answer.text, answer.cut is None) == ("oneis longerm", False)
+    assert answer.text == "oneis longerm"
+    assert answer.cut is not None
     assert answer.text[: answer.cut] == "oneis longer"
     warned(answer, "async 2 (b): cut")
 
@@ -257,7 +264,8 @@ def test_tokens_that_hold_more_than_a_tag_and_several():
         '<promise topic="a" tokens="10"/>The end<sync/>After all', "X</async>\n", words=words
     )
     answer = script.run()
-    assert (answer.text, answer.warnings) == ("XThe endAfter all", [])
+    assert answer.text == "XThe endAfter all"
+    assert answer.warnings == []
     assert answer.raw == '<promise topic="a" tokens="10"/><async>X</async>The end<sync/>After all'
     assert any(s.endswith('"/>The<async>') for s in script.seen), (
         "a token is never cut: the child sees it whole"
@@ -268,12 +276,14 @@ def test_tokens_that_hold_more_than_a_tag_and_several():
     warned(answer, "'rest' behind </async>")
     both = f"{promise('a')}{promise('b')}"
     answer = run(f"1{both}2", "A</async>", "B</async>", words=(both,))
-    assert (answer.text, [t.topic for t in answer.threads]) == ("1AB2", [None, "a", "b"])
+    assert answer.text == "1AB2"
+    assert [t.topic for t in answer.threads] == [None, "a", "b"]
     waits = f"{promise('a')}mid<sync/>"
     script = Script(f"1{waits}2", "A</async>", words=(waits, "<sync/>"))
     script.main = f"1{waits}<sync/>2"  # the interpreter writes the <sync/> behind the wait itself
     answer = script.run()
-    assert (answer.text, answer.warnings) == ("1Amid2", [])
+    assert answer.text == "1Amid2"
+    assert answer.warnings == []
     assert any(s.endswith("<sync/>") and "A</async>" in s for s in script.seen)
     oracle = {
         "promised": "oracle",
@@ -283,12 +293,14 @@ def test_tokens_that_hold_more_than_a_tag_and_several():
     answer = run(
         f"1{promise('a')}2{promise('b')}{'<sync/>' * 2}3", "A</async>", "B</async>", **oracle
     )
-    assert (answer.text, answer.warnings) == ("1A2B3", [])
+    assert answer.text == "1A2B3"
+    assert answer.warnings == []
     waits = f"<sync/>mid{promise('b')}"
     answer = (
         script := Script(f"1{promise('a')}{waits}2", "A</async>", "B</async>", words=(waits,))
     ).run()
-    assert (answer.text, answer.warnings) == ("1AmidB2", [])
+    assert answer.text == "1AmidB2"
+    assert answer.warnings == []
     assert any(s.endswith("<async>") and "A</async>" in s for s in script.seen), (
         "b begins behind the wait"
     )
@@ -296,14 +308,14 @@ def test_tokens_that_hold_more_than_a_tag_and_several():
 
 def test_threads_beyond_the_most_wait_for_a_place_and_ids_without_text_are_none():
     main = "".join(promise(t) for t in "abc") + "<sync/>end"
-    narrow, wide = (
-        Script(main, *["xyz</async>"] * 3, words=TAGS),
-        Script(main, *["xyz</async>"] * 3, words=TAGS),
-    )
-    one, four = narrow.run(max_threads=1), wide.run()
+    narrow = Script(main, *["xyz</async>"] * 3, words=TAGS)
+    wide = Script(main, *["xyz</async>"] * 3, words=TAGS)
+    one = narrow.run(max_threads=1)
+    four = wide.run()
     assert one.text == four.text == "xyz" * 3 + "end"
     assert one.longest_path == four.longest_path == four.steps
-    assert (one.steps, max(len(feed.sample_at) for feed in narrow.feeds)) == (one.tokens, 1)
+    assert one.steps == one.tokens
+    assert max(len(feed.sample_at) for feed in narrow.feeds) == 1
     script = Script("ab")
     script.texts = BYTES[:98]  # "b" has none
     assert script.run().text == "a"

@@ -134,9 +134,10 @@ def run_round(draw: random.Random, folder: Path) -> Round:
         storage.configure(trial.config.storage)
         stack.callback(storage.configure, StorageConfig())
         made = Round(f"{engine} on {'S3' if on_s3 else 'disk'}, {executor}", len(titles))
-        build = (
-            "tests.cluster.fakes:build" if engine == "fake" else "raypd.answering.components:build"
-        )
+        if engine == "fake":
+            build = "tests.cluster.fakes:build"
+        else:
+            build = "raypd.answering.components:build"
         _to_its_end(trial, build, draw, made, proxy)
         if (
             not made.problems

@@ -187,7 +187,8 @@ def spot_finished(stage: _Stage) -> str:
         wait_for(stage.noticed, "nobody noticed")
 
     stage.run(fault)
-    assert (stage.handed_back, [unit for _, unit in stage.started].count(last[0])) == ([], 1)
+    assert stage.handed_back == []
+    assert [unit for _, unit in stage.started].count(last[0]) == 1
     return "finished, nothing new for the node"
 
 

@@ -36,7 +36,8 @@ def test_every_document_exactly_once(
 ) -> None:
     monkeypatch.setenv("RAYPD_TEST_EXECUTOR", executor)
     found = fault(tmp_path)
-    assert (found.lost, found.doubled) == (0, 0)
+    assert found.lost == 0
+    assert found.doubled == 0
     assert found.rows == found.documents > 0
 
 
@@ -53,5 +54,7 @@ def test_a_run_that_is_killed_inside_a_write_goes_on(tmp_path: Path, name: str, 
     trial.finish()
     found = trial.outcome("")
     verified = verify(trial.output, trial.config)
-    assert (found.lost, found.doubled, verified.passed) == (0, 0, True)
+    assert found.lost == 0
+    assert found.doubled == 0
+    assert verified.passed is True
     assert records.read(Manifest, storage.join(trial.output, layout.MANIFEST)).documents == 30

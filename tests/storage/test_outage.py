@@ -131,7 +131,8 @@ def test_what_the_user_sees(
     assert proxy.failed[kind]
     proxy.faults = Faults()
     units = plan(corpus(on_damaged))
-    assert (units.documents, units.totals.damaged) == (OBJECTS, 0)
+    assert units.documents == OBJECTS
+    assert units.totals.damaged == 0
     assert storage.exists(f"{run.output.path}/run.json") == (
         operation in ("load", "stored plan", "verify")
     )
@@ -160,7 +161,8 @@ def test_new_objects_during_an_outage_are_planned_by_the_next_command(
         plan(run, run.output.path)
     proxy.faults = Faults()
     units = plan(run, run.output.path)
-    assert (units.documents, units.totals.damaged) == (OBJECTS + 5, 0)
+    assert units.documents == OBJECTS + 5
+    assert units.totals.damaged == 0
     assert {u.id for u in before} <= {u.id for u in units}
 
 
@@ -170,10 +172,8 @@ def test_an_object_that_is_forbidden_is_left_out_and_listed(proxy, corpus, bucke
     )
     run = corpus(output=f"{bucket}/out")
     units = plan(run)
-    assert (units.documents, [unit.name for unit in units.damaged()]) == (
-        OBJECTS - 2,
-        ["07.parquet", "08.jsonl"],
-    )
+    assert units.documents == OBJECTS - 2
+    assert [unit.name for unit in units.damaged()] == ["07.parquet", "08.jsonl"]
     assert all("forbidden: " in str(unit.damaged) for unit in units.damaged())
     console = Console(file=io.StringIO(), width=100)
     print_summary(driver.finish(run, run.output.path, run_here(run, planned=units)), console)
@@ -267,4 +267,5 @@ def test_a_disk_or_mount_that_fails_is_not_damage_of_a_file(files, name, code) -
 @pytest.mark.parametrize("name", ["b.jsonl", "b.jsonl.gz", "b.parquet"])
 def test_a_file_that_may_not_be_read_is_listed(files, name) -> None:
     units = plan(files(name, PermissionError(errno.EACCES, "Permission denied")))
-    assert ([unit.name for unit in units.damaged()], units.documents) == ([name], 2)
+    assert [unit.name for unit in units.damaged()] == [name]
+    assert units.documents == 2
