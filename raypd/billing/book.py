@@ -8,9 +8,9 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+import raypd.billing.bill as billing
+import raypd.billing.energy as energy
 from raypd import storage
-from raypd.billing import bill as billing
-from raypd.billing import energy
 from raypd.billing.bill import Bill, NodeTime
 from raypd.billing.meter import TOKEN_COUNTS, Seconds, WorkerTime, added, coarser, zero
 from raypd.config import ModelConfig, RunConfig

@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.table import Column
 from rich.table import Table as Grid
 
-from raypd.billing import prices as pricing
+import raypd.billing.prices as pricing
 from raypd.billing.prices import INSTANCES, Price, Table
 from raypd.config import CostConfig
 from raypd.errors import ConfigError

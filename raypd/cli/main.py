@@ -18,8 +18,8 @@ import typer
 from typer import Argument, Option
 
 import raypd
+import raypd.cli.options as o
 from raypd import storage
-from raypd.cli import options as o
 from raypd.cli.run import config_over, run_task
 from raypd.config import RunConfig
 from raypd.config.load import load_config
@@ -75,7 +75,7 @@ def init(data: o.Sampled, schema: o.Schema = None, output: o.ConfigTo = None) ->
     """Write a configuration for your own data.
 
     Looks at the columns of its first rows. raypd init tickets.jsonl --schema ticket.json"""
-    from raypd.cli import init as init_command
+    import raypd.cli.init as init_command
 
     print(clean(init_command.run(data, schema, output)))
 
@@ -447,7 +447,7 @@ def tune(
     With --cascade LABELS: finds when the second model (cascade.model) must be asked to hold a
     minimal F1.
     """
-    from raypd.cli import tune as tune_command
+    import raypd.cli.tune as tune_command
 
     options = tune_command.TuneOptions(
         sample=sample,

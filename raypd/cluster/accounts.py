@@ -7,8 +7,8 @@ from typing import Any
 
 import ray
 
+import raypd.cluster.ledger_actor as ledger_actor
 from raypd.billing import book, budget
-from raypd.cluster import ledger_actor
 from raypd.cluster.ray_session import WorkerResources
 from raypd.config import RunConfig, deadline_at
 from raypd.dataset import Plan

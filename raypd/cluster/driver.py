@@ -5,12 +5,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+import raypd.cluster.ray_session as ray_session
 from raypd import storage
 from raypd.answering import components, progress
 from raypd.answering.check import check_model
 from raypd.billing import book
 from raypd.billing.budget import BudgetReached
-from raypd.cluster import ray_session
 from raypd.config import RunConfig
 from raypd.dataset import Plan, planner, take_apart, writer
 from raypd.errors import ConfigError, RunError

@@ -17,12 +17,12 @@ from typing import Any
 
 import ray
 
+import raypd.cluster.machines as machines
 from raypd import storage
 from raypd.billing import bill as billing
 from raypd.billing import book, prices
 from raypd.billing.bill import Bill
 from raypd.billing.meter import WorkerTime
-from raypd.cluster import machines
 from raypd.cluster.metrics import Metrics
 from raypd.config import RunConfig
 from raypd.errors import ConfigError

@@ -7,7 +7,7 @@ import time
 
 import ray
 
-from raypd.cluster import ray_private
+import raypd.cluster.ray_private as ray_private
 
 _LOOK_SECONDS = 1.0
 _CONNECT_SECONDS = 2.0

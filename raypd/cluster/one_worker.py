@@ -10,7 +10,8 @@ from typing import Any, Self
 
 import ray
 
-from raypd.cluster import ray_private, ray_session
+import raypd.cluster.ray_private as ray_private
+import raypd.cluster.ray_session as ray_session
 from raypd.cluster.ray_session import WorkerResources
 from raypd.config import RunConfig
 from raypd.errors import RunError, UserError

@@ -16,7 +16,7 @@ from itertools import islice
 import pyarrow as pa
 import ray
 
-from raypd.cluster import ray_private
+import raypd.cluster.ray_private as ray_private
 from raypd.cluster.actor_pool import map_in_pool
 from raypd.cluster.faulty_gpus import workers_left
 from raypd.cluster.in_flight import Deaths, Ended, Tick

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from raypd.cluster import ray_private
+import raypd.cluster.ray_private as ray_private
 from raypd.config import ClusterConfig, RunConfig
 from raypd.errors import ConfigError, RunError
 

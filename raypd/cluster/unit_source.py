@@ -9,8 +9,8 @@ import pyarrow as pa
 import ray
 from ray import data
 
+import raypd.cluster.ray_private as ray_private
 from raypd import storage
-from raypd.cluster import ray_private
 from raypd.config import StorageConfig
 from raypd.run.unit import Unit
 

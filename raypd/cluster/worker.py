@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
+import raypd.cluster.nodes as nodes
 from raypd import storage
 from raypd.answering import request_queue
 from raypd.answering.components import Build, build
@@ -30,7 +31,6 @@ from raypd.answering.request_queue import (
 )
 from raypd.billing import energy
 from raypd.billing.meter import Meter
-from raypd.cluster import nodes
 from raypd.cluster.faulty_gpus import FaultLog
 from raypd.config import RunConfig
 from raypd.dataset import read_unit, writer

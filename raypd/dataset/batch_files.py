@@ -11,9 +11,9 @@ from contextlib import closing
 from itertools import groupby
 from typing import Any, NamedTuple
 
+import raypd.dataset.writer as writer
 from raypd import storage
 from raypd.config import RunConfig
-from raypd.dataset import writer
 from raypd.dataset.jsonl import BOM, Line, line_limit, lines, open_lines
 from raypd.dataset.listing import objects
 from raypd.errors import ConfigError, InputError, RunError, raised_as

@@ -13,9 +13,9 @@ from dataclasses import dataclass, replace
 from itertools import dropwhile, takewhile
 from typing import BinaryIO, NamedTuple
 
+import raypd.dataset.encodings as encodings
 from raypd import storage
 from raypd.config import InputConfig
-from raypd.dataset import encodings
 from raypd.dataset.jsonl import BLANK_LIMIT, BOM, line_limit, open_lines, too_many_blanks
 from raypd.errors import InputError, raised_as
 from raypd.run.unit import Part

@@ -9,9 +9,10 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+import raypd.dataset.delimited as delimited
+import raypd.dataset.jsonl as jsonl
 from raypd import storage
 from raypd.config.data import EXCEL
-from raypd.dataset import delimited, jsonl
 from raypd.dataset.formats.json_files import json_values
 from raypd.dataset.formats.workbook import sheet_rows
 from raypd.errors import InputError, raised_as

@@ -6,9 +6,10 @@ from collections.abc import Iterator
 from typing import NamedTuple
 from urllib.parse import unquote
 
+import raypd.dataset.formats as formats
+import raypd.dataset.tables as tables
 from raypd import storage
 from raypd.config import TABLES, InputConfig
-from raypd.dataset import formats, tables
 from raypd.dataset.formats import CustomReader, Detector, Format, what_is_read
 from raypd.errors import InputError
 from raypd.run.left_out import CACHE, HIDDEN, LINK, LeftOut

@@ -9,10 +9,10 @@ from statistics import fmean
 
 import pyarrow as pa
 
+import raypd.dataset.tables as tables
 from raypd import storage
 from raypd.config.data import InputConfig
 from raypd.config.load import make_config
-from raypd.dataset import tables
 from raypd.dataset.formats import FORMATS, settings_by_ending
 from raypd.dataset.formats.arrow_columns import text_rows as batch_rows
 from raypd.dataset.jsonl import UNREADABLE

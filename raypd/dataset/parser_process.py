@@ -14,7 +14,7 @@ import sys
 import threading
 from typing import Any
 
-from raypd.dataset import file_parsers
+import raypd.dataset.file_parsers as file_parsers
 
 # CPU seconds for a file, so that a busy machine refuses no file.
 SECONDS = {"html": 10, "docx": 20, "pdf": 60, "excel": 120}

@@ -12,9 +12,9 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
 
+import raypd.dataset.tables as tables
 from raypd import storage
 from raypd.config import InputConfig, RunConfig
-from raypd.dataset import tables
 from raypd.dataset.earlier_plan import Listing, add_to_digest, unchanged_units
 from raypd.dataset.formats import FORMATS, Parquet
 from raypd.dataset.inspection import Inspected, inspect

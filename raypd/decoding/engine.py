@@ -15,7 +15,8 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from raypd.decoding.attention import avx512, sdpa
+import raypd.decoding.attention.avx512 as avx512
+import raypd.decoding.attention.sdpa as sdpa
 from raypd.decoding.attention.kernels import choose_attention
 from raypd.decoding.attention.step import Step
 from raypd.decoding.counts import Finished

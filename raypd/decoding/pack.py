@@ -11,8 +11,9 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
+import raypd.decoding.attention.avx512 as avx512
+import raypd.decoding.attention.sdpa as sdpa
 import raypd.decoding.native as native
-from raypd.decoding.attention import avx512, sdpa
 from raypd.decoding.attention.kernels import choose_attention
 from raypd.decoding.attention.step import Attend, PrefixGroup, Span, Step
 from raypd.decoding.kv_cache import KVCache

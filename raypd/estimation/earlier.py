@@ -4,6 +4,8 @@ from typing import Any
 
 import numpy as np
 
+import raypd.estimation.bootstrap as bootstrap
+import raypd.estimation.sampling as sampling
 from raypd import storage
 from raypd.billing import book
 from raypd.billing.bill import MICRO, Bill
@@ -11,7 +13,6 @@ from raypd.billing.prices import INSTANCES
 from raypd.config import RunConfig
 from raypd.dataset import writer
 from raypd.errors import ConfigError
-from raypd.estimation import bootstrap, sampling
 from raypd.estimation.machines import TOKENS, EstimateOptions, MethodSpeed, Overhead, assemble
 from raypd.estimation.records import Estimate
 from raypd.run import layout, records

@@ -11,13 +11,18 @@ from operator import itemgetter
 
 import numpy as np
 
+import raypd.estimation.bootstrap as bootstrap
+import raypd.estimation.earlier as earlier
+import raypd.estimation.hosted as hosted
+import raypd.estimation.prediction as prediction
+import raypd.estimation.profile as profile
+import raypd.estimation.sampling as sampling
 from raypd import storage
 from raypd.answering.check import check_model
 from raypd.billing import prices
 from raypd.config import RunConfig
 from raypd.config.load import with_changes
 from raypd.errors import ConfigError, RunError, raised_as
-from raypd.estimation import bootstrap, earlier, hosted, prediction, profile, sampling
 from raypd.estimation.bootstrap import Array
 from raypd.estimation.machines import (
     GIVEN,

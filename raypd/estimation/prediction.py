@@ -9,11 +9,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import raypd.estimation.bootstrap as bootstrap
 from raypd.billing.prices import INSTANCES
 from raypd.config import ModelConfig
 from raypd.config.model import MOST_SEQS, EngineConfig
 from raypd.errors import ConfigError
-from raypd.estimation import bootstrap
 from raypd.estimation.machines import MethodSpeed
 
 

@@ -22,6 +22,7 @@ import numpy as np
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
+import raypd.estimation.sampling as sampling
 from raypd.answering.components import WorkerComponents, build
 from raypd.answering.progress import ProgressLines
 from raypd.answering.request_queue import Cancelled, RequestQueue, UnitState
@@ -31,7 +32,6 @@ from raypd.billing.meter import Meter
 from raypd.cluster.one_worker import OneWorker
 from raypd.config import ModelConfig, RunConfig
 from raypd.errors import RunError
-from raypd.estimation import sampling
 from raypd.estimation.bootstrap import Array
 from raypd.estimation.machines import TOKENS, instance_gpu
 from raypd.run.usage import Usage, UsageKey

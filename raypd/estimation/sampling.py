@@ -12,11 +12,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+import raypd.estimation.bootstrap as bootstrap
 from raypd.config import ExtractionConfig, QuestionAnsweringConfig, RunConfig
 from raypd.dataset import planner, read_unit
 from raypd.dataset.plan import Plan
 from raypd.errors import InputError
-from raypd.estimation import bootstrap
 from raypd.run.left_out import LeftOutFiles
 from raypd.run.unit import Unit
 from raypd.tasks.base import Document

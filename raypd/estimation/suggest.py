@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import raypd.estimation.sampling as sampling
 from raypd.answering.check import check_model
 from raypd.answering.components import build
 from raypd.answering.request_queue import answer
@@ -19,7 +20,6 @@ from raypd.config import Attribute, RunConfig, bare
 from raypd.config.load import make_config, with_changes
 from raypd.config.yaml_file import dump
 from raypd.errors import RunError
-from raypd.estimation import sampling
 from raypd.run.console import say
 from raypd.schema.numbers import read_number
 from raypd.tasks.base import Document

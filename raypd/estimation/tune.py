@@ -15,13 +15,13 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import raypd.estimation.sampling as sampling
 from raypd import storage
 from raypd.answering.check import check_model
 from raypd.billing import prices
 from raypd.config import RunConfig
 from raypd.config.load import with_changes
 from raypd.errors import ConfigError, RunError, UserError, raised_as
-from raypd.estimation import sampling
 from raypd.estimation.agreement import Floor, Judge, values_of
 from raypd.estimation.bootstrap import exact
 from raypd.estimation.machines import NodeKind, here, known_type

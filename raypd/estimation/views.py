@@ -6,8 +6,8 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+import raypd.estimation.tables as tables
 from raypd import text
-from raypd.estimation import tables
 from raypd.estimation.records import Estimate
 from raypd.estimation.search import Search, Trial
 from raypd.estimation.tune import TuneResult, describe

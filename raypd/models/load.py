@@ -19,11 +19,12 @@ from transformers import (
 )
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
+import raypd.models.embedded as embedded
+import raypd.models.modelopt as modelopt
 from raypd.config import ModelConfig
 from raypd.decoding import native
 from raypd.decoding.quantized import quantize
 from raypd.errors import ModelError, raised_as
-from raypd.models import embedded, modelopt
 from raypd.models.adapter import attach_adapter, check_adapter, find_adapter, import_peft
 from raypd.models.elsewhere import who_reads, who_runs
 from raypd.models.end_tokens import remember_model

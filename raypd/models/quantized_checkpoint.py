@@ -12,8 +12,8 @@ from transformers import PretrainedConfig
 from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING
 from transformers.utils.hub import cached_file
 
+import raypd.models.modelopt as modelopt
 from raypd.errors import ModelError
-from raypd.models import modelopt
 from raypd.models.elsewhere import who_reads
 from raypd.models.source import Source, explained
 

@@ -14,10 +14,10 @@ import torch
 from huggingface_hub import constants, errors, try_to_load_from_cache
 from transformers import AutoConfig, PretrainedConfig
 
+import raypd.models.embedded as embedded
 from raypd import storage
 from raypd.config import ModelConfig
 from raypd.errors import ModelError
-from raypd.models import embedded
 from raypd.models.staging import disk, staged
 
 HUB_ID = re.compile(r"[\w][\w.-]*(/[\w][\w.-]*)?", re.ASCII)

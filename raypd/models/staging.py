@@ -9,9 +9,9 @@ from pathlib import Path
 
 from filelock import FileLock
 
+import raypd.models.embedded as embedded
 from raypd import storage
 from raypd.errors import ModelError
-from raypd.models import embedded
 
 _WEIGHTS = ".safetensors"
 # Weights that are not read from a folder.

@@ -8,13 +8,16 @@ import itertools
 import json
 from dataclasses import dataclass, field
 
+import raypd.nights.changes as changes
+import raypd.nights.delta as delta
+import raypd.nights.schema_change as schema_change
+import raypd.nights.table as table
 from raypd import storage
 from raypd.answering.components import Build
 from raypd.cluster import driver
 from raypd.config import RunConfig
 from raypd.dataset import Plan, PlanWriter, planner
 from raypd.errors import ConfigError, RunError, raised_as
-from raypd.nights import changes, delta, schema_change, table
 from raypd.nights.changes import Input
 from raypd.nights.state import NightState
 from raypd.run import console, layout, manifest, read, records

@@ -12,10 +12,10 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+import raypd.nights.schema_change as schema_change
 from raypd import storage
 from raypd.config import RunConfig
 from raypd.errors import RunError
-from raypd.nights import schema_change
 from raypd.nights.changes import statement
 from raypd.run.read import by_document
 from raypd.text import counted

@@ -1,10 +1,11 @@
 """`raypd verify` of a nightly folder: compare the table with the input, document by document."""
 
+import raypd.nights.changes as changes
+import raypd.nights.delta as delta
 from raypd import storage
 from raypd.config import RunConfig
 from raypd.dataset import planner, read_unit
 from raypd.errors import Damaged
-from raypd.nights import changes, delta
 from raypd.run.unit import Unit
 from raypd.verify.scratch import Scratch
 from raypd.verify.table_object import objects, read_object

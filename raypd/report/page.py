@@ -15,11 +15,12 @@ from typing import Any
 from jinja2 import ChoiceLoader, Environment, FileSystemLoader, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
+import raypd.report.charts as charts
+import raypd.report.comparison as comparison
 from raypd import storage, text
 from raypd.config.yaml_file import dump
 from raypd.errors import RunError, raised_as
 from raypd.estimation import tables
-from raypd.report import charts, comparison
 from raypd.report.data import RunReport
 from raypd.run import layout
 

@@ -12,11 +12,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import raypd.report.page as page
 from raypd import storage
 from raypd.config import Attribute, Category, ExtractionConfig, RunConfig
 from raypd.dataset import delimited, planner, read_unit, writer
 from raypd.errors import ConfigError, InputError, raised_as
-from raypd.report import page
 from raypd.report.texts import marked, text_in
 from raypd.run.load import load_run
 from raypd.run.read import by_document, spread

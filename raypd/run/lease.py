@@ -16,9 +16,10 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
+import raypd.run.layout as layout
+import raypd.run.records as records
 from raypd import storage
 from raypd.errors import RunError
-from raypd.run import layout, records
 from raypd.run.records import RecordError
 from raypd.text import Say, iso
 

@@ -3,11 +3,12 @@
 from collections.abc import Sequence
 from typing import Any
 
+import raypd.run.layout as layout
+import raypd.run.records as records
 from raypd import storage
 from raypd.config import RunConfig, StorageConfig
 from raypd.config.load import make_config, set_key, value_of, with_current_keys
 from raypd.errors import ConfigError, raised_as
-from raypd.run import layout, records
 from raypd.run.manifest import RunRecord
 
 

@@ -8,10 +8,12 @@ from importlib import metadata
 from typing import Any
 
 import raypd
+import raypd.run.layout as layout
+import raypd.run.read as read
+import raypd.run.records as records
 from raypd import storage
 from raypd.config import RunConfig
 from raypd.errors import ConfigError
-from raypd.run import layout, read, records
 from raypd.run.lease import Session
 from raypd.run.left_out import LeftOutFiles
 from raypd.run.records import RecordError

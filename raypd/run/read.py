@@ -7,9 +7,10 @@ import contextlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
+import raypd.run.layout as layout
+import raypd.run.records as records
 from raypd import storage
 from raypd.errors import RunError
-from raypd.run import layout, records
 from raypd.run.lease import Session
 
 _Record = TypeVar("_Record")

@@ -11,8 +11,9 @@ import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
+import raypd.run.layout as layout
+import raypd.run.records as records
 from raypd import storage
-from raypd.run import layout, records
 
 _GROUPS = 16  # number of groups that the suspects are divided into
 # Deaths before a document is quarantined: a process may also be killed from outside, now and then.

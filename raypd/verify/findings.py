@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 
+import raypd.verify.dead_letters as dead_letters
 from raypd.run import left_out
 from raypd.text import counted, one_line
-from raypd.verify import dead_letters
 from raypd.verify.verification import Finding, Verification
 
 _PREDICATES = {

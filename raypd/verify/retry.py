@@ -12,6 +12,7 @@ from typing import Any
 
 import pyarrow as pa
 
+import raypd.verify.dead_letters as dead_letters
 from raypd import storage
 from raypd.answering.components import Build
 from raypd.billing import book
@@ -26,7 +27,6 @@ from raypd.run.lease import held
 from raypd.run.read import by_document
 from raypd.run.unit import Unit, UnitSummary
 from raypd.text import counted, usd
-from raypd.verify import dead_letters
 
 _THREADS = 8
 # Attempts to replace an object that another process changes, too.

@@ -4,8 +4,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 
+import raypd.dataset.delimited as delimited
 from raypd.config import InputConfig, RunConfig
-from raypd.dataset import delimited
 from raypd.dataset.formats.base import Columns, Fields, Format, SeenColumns, SourceRow, Split
 from raypd.dataset.formats.ranges import even_boundaries, parts_between
 from raypd.dataset.jsonl import UNREADABLE, stream_error

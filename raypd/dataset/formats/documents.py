@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from functools import partial
 from typing import ClassVar
 
+import raypd.dataset.encodings as encodings
 from raypd.config import InputConfig, RunConfig
-from raypd.dataset import encodings
 from raypd.dataset.formats.base import Columns, Fields, RowFormat, SeenColumns, SourceRow
 from raypd.dataset.formats.ranges import RowGroups
 from raypd.dataset.jsonl import open_lines

@@ -4,8 +4,9 @@ import codecs
 import json
 import re
 
+import raypd.dataset.encodings as encodings
+import raypd.dataset.file_parsers as file_parsers
 from raypd.config import InputConfig
-from raypd.dataset import encodings, file_parsers
 from raypd.dataset.formats.documents import (
     MARKUP,
     DocumentFormat,

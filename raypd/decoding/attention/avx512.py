@@ -8,8 +8,8 @@ import struct
 
 import torch
 
+import raypd.decoding.attention.sdpa as sdpa
 import raypd.decoding.native as native
-from raypd.decoding.attention import sdpa
 from raypd.decoding.attention.plan import KernelPlan
 from raypd.decoding.attention.step import BLOCK, AttentionLayer, Step
 

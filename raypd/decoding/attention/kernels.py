@@ -6,7 +6,8 @@ from typing import Any
 
 import torch
 
-from raypd.decoding.attention import avx512, sdpa
+import raypd.decoding.attention.avx512 as avx512
+import raypd.decoding.attention.sdpa as sdpa
 from raypd.decoding.attention.check import error_of
 from raypd.decoding.attention.step import Attend, AttentionLayer, Step
 
@@ -51,7 +52,7 @@ def choose_attention(
 def _import_triton_kernel() -> Any:
     # triton is installed with torch where there is a GPU, so it is imported only when needed.
     try:
-        from raypd.decoding.attention import triton_kernel
+        import raypd.decoding.attention.triton_kernel as triton_kernel
     except ImportError as error:
         raise ValueError(
             f"attention 'triton' needs the package triton ({error}): install it, or use 'sdpa'"
