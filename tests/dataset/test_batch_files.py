@@ -421,7 +421,7 @@ def test_what_is_no_batch_is_refused_before_anything_runs(tmp_path, generate) ->
     with pytest.raises(ConfigError, match="takes one batch file"):
         generate(source, f"input.path=[{source}, {tmp_path}/b.jsonl]")
     assert not (tmp_path / "out").exists()
-    with pytest.raises(ConfigError, match="takes the batch file itself"):
+    with pytest.raises(ConfigError, match="needs the batch file itself"):
         config_over("run.yaml", "generation", [], None, None, None, openai=True)
 
 

@@ -123,8 +123,7 @@ def test_what_a_reader_yields_is_taken_in_plain_types() -> None:
 def test_rows_and_frames_in_memory_take_nan_as_missing() -> None:
     rows = [{"id": "a", "title": "x", "price": 1.0}, {"id": NAN, "title": NAN, "price": NAN}]
     for source in (rows, pd.DataFrame(rows), pd.DataFrame(rows, dtype=object)):
-        _, _, batches = api._in_memory(source)
-        (table,) = batches()
+        (table,) = api._in_memory(source).batches()
         assert [column.null_count for column in table.columns] == [1, 1, 1]
 
 

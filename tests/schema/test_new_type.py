@@ -16,7 +16,7 @@ from raypd.config.load import load_config
 from raypd.config.schema import categories_of
 from raypd.dataset import writer
 from raypd.decoding.engine import Engine
-from raypd.run.records import UnitSummary
+from raypd.run.unit import UnitSummary
 from raypd.schema import TYPES, LabelError, record_pattern, record_schema
 from raypd.schema.types.formatted import FormattedText
 from raypd.tasks import build_task
