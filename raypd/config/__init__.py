@@ -52,6 +52,7 @@ if TYPE_CHECKING:
         SAMPLING_KEYS as SAMPLING_KEYS,
         CascadeConfig as CascadeConfig,
         DecodingConfig as DecodingConfig,
+        EndpointConfig as EndpointConfig,
         EngineConfig as EngineConfig,
         FakeConfig as FakeConfig,
         ModelConfig as ModelConfig,
@@ -111,6 +112,7 @@ __getattr__ = LazyExports(
         "model": (
             "CascadeConfig",
             "DecodingConfig",
+            "EndpointConfig",
             "EngineConfig",
             "FakeConfig",
             "MOST_REQUESTS",
