@@ -1,6 +1,4 @@
-"""Where a model's files are (the embedded model, a local folder, the Hub), and errors of loading
-it, explained.
-"""
+"""Finds a model's files (the embedded model, a folder, the Hub) and explains errors of loading."""
 
 import json
 import re
@@ -20,13 +18,22 @@ from raypd.config import ModelConfig
 from raypd.errors import ModelError
 from raypd.models.staging import disk, staged
 
+# The id of a model on the Hub: a name, or an owner and a name.
 HUB_ID = re.compile(r"[\w][\w.-]*(/[\w][\w.-]*)?", re.ASCII)
+# Characters of another library's error that a message shows.
+_MAX_ERROR = 400
 
 
 @dataclass(frozen=True)
 class Source:
-    """`location` is what transformers' from_pretrained takes: a folder (`local`) or a Hub id with
-    its revision.
+    """Where the files of a model are.
+
+    Attributes:
+        name: `model.name` of the configuration.
+        location: What transformers' from_pretrained takes: a folder or a Hub id.
+        local: Whether it is a folder.
+        revision: The revision on the Hub; None for the default one.
+        trust_remote_code: Whether code that comes with the weights may run.
     """
 
     name: str
@@ -37,54 +44,65 @@ class Source:
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """The arguments that every from_pretrained gets (trust_remote_code always: left out, it may
-        ask a person).
+        """The arguments of every from_pretrained.
+
+        trust_remote_code is always among them, because without it transformers may ask a person.
         """
         return {"revision": self.revision or "main", "trust_remote_code": self.trust_remote_code}
 
 
 def looks_local(name: str) -> bool:
-    """Whether a name means a path: it is one, or is written as one."""
-    return (
-        name.startswith((".", "/", "~")) or name.endswith("/") or Path(name).expanduser().exists()
-    )
+    """Return whether a name means a path, because it is written as one or the path exists."""
+    if name.startswith((".", "/", "~")) or name.endswith("/"):
+        return True
+    return Path(name).expanduser().exists()
 
 
 def find_source(config: ModelConfig, weights: bool = False) -> Source:
-    """Resolves `model.name`, without asking the Hub; may convert the embedded model.
+    """Return where the files of `model.name` are, without a request to the Hub.
 
-    Raises ModelError. weights: whether they will be read: then they are copied to this machine's
-    disk (`staging`).
+    The embedded model is converted when it is first used.
+
+    Args:
+        config: The section `model`.
+        weights: Whether the weights will be read. They are then copied to this machine's disk if
+            they are remote or RAYPD_STAGING is set.
+
+    Raises:
+        ModelError: If the name means neither a model's folder nor a Hub id.
     """
     name = config.name
-    remote = storage.is_remote(name)
-    if name == embedded.NAME or remote or looks_local(name):
+    is_remote = storage.is_remote(name)
+    if name == embedded.NAME or is_remote or looks_local(name):
         if config.revision is not None:
             raise ModelError(
-                f"model.revision {config.revision!r}: revisions belong to Hub ids; {name!r} is "
-                "local"
+                f"model.revision {config.revision!r}: revisions belong to Hub ids, but {name!r} "
+                "is local; set model.revision to null"
             )
-        if remote:
+        if is_remote:
             folder = staged(name, weights)
         elif name == embedded.NAME:
             folder = embedded.embedded_model()
         else:
             folder = _checked_folder(name)
-            folder = staged(str(folder)) if weights and disk() else folder
+            if weights and disk():
+                folder = staged(str(folder))
         return Source(name, str(folder), True, None, config.trust_remote_code)
     if not HUB_ID.fullmatch(name):
-        advice = f"the embedded model is {embedded.NAME}"
         raise ModelError(
-            f"model.name {name!r} is neither a folder (local or s3://) nor a Hub id (a/b); {advice}"
+            f"model.name {name!r} is neither a folder (local or s3://) nor a Hub id (owner/name); "
+            f"the embedded model is {embedded.NAME}"
         )
-    if weights and disk() and (snapshot := _cached(name, config.revision)) is not None:
-        return Source(name, str(staged(str(snapshot))), True, None, config.trust_remote_code)
+    if weights and disk():
+        snapshot = _cached(name, config.revision)
+        if snapshot is not None:
+            return Source(name, str(staged(str(snapshot))), True, None, config.trust_remote_code)
     return Source(name, name, False, config.revision, config.trust_remote_code)
 
 
 def _cached(name: str, revision: str | None) -> Path | None:
-    """The folder of a Hub model in the Hub's cache; None where it, or a part of its weights, is not
-    there.
+    """Return the folder of a Hub model in the Hub's cache; None if it or its weights are not
+    complete there.
     """
     file = try_to_load_from_cache(name, "config.json", revision=revision)
     if not isinstance(file, str):
@@ -96,17 +114,21 @@ def _cached(name: str, revision: str | None) -> Path | None:
 
 
 def _checked_folder(name: str) -> Path:
+    """Return the folder of a local model; raise ModelError if it is none."""
     folder = Path(name).expanduser().absolute()
     if not folder.exists():
         raise ModelError(f"model.name {name!r}: there is no folder {folder}")
     if not folder.is_dir():
         raise ModelError(
-            f"model.name {name!r}: is a file; give the folder with config.json and the weights"
+            f"model.name {name!r} is a file; set model.name to the folder with config.json and "
+            "the weights"
         )
     if not (folder / "config.json").is_file():
         if (folder / "adapter_config.json").is_file():
-            advice = "set model.adapter to it, and model.name to its base model"
-            raise ModelError(f"model.name {name!r}: holds a peft adapter, not a model: {advice}")
+            raise ModelError(
+                f"model.name {name!r} holds a peft adapter, not a model: set model.adapter to it, "
+                "and model.name to its base model"
+            )
         raise ModelError(
             f"model.name {name!r}: {folder} has no config.json, so it is not a transformers model"
         )
@@ -115,7 +137,7 @@ def _checked_folder(name: str) -> Path:
 
 
 def _check_weights(name: str, folder: Path) -> None:
-    """Raises ModelError where a file of weights, or a part that an index names, is missing."""
+    """Raise ModelError if a file of weights, or a part that an index names, is missing."""
     index = folder / "model.safetensors.index.json"
     if index.is_file():
         try:
@@ -124,9 +146,9 @@ def _check_weights(name: str, folder: Path) -> None:
             raise ModelError(f"model.name {name!r}: {index} cannot be read: {error!r}") from error
         missing = sorted(part for part in parts if not (folder / part).is_file())
         if missing:
-            lost = f"{len(missing)} of {len(parts)} files of weights that {index.name} names"
             raise ModelError(
-                f"model.name {name!r}: {lost} are not there ({missing[0]}): copy them again"
+                f"model.name {name!r}: {len(missing)} of {len(parts)} files of weights that "
+                f"{index.name} names are missing ({missing[0]}): copy them again"
             )
     elif not (folder / "model.safetensors").is_file():
         raise ModelError(
@@ -135,33 +157,58 @@ def _check_weights(name: str, folder: Path) -> None:
 
 
 def read_config(source: Source) -> PretrainedConfig:
-    """The model's config.json, from the Hub if need be."""
+    """Return the model's config.json, fetched from the Hub if necessary.
+
+    Raises:
+        ModelError: If it cannot be read.
+    """
     with explained(source, "its config.json cannot be read"):
         return AutoConfig.from_pretrained(source.location, **source.arguments)
 
 
 @contextmanager
 def explained(source: Source, failure: str) -> Iterator[None]:
-    """Turns errors of transformers, the Hub's client and torch into a ModelError that says what to
-    do.
+    """Turn errors of transformers, the Hub's client and torch into a ModelError with advice.
+
+    Args:
+        source: The model that is being read.
+        failure: What failed, for an error without advice, such as "its weights cannot be loaded".
     """
     try:
         yield
     except ModelError:
         raise
     except Exception as error:
-        text = " ".join(str(error).split())  # transformers writes whole pages
-        brief = f"{failure}: {type(error).__name__}: {text[:400]}{'...' if len(text) > 400 else ''}"
-        raise ModelError(f"model {source.name!r}: {_explain(error, source) or brief}") from error
+        explanation = _explanation(error, source)
+        if explanation is None:
+            explanation = f"{failure}: {type(error).__name__}: {_shortened(str(error))}"
+        raise ModelError(f"model {source.name!r}: {explanation}") from error
 
 
-def _explain(error: BaseException, source: Source) -> str | None:
-    chain = [error]
-    while (link := chain[-1].__cause__ or chain[-1].__context__) is not None and link not in chain:
-        chain.append(link)
+def _shortened(text: str) -> str:
+    """Return the beginning of an error's text on one line; transformers writes whole pages."""
+    line = " ".join(text.split())
+    if len(line) <= _MAX_ERROR:
+        return line
+    return f"{line[:_MAX_ERROR]}..."
+
+
+def _causes(error: BaseException) -> list[BaseException]:
+    """Return an error, its cause, the cause of that, and so on."""
+    causes = [error]
+    cause = error.__cause__ or error.__context__
+    while cause is not None and cause not in causes:
+        causes.append(cause)
+        cause = cause.__cause__ or cause.__context__
+    return causes
+
+
+def _explanation(error: BaseException, source: Source) -> str | None:
+    """Return what went wrong and what to do, for errors that are known; otherwise None."""
+    causes = _causes(error)
 
     def caused_by(*kinds: type[BaseException]) -> bool:
-        return any(isinstance(link, kinds) for link in chain)
+        return any(isinstance(cause, kinds) for cause in causes)
 
     if caused_by(torch.OutOfMemoryError):
         return (
@@ -180,22 +227,28 @@ def _explain(error: BaseException, source: Source) -> str | None:
         )
     if caused_by(errors.RepositoryNotFoundError):
         return (
-            "is no model on the Hub, or a private one (set HF_TOKEN or run `hf auth login`), "
-            "nor is it a folder here"
+            "is not a model on the Hub, or is a private one (set HF_TOKEN or run `hf auth "
+            "login`), nor is it a folder here"
         )
-    if not source.local and caused_by(
+    is_unavailable = caused_by(
         errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled, ConnectionError
-    ):
-        revision = f" at revision {source.revision!r}" if source.revision else ""
-        if constants.is_offline_mode():
-            why = "HF_HUB_OFFLINE is set"
-        else:
-            why = "the Hub cannot be reached"
-        return (
-            f"is not in the Hub's cache{revision} ({constants.HF_HUB_CACHE}), and {why}: run "
-            f"`hf download {source.location}` where there is a network, or set model.name "
-            "to a local folder"
-        )
-    if any("trust_remote_code" in str(link) for link in chain):
+    )
+    if is_unavailable and not source.local:
+        return _missing_from_cache(source)
+    if any("trust_remote_code" in str(cause) for cause in causes):
         return "comes with code of its own: read it, then set model.trust_remote_code: true"
     return None
+
+
+def _missing_from_cache(source: Source) -> str:
+    reason = "the Hub cannot be reached"
+    if constants.is_offline_mode():
+        reason = "HF_HUB_OFFLINE is set"
+    revision = ""
+    if source.revision:
+        revision = f" at revision {source.revision!r}"
+    return (
+        f"is not in the Hub's cache{revision} ({constants.HF_HUB_CACHE}), and {reason}: run "
+        f"`hf download {source.location}` where there is a network, or set model.name to a local "
+        "folder"
+    )
