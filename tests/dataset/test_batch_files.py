@@ -281,7 +281,7 @@ def test_an_answer_is_held_to_its_response_format(tmp_path, generate) -> None:
     fault = body(line)["error"]
     assert line["custom_id"] == "short"
     assert fault["param"] == "response_format"
-    assert re.search(r"its shortest answer takes \d+ tokens, 9 may be written", fault["message"])
+    assert re.search(r"its shortest answer has \d+ tokens, but only 9", fault["message"])
     source = write(tmp_path / "b.jsonl", draws[0], request("text"))
     (line,) = read(generate(source, "decoding.method=pasta", output="other") / "errors.jsonl")
     assert "pasta cannot hold an answer to it" in body(line)["error"]["message"]
