@@ -99,7 +99,7 @@ class _Chat:
 
 
 @dataclass
-class _Prompt:
+class _TurnPrompt:
     """What an answer follows on.
 
     Attributes:
@@ -263,7 +263,7 @@ class GenerationTask:
 
         return Request([chat.document.index], program, finish, seed, failed, sampling)
 
-    def _prompt(self, chat: _Chat, method: TextMethod) -> _Prompt | Record:
+    def _prompt(self, chat: _Chat, method: TextMethod) -> _TurnPrompt | Record:
         """Return the prompt of a chat's next turn, or an error record if it is too long."""
         parameters = chat.request.parameters
         content = chat.request.unanswered[0]
@@ -281,9 +281,9 @@ class GenerationTask:
         tokens = tokens[-limit:]
         # An answer that is restricted to a schema has no reasoning.
         opened = False
-        if not parameters.json:
+        if not parameters.format.json:
             opened = opens_reasoning(self.tokenizer.decode(tokens[-_OPENING_TOKENS:]))
-        return _Prompt(turns, tokens, opened)
+        return _TurnPrompt(turns, tokens, opened)
 
     @property
     def _limit_key(self) -> str:
@@ -302,19 +302,21 @@ class GenerationTask:
         self, method: TextMethod, parameters: Parameters, tokens: list[int], seed: int
     ) -> Program[Any]:
         stops = StopStrings(self._token_bytes, self._end_tokens, parameters.stop)
-        if not parameters.json:
+        if not parameters.format.json:
             return method.program(Prompt(tokens), stops, seed)
-        grammar = self._grammar(parameters.pattern, parameters.max_new_tokens)
+        grammar = self._grammar(parameters.format.pattern, parameters.max_new_tokens)
         return autoregressive(
             Prompt(tokens),
             parameters.max_new_tokens,
             lambda answer: grammar.stops(answer) or stops(answer),
             grammar.allowed_token_ids,
-            parameters.pattern or ANY_OBJECT,
+            parameters.format.pattern or ANY_OBJECT,
             grammar.forced if self._forces_tokens else _nothing_forced,
         )
 
-    def _finish(self, chat: _Chat, prompt: _Prompt, answer: TextAnswer) -> list[Record | Request]:
+    def _finish(
+        self, chat: _Chat, prompt: _TurnPrompt, answer: TextAnswer
+    ) -> list[Record | Request]:
         """Return the record of an answer, and the request of the next turn if there is one."""
         parameters = chat.request.parameters
         generated = answer.generated(self._text_model.decode)
@@ -329,8 +331,8 @@ class GenerationTask:
             if (begin, end) != (0, len(text)) and raw is None:
                 raw = text
             text = text[begin:end]
-        if parameters.json and is_complete:
-            reason = mismatch(text, parameters.schema)
+        if parameters.format.json and is_complete:
+            reason = mismatch(text, parameters.format.schema)
             if reason is not None:
                 return [chat.failure(f"{RESPONSE_FORMAT}: the answer does not match it: {reason}")]
         counters = {"prompt_tokens": len(prompt.tokens), **generated.counters}

@@ -1,9 +1,9 @@
-"""A JSON Schema as one regular expression, that an answer is held to while it is decoded, and the
-check of a finished answer.
+"""Writes a JSON Schema as one regular expression, and checks finished answers against it.
 
-Every text that the expression matches is valid under the schema. The reverse does not hold: an
-object has no other members than those that are named, and a value without a type is not nested
-deeply. What an expression cannot enforce is rejected by its keyword.
+Decoding restricts an answer to the expression. Every text that it matches is valid under the
+schema, but not every valid text matches: an object has only members that the schema names, and a
+value without a type is not nested deeply. A schema with a keyword that an expression cannot enforce
+is rejected.
 """
 
 import json
@@ -38,16 +38,18 @@ from raypd.schema import (
     simplified,
 )
 
-_MOST_LETTERS = 1 << 20  # of an expression: a longer one has more states than are ready in seconds
-_MOST_BRANCHES = 64
+# Characters of an expression. The automaton of a longer one takes more than a few seconds to build.
+_MAX_LENGTH = 1 << 20
+# Combinations of anyOf and oneOf; a value is decoded as one of them.
+_MAX_BRANCHES = 64
 _UNSUPPORTED = UNSUPPORTED_KEYWORDS - {"prefixItems"}
 _TOO_LARGE = "its pattern is too large to be ready in a few seconds"
 _TOO_NESTED = (
-    f"more than {MOST_PROPERTIES:,} schemas with what it refers to, or {DEEPEST} in one another"
+    f"more than {MOST_PROPERTIES:,} schemas with those it refers to, or {DEEPEST} in one another"
 )
 _TYPES = ("null", "boolean", "integer", "number", "string", "array", "object")
 _BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
-# Keywords that say of which type a value without `type` is meant to be.
+# Keywords that tell the type of a value in a schema without `type`.
 _TYPE_OF_KEYWORD = {
     "properties": "object",
     "required": "object",
@@ -63,10 +65,10 @@ _TYPE_OF_KEYWORD = {
 _COLON = ": ?"
 _COMMA = ", ?"
 _CHARACTER = r'([^"\\\x00-\x1f]|\\["\\/bfnrt])'
-# Unrolled: as an alternative under a star the same language takes xgrammar milliseconds a token.
+# Written without an alternative under a star, which would take xgrammar milliseconds per token.
 _STRING = r'"[^"\\\x00-\x1f]*(\\(["\\/bfnrt]|u[0-9a-fA-F]{4})[^"\\\x00-\x1f]*)*"'
 _INTEGER = "-?(0|[1-9][0-9]{0,17})"
-# No number is so large that a reader takes it as infinite.
+# No number is so large that a parser reads it as infinite.
 _NUMBER = _INTEGER + r"(\.[0-9]+)?([eE][+-]?[0-9]{1,2})?"
 _SCALAR = f"({_STRING}|{_NUMBER}|true|false|null)"
 _OFFSET = "(Z|[+-]([01][0-9]|2[0-3]):[0-5][0-9])"
@@ -92,14 +94,15 @@ def expression(schema_text: str) -> str:
         An expression that matches a whole answer.
 
     Raises:
-        ValueError: The schema is not valid, is too large, permits nothing, or has a keyword that an
-            expression cannot enforce; the message names it.
+        ValueError: If the schema is not valid, is too large, permits nothing, or has a keyword that
+            an expression cannot enforce; the message names it.
     """
     schema = json.loads(schema_text)
+    validator_class = jsonschema.validators.validator_for(
+        schema, default=jsonschema.Draft202012Validator
+    )
     try:
-        jsonschema.validators.validator_for(
-            schema, default=jsonschema.Draft202012Validator
-        ).check_schema(schema)
+        validator_class.check_schema(schema)
         whole = _Expressions(schema).of(schema, (), 0)
     except jsonschema.SchemaError as error:
         raise ValueError(f"{error.json_path}: {error.message:.200}") from None
@@ -111,11 +114,11 @@ def expression(schema_text: str) -> str:
 
 
 def mismatch(text: str, schema_text: str | None) -> str | None:
-    """Why a finished answer is not JSON of a schema; None: it is.
+    """Return why a finished answer is not valid under a schema; None if it is.
 
     Args:
         text: The answer.
-        schema_text: The schema, as JSON; None: any object is right.
+        schema_text: The schema, as JSON; None permits any object.
     """
     try:
         value = json.loads(text)
@@ -124,12 +127,17 @@ def mismatch(text: str, schema_text: str | None) -> str | None:
     except RecursionError:
         return "it is nested too deeply"
     if schema_text is None:
-        return None if isinstance(value, dict) else "it is not a JSON object"
+        if isinstance(value, dict):
+            return None
+        return "it is not a JSON object"
     try:
-        fault = jsonschema.exceptions.best_match(_validator(schema_text).iter_errors(value))
+        errors = _validator(schema_text).iter_errors(value)
+        mismatch_error = jsonschema.exceptions.best_match(errors)
     except RecursionError:
         return "it is nested too deeply"
-    return None if fault is None else f"{fault.json_path}: {fault.message:.200}"
+    if mismatch_error is None:
+        return None
+    return f"{mismatch_error.json_path}: {mismatch_error.message:.200}"
 
 
 @lru_cache(128)
@@ -143,15 +151,19 @@ class _Expressions:
     def __init__(self, root: Any) -> None:
         self._root = root
         self._schemas = 0
-        # The references in a part are resolved in the part, when jsonschema checks a value.
+        # Parts get the definitions, because jsonschema resolves references within a part alone.
         self._definitions: Tree = {}
         if isinstance(root, dict):
             names = ("$defs", "definitions", "$schema")
             self._definitions = {name: root[name] for name in names if name in root}
 
     def of(self, schema: Any, within: tuple[str, ...], depth: int) -> str | None:
-        """The expression of a schema's values; None: no value is valid. within: the references
-        that led here, none of which may recur.
+        """Return the expression of a schema's values; None if no value is valid.
+
+        Args:
+            schema: The schema.
+            within: The references that led here, none of which may recur.
+            depth: How many schemas it is nested in.
         """
         expressions: list[str] = []
         for branch, references in self._branches(schema, within, depth):
@@ -169,7 +181,7 @@ class _Expressions:
         return _of_size(_either(expressions))
 
     def _permitted(self, branch: Tree) -> list[Any] | None:
-        """The values that a branch lists, as far as the rest of it permits them."""
+        """Return the values that a branch lists and permits; None if it lists none."""
         try:
             return permitted_values({**self._definitions, **branch})
         except Unresolvable as error:
@@ -178,8 +190,9 @@ class _Expressions:
     def _branches(
         self, schema: Any, within: tuple[str, ...], depth: int
     ) -> list[tuple[Tree, tuple[str, ...]]]:
-        """Schemas without references and combinations, of which a value is valid under one; with
-        the references that led to each.
+        """Return schemas without references and combinations; a value is valid under one of them.
+
+        Each is returned with the references that led to it. The arguments are those of `of`.
         """
         self._schemas += 1
         if self._schemas > MOST_PROPERTIES or depth > DEEPEST:
@@ -188,8 +201,9 @@ class _Expressions:
             return [({}, within)]
         if schema is False:
             return []
-        if keyword := unsupported_keyword(schema, _UNSUPPORTED):
-            raise ValueError(f"{keyword} would not be held to; take it out")
+        keyword = unsupported_keyword(schema, _UNSUPPORTED)
+        if keyword:
+            raise ValueError(f"{keyword} cannot be enforced; remove it")
         combining = ("$ref", "allOf", "anyOf", "oneOf", "nullable")
         flat = {key: value for key, value in schema.items() if key not in combining}
         branches = [(flat, within)]
@@ -207,19 +221,19 @@ class _Expressions:
             if keyword not in schema:
                 continue
             options = [self._branches(part, within, depth + 1) for part in schema[keyword]]
-            # What stands beside the options may tell them apart.
+            # Keywords beside the options may make them exclusive.
             combined = [_both(branches, option) for option in options]
             if keyword == "oneOf":
                 self._check_exclusive(combined, depth)
             branches = [branch for option in combined for branch in option]
-        if len(branches) > _MOST_BRANCHES:
-            raise ValueError(f"anyOf and oneOf: more than {_MOST_BRANCHES} combinations")
+        if len(branches) > _MAX_BRANCHES:
+            raise ValueError(f"anyOf and oneOf: more than {_MAX_BRANCHES} combinations")
         return branches
 
     def _check_exclusive(
         self, options: Sequence[list[tuple[Tree, tuple[str, ...]]]], depth: int
     ) -> None:
-        """Raises ValueError where a value of one option of oneOf may be valid under another."""
+        """Raise ValueError if a value of one option of oneOf may be valid under another."""
         for number, option in enumerate(options):
             others = [branch for other in options[number + 1 :] for branch in other]
             for branch, within in option:
@@ -240,7 +254,7 @@ class _Expressions:
         other_within: tuple[str, ...],
         depth: int,
     ) -> bool:
-        """Whether every value that is written for a branch is invalid under another."""
+        """Return whether every value that is decoded for a branch is invalid under another."""
         values = self._permitted(branch)
         if values is not None:
             check = validator({**self._definitions, **other})
@@ -274,7 +288,7 @@ class _Expressions:
         return False
 
     def _members(self, branch: Tree) -> dict[str, Any]:
-        """The members that an object may have, by name; required ones without a schema, too."""
+        """Return the schemas of an object's members by name, also of those only in `required`."""
         members = dict(branch.get("properties", {}))
         for name in branch.get("required", []):
             members.setdefault(name, branch.get("additionalProperties", True))
@@ -288,7 +302,7 @@ class _Expressions:
         if kind in ("integer", "number"):
             for keyword in _BOUNDS:
                 if branch.get(keyword) is not None:
-                    raise ValueError(f"{keyword} would not be held to; take it out")
+                    raise ValueError(f"{keyword} cannot be enforced; remove it")
             return _INTEGER if kind == "integer" else _NUMBER
         if kind == "string":
             return _string(branch)
@@ -308,7 +322,8 @@ class _Expressions:
             first_items.append(item)
         further = self._inner(branch.get("items", True), within, depth)
         if further is None:
-            most = min(len(first_items), len(first_items) if most is None else most)
+            # There can be no item after the first ones.
+            most = len(first_items) if most is None else min(len(first_items), most)
         if most is not None and most < fewest:
             return None
         more_fewest = max(0, fewest - len(first_items))
@@ -341,18 +356,25 @@ class _Expressions:
         return rf"\{{({member}({_COMMA}{member})*)?\}}"
 
     def _inner(self, schema: Any, within: tuple[str, ...], depth: int) -> str | None:
-        """The expression of a member or an item; one that may be anything is a scalar."""
+        """Return the expression of a member or an item; one without a schema is a scalar."""
         if schema is True or schema == {}:
-            list_ = rf"\[({_SCALAR}({_COMMA}{_SCALAR})*)?\]"
-            return f"({_SCALAR}|{list_})" if depth == 0 else _SCALAR
+            if depth > 0:
+                return _SCALAR
+            scalars = rf"\[({_SCALAR}({_COMMA}{_SCALAR})*)?\]"
+            return f"({_SCALAR}|{scalars})"
         return self.of(schema, within, depth + 1)
 
 
 def _types_written(branch: Tree) -> list[str]:
-    """The types that values are written of: those that are named, or that the keywords are for."""
+    """Return the types of the values that are decoded for a branch.
+
+    They are those that it names, or else those that its keywords are for. Numbers include integers.
+    """
     types = types_of(branch)
+    if "number" in types:
+        return [kind for kind in types if kind != "integer"]
     if types:
-        return [kind for kind in types if not (kind == "integer" and "number" in types)]
+        return list(types)
     meant = {kind for keyword, kind in _TYPE_OF_KEYWORD.items() if keyword in branch}
     if meant:
         return sorted(meant)
@@ -363,7 +385,7 @@ def _both(
     branches: Iterable[tuple[Tree, tuple[str, ...]]],
     others: Iterable[tuple[Tree, tuple[str, ...]]],
 ) -> list[tuple[Tree, tuple[str, ...]]]:
-    """Every pair of branches as one; pairs that no value is valid under are left out."""
+    """Return every pair of branches as one, without pairs under which no value is valid."""
     listed = list(others)
     both: dict[str, tuple[Tree, tuple[str, ...]]] = {}
     for outer, within in branches:
@@ -379,13 +401,13 @@ def _both(
                 raise
             references = tuple(dict.fromkeys([*within, *inner_within]))
             both[json.dumps(merged, sort_keys=True)] = (merged, references)
-            if len(both) > _MOST_BRANCHES:
-                raise ValueError(f"anyOf and oneOf: more than {_MOST_BRANCHES} combinations")
+            if len(both) > _MAX_BRANCHES:
+                raise ValueError(f"anyOf and oneOf: more than {_MAX_BRANCHES} combinations")
     return list(both.values())
 
 
 def _with_numbers(kinds: set[str]) -> set[str]:
-    """Types with integers as numbers: 1.0 is an integer, too."""
+    """Return types with integers as numbers, because 1.0 is an integer, too."""
     return {"number" if kind == "integer" else kind for kind in kinds}
 
 
@@ -409,13 +431,15 @@ def _string(branch: Tree) -> str | None:
     try:
         if form in _FORMATS:
             if pattern is not None:
-                raise ValueError(f"pattern beside format {form} would not be held to; keep one")
+                raise ValueError(f"pattern beside format {form} cannot be enforced; keep one")
             tree = match_tree(_FORMATS[form])
         elif pattern is not None:
             tree = search_tree(pattern)
         if tree is not None:
             bounded = LengthBounds().bounded(tree, fewest, most)
-            return None if bounded is None else f'"{patterns.written(simplified(bounded), True)}"'
+            if bounded is None:
+                return None
+            return f'"{patterns.written(simplified(bounded), True)}"'
     except UnsupportedPattern as error:
         raise ValueError(f"pattern {pattern!r:.100}: {error}") from None
     if most is not None:
@@ -426,11 +450,15 @@ def _string(branch: Tree) -> str | None:
 
 
 def _listed(members: Sequence[tuple[str, bool]]) -> str:
-    """An object's members in their order, those that are not required at will. The commas depend
-    on which comes first.
+    """Return the expression of an object's members in their order, of which some are optional.
+
+    Args:
+        members: The expression of each member, and whether it is required.
     """
-    behind = ""  # what may follow where a member stands before it
-    first = ""  # what may stand where no member does
+    # Commas depend on whether a member comes before. The loop goes backwards and keeps the
+    # expression of the members so far: behind another member, and at the beginning of the object.
+    behind = ""
+    first = ""
     for member, is_required in reversed(members):
         if is_required:
             first = f"{member}{behind}"
@@ -443,19 +471,27 @@ def _listed(members: Sequence[tuple[str, bool]]) -> str:
 
 
 def _of_size(text: str) -> str:
-    if len(text) > _MOST_LETTERS:
+    """Return an expression; raise ValueError if it is too long."""
+    if len(text) > _MAX_LENGTH:
         raise ValueError(_TOO_LARGE)
     return text
 
 
 def _either(expressions: Sequence[str]) -> str:
+    """Return the expression of what one of several expressions matches."""
     options = list(dict.fromkeys(expressions))
-    return options[0] if len(options) == 1 else f"({'|'.join(options)})"
+    if len(options) == 1:
+        return options[0]
+    return f"({'|'.join(options)})"
 
 
 def _times(fewest: int, most: int | None) -> str:
-    return f"{{{fewest},{'' if most is None else most}}}"
+    """Return the repetition of an expression; None means any number."""
+    if most is None:
+        return f"{{{fewest},}}"
+    return f"{{{fewest},{most}}}"
 
 
 def _literal(text: str) -> str:
+    """Return the expression that matches a text alone."""
     return "".join("\\" + char if char in r"\.^$*+?()[]{}|" else char for char in text)

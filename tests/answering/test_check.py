@@ -202,12 +202,12 @@ def test_answers_that_cannot_fit_are_refused_before_ray(
     ("refusal", "capabilities", "dtype", "words"),
     [
         (None, {"avx512_bf16"}, "bfloat16", "in bfloat16, with AVX-512 BF16"),
-        (None, {"avx512_bf16", "amx_bf16"}, "bfloat16", "in bfloat16, by oneDNN with AMX"),
+        (None, {"avx512_bf16", "amx_bf16"}, "bfloat16", "in bfloat16, with oneDNN and AMX"),
         (
             None,
             {"avx512_bf16"},
             "float32",
-            "in float32, by torch alone: the fast path is for bfloat16",
+            "in float32, with torch alone: the fast path is for bfloat16",
         ),
         (
             "cannot be compiled (x)",
