@@ -19,7 +19,14 @@ from raypd.config.model import (
 )
 from raypd.config.model_card_file import card_of
 from raypd.config.moved import moved_to
-from raypd.config.tasks import METHODS, OWN_COLUMNS, ExtractionConfig, GenerationConfig, TaskConfig
+from raypd.config.tasks import (
+    DETAILS,
+    METHODS,
+    OWN_COLUMNS,
+    ExtractionConfig,
+    GenerationConfig,
+    TaskConfig,
+)
 from raypd.config.training import FitConfig, TrainingConfig
 from raypd.decoding import REGISTRY
 from raypd.schema import Attribute, Section
@@ -344,7 +351,7 @@ def _columns_of(attribute: Attribute) -> dict[str, str]:
     for end in range(1, len(path)):
         columns[".".join(path[:end])] = "object"
     columns[".".join(path)] = attribute.value_type.column_type
-    for detail in ("confidence", "status", "span", "model"):
+    for detail in DETAILS:
         columns[f"{path[0]}__{detail}"] = "of its own"
     return columns
 
