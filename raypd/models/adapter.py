@@ -176,18 +176,19 @@ def _misfit(adapter: Adapter, source: Source, base: PretrainedConfig) -> str | N
     state = get_peft_model_state_dict(wrapped, save_embedding_layers=False)
     expected = {key: tuple(value.shape) for key, value in state.items()}
     # Embeddings may be saved along with the adapter; they are parameters of the model.
-    known = {key: tuple(value.shape) for key, value in wrapped.named_parameters()}
-    known.update(expected)
+    model_shapes = {key: tuple(value.shape) for key, value in wrapped.named_parameters()}
+    model_shapes.update(expected)
     try:
         with safe_open(adapter.weights, framework="pt") as file:
             shapes = {key: tuple(file.get_slice(key).get_shape()) for key in file.keys()}  # noqa: SIM118
     except Exception as error:
         return f"{adapter.weights} cannot be read: {error}"
     for key, shape in shapes.items():
-        if key not in known:
+        if key not in model_shapes:
             return f"the model has nothing that corresponds to the adapter's tensor {key!r}"
-        if shape != known[key]:
-            return f"its tensor {key!r} is {list(shape)}, and the model needs {list(known[key])}"
+        needed = model_shapes[key]
+        if shape != needed:
+            return f"its tensor {key!r} is {list(shape)}, and the model needs {list(needed)}"
     missing = sorted(expected.keys() - shapes.keys())
     if missing:
         return (

@@ -13,9 +13,10 @@ from raypd.decoding import Continuation, Value, Vocabulary
 from raypd.schema import Attribute
 from raypd.tasks.base import Record, confidence
 from raypd.tasks.calibration import calibration_of
-from raypd.tasks.columns import record_of, value_row
+from raypd.tasks.columns import value_row
 from raypd.tasks.extraction_prompt import CategoryPrompt, DocumentText
 from raypd.tasks.prompting import decode_answer, end_tokens
+from raypd.tasks.record import record_of
 from raypd.tasks.values import CheckedValue, Rated, check, find_value, span_of, span_source
 
 

@@ -269,8 +269,8 @@ class GenerationTask:
         content = chat.request.unanswered[0]
         turns = [*chat.request.turns, {"role": "user", "content": content}]
         # The method may add to the user's turn, but the next turns see it as the document has it.
-        asked = {"role": "user", "content": method.user_turn(content)}
-        tokens = self.tokens_of([*chat.request.turns, asked])
+        user_turn = {"role": "user", "content": method.user_turn(content)}
+        tokens = self.tokens_of([*chat.request.turns, user_turn])
         limit = self.context_length - parameters.max_new_tokens - method.extra_positions()
         if limit < 1 or (len(tokens) > limit and self.task.too_long == "refuse"):
             return chat.failure(

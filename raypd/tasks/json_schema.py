@@ -6,10 +6,11 @@ value without a type is not nested deeply. A schema with a keyword that an expre
 is rejected.
 """
 
+import itertools
 import json
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import jsonschema
 from referencing.exceptions import Unresolvable
@@ -145,6 +146,18 @@ def _validator(schema_text: str) -> Any:
     return validator(json.loads(schema_text))
 
 
+class _Branch(NamedTuple):
+    """A schema without references and combinations.
+
+    Attributes:
+        schema: The schema.
+        references: The references that led to it, none of which may recur in it.
+    """
+
+    schema: Tree
+    references: tuple[str, ...]
+
+
 class _Expressions:
     """Writes the expressions of one schema's parts."""
 
@@ -187,9 +200,7 @@ class _Expressions:
         except Unresolvable as error:
             raise ValueError(f"enum beside $ref cannot be decoded: {error}") from None
 
-    def _branches(
-        self, schema: Any, within: tuple[str, ...], depth: int
-    ) -> list[tuple[Tree, tuple[str, ...]]]:
+    def _branches(self, schema: Any, within: tuple[str, ...], depth: int) -> list[_Branch]:
         """Return schemas without references and combinations; a value is valid under one of them.
 
         Each is returned with the references that led to it. The arguments are those of `of`.
@@ -198,7 +209,7 @@ class _Expressions:
         if self._schemas > MOST_PROPERTIES or depth > DEEPEST:
             raise ValueError(_TOO_NESTED)
         if schema is True:
-            return [({}, within)]
+            return [_Branch({}, within)]
         if schema is False:
             return []
         keyword = unsupported_keyword(schema, _UNSUPPORTED)
@@ -206,7 +217,7 @@ class _Expressions:
             raise ValueError(f"{keyword} cannot be enforced; remove it")
         combining = ("$ref", "allOf", "anyOf", "oneOf", "nullable")
         flat = {key: value for key, value in schema.items() if key not in combining}
-        branches = [(flat, within)]
+        branches = [_Branch(flat, within)]
         if "$ref" in schema:
             ref = schema["$ref"]
             if ref in within:
@@ -230,60 +241,53 @@ class _Expressions:
             raise ValueError(f"anyOf and oneOf: more than {_MAX_BRANCHES} combinations")
         return branches
 
-    def _check_exclusive(
-        self, options: Sequence[list[tuple[Tree, tuple[str, ...]]]], depth: int
-    ) -> None:
+    def _check_exclusive(self, options: Sequence[list[_Branch]], depth: int) -> None:
         """Raise ValueError if a value of one option of oneOf may be valid under another."""
         for number, option in enumerate(options):
-            others = [branch for other in options[number + 1 :] for branch in other]
-            for branch, within in option:
-                for other, other_within in others:
-                    forward = self._excludes(branch, within, other, other_within, depth)
-                    backward = self._excludes(other, other_within, branch, within, depth)
+            later_branches = [branch for later in options[number + 1 :] for branch in later]
+            for branch in option:
+                for other in later_branches:
+                    forward = self._excludes(branch, other, depth)
+                    backward = self._excludes(other, branch, depth)
                     if not (forward and backward):
                         raise ValueError(
                             "oneOf: a value may be valid under two of its schemas; write anyOf, or "
                             "tell them apart by a required constant"
                         )
 
-    def _excludes(
-        self,
-        branch: Tree,
-        within: tuple[str, ...],
-        other: Tree,
-        other_within: tuple[str, ...],
-        depth: int,
-    ) -> bool:
+    def _excludes(self, branch: _Branch, other: _Branch, depth: int) -> bool:
         """Return whether every value that is decoded for a branch is invalid under another."""
-        values = self._permitted(branch)
+        values = self._permitted(branch.schema)
         if values is not None:
-            check = validator({**self._definitions, **other})
+            check = validator({**self._definitions, **other.schema})
             return not any(check.is_valid(value) for value in values)
-        kinds = set(_types_written(branch))
-        other_values = self._permitted(other)
-        other_kinds = set(types_of(other) or _TYPES)
+        kinds = set(_types_written(branch.schema))
+        other_values = self._permitted(other.schema)
         if other_values is not None:
             other_kinds = set(map(_type_of_value, other_values))
+        else:
+            other_kinds = set(types_of(other.schema) or _TYPES)
         if not _with_numbers(kinds) & _with_numbers(other_kinds):
             return True
-        if kinds != {"object"} or "properties" not in branch:
+        if kinds != {"object"} or "properties" not in branch.schema:
             return False
-        names = set(self._members(branch))
-        other_names = self._members(other)
-        if any(name not in names for name in other.get("required", [])):
+        return self._excludes_objects(branch, other, depth)
+
+    def _excludes_objects(self, branch: _Branch, other: _Branch, depth: int) -> bool:
+        """Return what `_excludes` does for a branch whose values are objects."""
+        members = self._members(branch.schema)
+        other_members = self._members(other.schema)
+        if any(name not in members for name in other.schema.get("required", [])):
             return True
-        for name in branch.get("required", []):
-            if name not in other_names:
-                if other.get("additionalProperties") is False:
+        for name in branch.schema.get("required", []):
+            if name not in other_members:
+                if other.schema.get("additionalProperties") is False:
                     return True
                 continue
-            member = self._branches(self._members(branch)[name], within, depth + 1)
-            other_member = self._branches(other_names[name], other_within, depth + 1)
-            if all(
-                self._excludes(first, references, second, other_references, depth + 1)
-                for first, references in member
-                for second, other_references in other_member
-            ):
+            options = self._branches(members[name], branch.references, depth + 1)
+            other_options = self._branches(other_members[name], other.references, depth + 1)
+            pairs = itertools.product(options, other_options)
+            if all(self._excludes(first, second, depth + 1) for first, second in pairs):
                 return True
         return False
 
@@ -311,31 +315,31 @@ class _Expressions:
         return self._object(branch, within, depth)
 
     def _array(self, branch: Tree, within: tuple[str, ...], depth: int) -> str | None:
-        fewest = int(branch.get("minItems", 0))
-        most = branch.get("maxItems")
+        min_items = int(branch.get("minItems", 0))
+        max_items = branch.get("maxItems")
         first_items: list[str] = []
-        for part in branch.get("prefixItems", [])[:most]:
+        for part in branch.get("prefixItems", [])[:max_items]:
             item = self.of(part, within, depth + 1)
             if item is None:
-                most = len(first_items)
+                max_items = len(first_items)
                 break
             first_items.append(item)
         further = self._inner(branch.get("items", True), within, depth)
         if further is None:
             # There can be no item after the first ones.
-            most = len(first_items) if most is None else min(len(first_items), most)
-        if most is not None and most < fewest:
+            max_items = len(first_items) if max_items is None else min(len(first_items), max_items)
+        if max_items is not None and max_items < min_items:
             return None
-        more_fewest = max(0, fewest - len(first_items))
-        more_most = None if most is None else int(most) - len(first_items)
+        min_further = max(0, min_items - len(first_items))
+        max_further = None if max_items is None else int(max_items) - len(first_items)
         items = _COMMA.join(first_items)
-        if further is None or more_most == 0:
+        if further is None or max_further == 0:
             return rf"\[{items}\]"
         if first_items:
-            return rf"\[{items}({_COMMA}{further}){_times(more_fewest, more_most)}\]"
-        rest_most = None if more_most is None else more_most - 1
-        listed = f"{further}({_COMMA}{further}){_times(max(0, more_fewest - 1), rest_most)}"
-        return rf"\[{listed}\]" if more_fewest else rf"\[({listed})?\]"
+            return rf"\[{items}({_COMMA}{further}){_times(min_further, max_further)}\]"
+        max_after_first = None if max_further is None else max_further - 1
+        listed = f"{further}({_COMMA}{further}){_times(max(0, min_further - 1), max_after_first)}"
+        return rf"\[{listed}\]" if min_further else rf"\[({listed})?\]"
 
     def _object(self, branch: Tree, within: tuple[str, ...], depth: int) -> str | None:
         required = branch.get("required", [])
@@ -382,12 +386,12 @@ def _types_written(branch: Tree) -> list[str]:
 
 
 def _both(
-    branches: Iterable[tuple[Tree, tuple[str, ...]]],
-    others: Iterable[tuple[Tree, tuple[str, ...]]],
-) -> list[tuple[Tree, tuple[str, ...]]]:
+    branches: Iterable[_Branch],
+    others: Iterable[_Branch],
+) -> list[_Branch]:
     """Return every pair of branches as one, without pairs under which no value is valid."""
     listed = list(others)
-    both: dict[str, tuple[Tree, tuple[str, ...]]] = {}
+    both: dict[str, _Branch] = {}
     for outer, within in branches:
         for inner, inner_within in listed:
             for schema, beside in ((outer, inner), (inner, outer)):
@@ -400,7 +404,7 @@ def _both(
                     continue
                 raise
             references = tuple(dict.fromkeys([*within, *inner_within]))
-            both[json.dumps(merged, sort_keys=True)] = (merged, references)
+            both[json.dumps(merged, sort_keys=True)] = _Branch(merged, references)
             if len(both) > _MAX_BRANCHES:
                 raise ValueError(f"anyOf and oneOf: more than {_MAX_BRANCHES} combinations")
     return list(both.values())
@@ -423,9 +427,9 @@ def _type_of_value(value: Any) -> str:
 def _string(branch: Tree) -> str | None:
     pattern = branch.get("pattern")
     form = branch.get("format")
-    fewest = int(branch.get("minLength", 0))
-    most = branch.get("maxLength")
-    if most is not None and most < fewest:
+    min_length = int(branch.get("minLength", 0))
+    max_length = branch.get("maxLength")
+    if max_length is not None and max_length < min_length:
         return None
     tree: Node | None = None
     try:
@@ -436,16 +440,16 @@ def _string(branch: Tree) -> str | None:
         elif pattern is not None:
             tree = search_tree(pattern)
         if tree is not None:
-            bounded = LengthBounds().bounded(tree, fewest, most)
+            bounded = LengthBounds().bounded(tree, min_length, max_length)
             if bounded is None:
                 return None
             return f'"{patterns.written(simplified(bounded), True)}"'
     except UnsupportedPattern as error:
         raise ValueError(f"pattern {pattern!r:.100}: {error}") from None
-    if most is not None:
-        return f'"{_CHARACTER}{_times(fewest, int(most))}"'
-    if fewest:
-        return f'"{_CHARACTER}{_times(fewest, fewest)}{_STRING[1:]}'
+    if max_length is not None:
+        return f'"{_CHARACTER}{_times(min_length, int(max_length))}"'
+    if min_length:
+        return f'"{_CHARACTER}{_times(min_length, min_length)}{_STRING[1:]}'
     return _STRING
 
 
@@ -485,11 +489,11 @@ def _either(expressions: Sequence[str]) -> str:
     return f"({'|'.join(options)})"
 
 
-def _times(fewest: int, most: int | None) -> str:
+def _times(minimum: int, maximum: int | None) -> str:
     """Return the repetition of an expression; None means any number."""
-    if most is None:
-        return f"{{{fewest},}}"
-    return f"{{{fewest},{most}}}"
+    if maximum is None:
+        return f"{{{minimum},}}"
+    return f"{{{minimum},{maximum}}}"
 
 
 def _literal(text: str) -> str:
