@@ -26,6 +26,7 @@ typedef struct {  // pointers, and sizes in numbers
     int64_t item_count, token_stride, head_stride, key_slot, key_head, value_slot, value_head;  // the last four: strides
     int64_t heads, kv_heads, dim, value_dim, words, blocks, threads;
     float scale, softcap;  // softcap 0: none
+    const float *sinks;    // [heads], NULL: none
 } Call;
 
 typedef struct {
@@ -257,6 +258,7 @@ static void attend(const Call *call, Block *at, const Item *item, const Item *en
     for (int64_t i = 0; i < rows; i++) {
         bf16 *out = call->out + ((first + i / repeat) * call->heads + kv_head * repeat + i % repeat) * call->value_dim;
         float total = _mm512_reduce_add_ps(_mm512_load_ps(at->total + 16 * i));
+        if (call->sinks) total += exp2f(call->sinks[kv_head * repeat + i % repeat] * LOG2E - at->high[i]);
         __m512 part = _mm512_set1_ps(total > 0 ? 1 / total : 0);
         for (int64_t d = 0; d < call->value_dim; d += 16) {
             __m512 mixed = _mm512_mul_ps(_mm512_loadu_ps(at->mixed + i * call->value_dim + d), part);

@@ -462,7 +462,9 @@ def test_a_random_pass_is_as_near_to_float64_as_torchs_attention_is(seed):
         return out.double()
 
     for window in (None, rng.randint(1, 12), 60, 10_000):
-        layer = AttentionLayer(0, rng.choice([dim**-0.5, 0.5]), window, rng.choice([None, 2.0]))
+        sinks = rng.choice([None, numbers(kv_heads * repeat)])
+        scale = rng.choice([dim**-0.5, 0.5])
+        layer = AttentionLayer(0, scale, window, rng.choice([None, 2.0]), sinks)
         exact = attend(sdpa.attend, layer, torch.float64)
         torch_error = (attend(sdpa.attend, layer, torch.bfloat16) - exact).abs()
         for kernel in (avx512.attend, avx512.attend_stable):

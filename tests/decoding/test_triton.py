@@ -98,6 +98,7 @@ def compiled(kernel, capability: int, types: dict[str, str], constants: dict, wa
     [
         (80, "bf16", 128, 64, {}),
         (89, "bf16", 128, 64, {"SPLIT": True}),
+        (89, "bf16", 64, 64, {"SPLIT": True, "WINDOW": True, "SINKS": True}),
         (90, "bf16", 128, 128, {}),
         *slow(
             (89, "fp16", 64, 64, {}),
@@ -128,6 +129,7 @@ def test_attention_compiles_into_what_a_card_has(
         "WORDS": 1,
         "WINDOW": False,
         "SOFTCAP": False,
+        "SINKS": False,
         "SPLIT": False,
         "ROWS": rows,
         "BLOCK": tile.keys,
@@ -136,7 +138,9 @@ def test_attention_compiles_into_what_a_card_has(
         **flags,
     }
     types = {
-        **dict.fromkeys(["query_rows", "stored_keys", "stored_values", "out"], f"*{dtype}"),
+        **dict.fromkeys(
+            ["query_rows", "stored_keys", "stored_values", "out", "sinks"], f"*{dtype}"
+        ),
         **dict.fromkeys(["items", "queries", "keys", "starts"], "*i32"),
         **dict.fromkeys(["scale", "softcap"], "fp32"),
         **dict.fromkeys(["split", "split_lse"], "*fp32"),
@@ -159,6 +163,7 @@ def test_the_kernels_around_it_compile(capability, monkeypatch, tmp_path):
 
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     names = ["x", "weight", "joined", "keys", "values", "cos", "sin", "query_weight", "key_weight"]
+    names.append("sinks")
     types = {
         **dict.fromkeys(names, "*bf16"),
         **dict.fromkeys(["scale", "split", "split_lse"], "*fp32"),
@@ -167,6 +172,7 @@ def test_the_kernels_around_it_compile(capability, monkeypatch, tmp_path):
         "eps": "fp32",
     }
     heads = {"HEADS": 32, "KV_HEADS": 8, "NORM": True, "HALF": 64, "BLOCK": cuda_layer._HEADS}
+    merge = {"HEADS": 32, "VALUE_DIM": 128, "VALUE_BLOCK": 128}
     for kernel, constants, warps in (
         (cuda_layer._norm, {"DIM": 4096, "BLOCK": 4096, "FP8": False}, 4),
         (cuda_layer._store_heads, heads, 4),
@@ -174,7 +180,8 @@ def test_the_kernels_around_it_compile(capability, monkeypatch, tmp_path):
         (cuda_layer._norm, {"DIM": 4096, "BLOCK": 4096, "FP8": True}, 4),
         (cuda_layer._swiglu, {"DIM": 12288, "BLOCK": 16384, "FP8": True}, 16),
         (cuda_layer._quantize, {"DIM": 4096, "BLOCK": 4096}, 4),
-        (triton_kernel._merge, {"HEADS": 32, "VALUE_DIM": 128, "VALUE_BLOCK": 128}, 1),
+        (triton_kernel._merge, {**merge, "SINKS": False}, 1),
+        (triton_kernel._merge, {**merge, "SINKS": True}, 1),
     ):
         fp8 = constants.get("FP8", kernel is cuda_layer._quantize)
         if fp8 and capability < 89:

@@ -101,8 +101,9 @@ def _attend_stored(
         key_blocks = -(-plan.max_own_keys // BLOCK)
         plan.visibility[window] = torch.empty(tokens, key_blocks, dtype=torch.int64)
     visibility = plan.visibility[window]
+    sinks = None if layer.sinks is None else layer.sinks.float().contiguous()
     call = struct.pack(  # `Call` in native.c
-        "23q2f",
+        "23q2fq",
         query.data_ptr(),
         keys.data_ptr(),
         values.data_ptr(),
@@ -125,6 +126,7 @@ def _attend_stored(
         torch.get_num_threads(),
         layer.scale,
         layer.softcap or 0.0,
+        0 if sinks is None else sinks.data_ptr(),
     )
     library = native.library()
     if is_first:

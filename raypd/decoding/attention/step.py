@@ -183,6 +183,9 @@ class AttentionLayer(NamedTuple):
     scale: float  # The factor of the scores.
     window: int | None = None  # The most tokens that a query sees.
     softcap: float | None = None  # The bound of the scores, applied by tanh.
+    # For each query head, the score of a sink: a key without a value, which every query sees. It is
+    # neither scaled nor bounded. [heads]
+    sinks: torch.Tensor | None = None
 
 
 class Attend(Protocol):

@@ -91,6 +91,8 @@ def attend(
                 plan.queries if starts is None else starts,
                 scale,
                 layer.softcap or 0.0,
+                # Without sinks the kernel reads none, but needs some tensor in their place.
+                query if layer.sinks is None else layer.sinks,
                 *query.stride()[:2],
                 *keys.stride()[:2],
                 *values.stride()[:2],
@@ -101,6 +103,7 @@ def attend(
                 WORDS=plan.words,
                 WINDOW=starts is not None,
                 SOFTCAP=layer.softcap is not None,
+                SINKS=layer.sinks is not None,
                 SPLIT=plan.split_rows > 0,
                 ROWS=rows,
                 BLOCK=tile.keys,
@@ -116,6 +119,8 @@ def attend(
                 out,
                 plan.merged,
                 plan.merged_rows,
+                query if layer.sinks is None else layer.sinks,
+                SINKS=layer.sinks is not None,
                 HEADS=heads,
                 VALUE_DIM=value_dim,
                 VALUE_BLOCK=value_block,
@@ -189,6 +194,7 @@ def _attend(  # type: ignore[no-untyped-def]
     starts,
     scale,
     softcap,
+    sinks,
     token_stride,
     head_stride,
     key_slot,
@@ -202,6 +208,7 @@ def _attend(  # type: ignore[no-untyped-def]
     WORDS: tl.constexpr,
     WINDOW: tl.constexpr,
     SOFTCAP: tl.constexpr,
+    SINKS: tl.constexpr,
     SPLIT: tl.constexpr,
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -309,6 +316,7 @@ def _attend(  # type: ignore[no-untyped-def]
         out,
         split,
         split_lse,
+        sinks,
         item,
         row,
         head,
@@ -319,6 +327,7 @@ def _attend(  # type: ignore[no-untyped-def]
         HEADS,
         VALUE_DIM,
         REPEAT,
+        SINKS,
         SPLIT,
     )
 
@@ -328,6 +337,7 @@ def _store(  # type: ignore[no-untyped-def]
     out,
     split,
     split_lse,
+    sinks,
     item,
     row,
     head,
@@ -338,6 +348,7 @@ def _store(  # type: ignore[no-untyped-def]
     HEADS: tl.constexpr,
     VALUE_DIM: tl.constexpr,
     REPEAT: tl.constexpr,
+    SINKS: tl.constexpr,
     SPLIT: tl.constexpr,
 ):
     """Write the results of a block.
@@ -347,7 +358,15 @@ def _store(  # type: ignore[no-untyped-def]
     token = (tl.load(item, volatile=True) + row // REPEAT).to(tl.int64)
     is_row = row < tl.load(item + 1, volatile=True) * REPEAT
     is_value_dim = (value_dim < VALUE_DIM)[None, :]
+    lse = high + tl.log(tl.where(total == 0, 1.0, total))
     mixed = mixed / tl.where(total == 0, 1.0, total)[:, None]
+    if SINKS:
+        is_complete = is_row
+        if SPLIT:
+            is_complete = is_row & (tl.load(item + 9) < 0)
+        sink = tl.load(sinks + head, mask=is_row, other=0.0).to(mixed.dtype)
+        # Results that are merged later get their sinks then.
+        mixed *= tl.where(is_complete, 1 / (1 + tl.exp(sink - lse)), 1.0)[:, None]
     if SPLIT:
         split_row = tl.load(item + 9)
         is_part = is_row & (split_row >= 0)
@@ -356,7 +375,6 @@ def _store(  # type: ignore[no-untyped-def]
         offset = part[:, None] * VALUE_DIM + value_dim[None, :]
         tl.store(split + offset, mixed, mask=is_part[:, None] & is_value_dim)
         # It is -inf for a row that has seen no key.
-        lse = high + tl.log(tl.where(total == 0, 1.0, total))
         tl.store(split_lse + part, lse, mask=is_part)
     offset = (token * HEADS + head)[:, None] * VALUE_DIM + value_dim[None, :]
     tl.store(out + offset, mixed.to(out.dtype.element_ty), mask=is_row[:, None] & is_value_dim)
@@ -369,6 +387,8 @@ def _merge(  # type: ignore[no-untyped-def]
     out,
     merged,
     rows,
+    sinks,
+    SINKS: tl.constexpr,
     HEADS: tl.constexpr,
     VALUE_DIM: tl.constexpr,
     VALUE_BLOCK: tl.constexpr,
@@ -399,6 +419,9 @@ def _merge(  # type: ignore[no-untyped-def]
         total = total * fade + weight
         mixed = mixed * fade + part * weight
         high = higher
+    if SINKS:
+        sink = tl.load(sinks + head + tl.arange(0, 1)).to(split.dtype.element_ty)
+        total += tl.exp(sink - tl.where(high == float("-inf"), 0.0, high))
     mixed = (mixed / tl.where(total == 0, 1.0, total)).to(out.dtype.element_ty)
     tl.store(
         out + (token * HEADS + head) * VALUE_DIM + value_dim, mixed, mask=value_dim < VALUE_DIM
