@@ -396,7 +396,10 @@ void raypd_greedy(const bf16 *logits, int64_t *token, float *logprob, int64_t ro
 }
 
 // Rows of x [rows, dim] divided by their root mean square, times the weight; rounded where transformers rounds.
-void raypd_rms_norm(const bf16 *x, const bf16 *weight, bf16 *out, int64_t rows, int64_t dim, int64_t threads, float eps) {
+// style: NormStyle in sources.py.
+void raypd_rms_norm(const bf16 *x, const bf16 *weight, bf16 *out, int64_t rows, int64_t dim, int64_t style, int64_t threads,
+                    float eps) {
+    const __m512 offset = _mm512_set1_ps(style == 2 ? 1 : 0);
 #pragma omp parallel for num_threads((int)threads)
     for (int64_t r = 0; r < rows; r++) {
         const bf16 *row = x + r * dim;
@@ -407,9 +410,9 @@ void raypd_rms_norm(const bf16 *x, const bf16 *weight, bf16 *out, int64_t rows, 
         }
         __m512 by = _mm512_set1_ps(1 / sqrtf(_mm512_reduce_add_ps(_mm512_add_ps(sum[0], sum[1])) / (float)dim + eps));
         for (int64_t d = 0; d < dim; d += 16) {
-            bf16 unit[16];
-            _mm256_storeu_si256((void *)unit, (__m256i)_mm512_cvtneps_pbh(_mm512_mul_ps(widened(row + d), by)));
-            __m512 scaled = _mm512_mul_ps(widened(unit), widened(weight + d));
+            __m512 unit = _mm512_mul_ps(widened(row + d), by);
+            if (style == 0) unit = wide((__m256i)_mm512_cvtneps_pbh(unit));
+            __m512 scaled = _mm512_mul_ps(unit, _mm512_add_ps(widened(weight + d), offset));
             _mm256_storeu_si256((void *)(out + r * dim + d), (__m256i)_mm512_cvtneps_pbh(scaled));
         }
     }

@@ -224,8 +224,8 @@ class Step:
     # The rows of the tokens behind which a next one is wanted, [samples].
     sample_rows: torch.Tensor
     attend: Attend
-    # What a kernel prepares for a pass, by the number of query heads per key head.
-    plans: dict[int, Any] = field(default_factory=dict)
+    # What a kernel prepares for a pass, by its `PlanKey`.
+    plans: dict[Any, Any] = field(default_factory=dict)
     _masks: dict[tuple[int, int, int | None], torch.Tensor | None] = field(default_factory=dict)
     _calls: dict[tuple[int | None, bool], tuple[list[Span], list[Batch]]] = field(
         default_factory=dict

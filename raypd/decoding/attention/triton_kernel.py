@@ -5,7 +5,8 @@ integers per token (`KernelPlan`). So no mask is built and nothing is gathered. 
 kernel computes a block of one span's queries for one key head; the query heads that share it are
 folded into the block. It reads the shared prefix first, then the span's own keys.
 
-Only this file and cuda_layer.py need triton, so they are imported only where a GPU is used.
+Only this file and those of `layers` for GPUs need triton, so they are imported only where a GPU is
+used.
 """
 
 from functools import cache
@@ -15,7 +16,7 @@ import torch
 import triton
 import triton.language as tl
 
-from raypd.decoding.attention.plan import Item, KernelPlan, power_of_two
+from raypd.decoding.attention.plan import Item, KernelPlan, PlanKey, power_of_two
 from raypd.decoding.attention.step import AttentionLayer, Step
 
 # Bytes of shared memory that the keys of one block may take, so that two stages of keys and values
@@ -64,11 +65,8 @@ def attend(
     gpu = gpu_of(query.device)
     sizes = tiles(gpu.capability, max(head_dim, value_dim), query.element_size())
     repeat = heads // kv_heads
-    plan = step.plans.get(repeat)
-    if plan is None:
-        fill = 2 * gpu.multiprocessors // kv_heads
-        plan = KernelPlan(step, repeat, tuple(sizes), fill)
-        step.plans[repeat] = plan
+    fill = 2 * gpu.multiprocessors // kv_heads
+    plan = KernelPlan.of(step, PlanKey(repeat, tuple(sizes), fill))
     starts = plan.starts(layer.window)
     wide = torch.promote_types(query.dtype, torch.float32)
     split = query.new_empty(plan.split_rows, heads, value_dim, dtype=wide)
