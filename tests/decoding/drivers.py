@@ -10,10 +10,10 @@ from transformers import PreTrainedModel
 from raypd.decoding.counts import Finished
 from raypd.decoding.engine import Engine
 from raypd.decoding.layers.in_torch import Builder
-from raypd.decoding.methods.autoregressive import Prompt
 from raypd.decoding.models.decoder import DecoderModel
 from raypd.decoding.models.registry import find_family
 from raypd.decoding.program import Feed, Predictions, Program
+from raypd.decoding.text import Prompt
 
 INSTRUCTION = [random.Random(1).randrange(3, 256) for _ in range(23)]
 
