@@ -15,10 +15,11 @@ from raypd.decoding.models.llama import PreNormLayer, mlp_of
 
 # The names of the routers whose weights are divided by their sum, whatever the configuration says.
 _RENORMALIZING = {"MixtralTopKRouter", "GptOssTopKRouter", "GraniteMoeTopKRouter"}
-_SMALL = {
+# A small mixture uses all its experts, so that no rounding sends a token to another one.
+SMALL = {
     "num_experts": 4,
     "num_local_experts": 4,
-    "num_experts_per_tok": 2,
+    "num_experts_per_tok": 4,
     "moe_intermediate_size": 256,
     "shared_expert_intermediate_size": 256,
     "mlp_only_layers": [],
@@ -60,5 +61,5 @@ def softmax_router(router: Any) -> SoftmaxRouter | None:
 EXPERTS = Family(
     ("Qwen2MoeForCausalLM", "Qwen3MoeForCausalLM", "MixtralForCausalLM"),
     ExpertsLayer,
-    small=_SMALL,
+    small=SMALL,
 )

@@ -8,7 +8,7 @@ import torch
 
 from raypd.decoding.layers.sources import NormStyle, Rope
 from raypd.decoding.models.decoder import ONE_ROPE, DecoderModel, Family
-from raypd.decoding.models.experts import ExpertsLayer
+from raypd.decoding.models.experts import SMALL, ExpertsLayer
 
 
 class GptOssLayer(ExpertsLayer):
@@ -31,5 +31,5 @@ GPT_OSS = Family(
     ("GptOssForCausalLM",),
     GptOssLayer,
     GptOss,
-    small={"num_local_experts": 4, "num_experts_per_tok": 2},
+    small=SMALL,
 )
