@@ -38,6 +38,9 @@ _EXTRA: dict[str, dict[str, Any]] = {
     "gemma3_text": {"query_pre_attn_scalar": HEAD_DIM},
     "cohere": {"logit_scale": 1.0},
     "cohere2": {"logit_scale": 1.0},
+    "gpt_oss": {"num_local_experts": 4, "num_experts_per_tok": 2},
+    "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2},
+    "qwen2_moe": {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64},
     "qwen3_moe": {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64},
 }
 
@@ -64,9 +67,11 @@ def tiny_model(kind: str, seed: int = 0, **overrides: Any) -> PreTrainedModel:
         "tie_word_embeddings": False,
         **overrides,
     }
-    model = AutoModelForCausalLM.from_config(
-        AutoConfig.for_model(kind, **settings), dtype=torch.float32
-    )
+    config = AutoConfig.for_model(kind, **settings)
+    # Some families draw biases and sinks at random, near which `_draw_weights` leaves them.
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     _draw_weights(model, seed)
     return model.eval()
 

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
         Bounded as Bounded,
         Grammar as Grammar,
     )
+    from raypd.decoding.layers.expert_weights import QuantizedExperts as QuantizedExperts
     from raypd.decoding.methods.apar import Tree as Tree, apar as apar
     from raypd.decoding.methods.autoregressive import (
         Continuation as Continuation,
@@ -123,6 +124,7 @@ __getattr__ = LazyExports(
         "draft_model": ("DraftModel",),
         "engine": ("Engine",),
         "grammar": ("Bounded", "Grammar", "UNREACHABLE"),
+        "layers.expert_weights": ("QuantizedExperts",),
         "methods.apar": ("Tree", "apar"),
         "methods.autoregressive": ("Continuation", "autoregressive"),
         "methods.guided": ("guided",),
