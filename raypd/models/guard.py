@@ -12,12 +12,17 @@ from contextlib import contextmanager
 import torch
 from transformers import PretrainedConfig, PreTrainedModel
 
-from raypd.decoding.engine import Engine
-from raypd.decoding.hybrid import attention_layers, has_recurrent_layers, unknown_layers
-from raypd.decoding.program import Feed, Program
-from raypd.decoding.recurrence.states import MIN_STATES
-from raypd.decoding.sequence import MIN_REGION_SLOTS
-from raypd.decoding.visibility import Reach
+from raypd.decoding import (
+    MIN_REGION_SLOTS,
+    MIN_STATES,
+    Engine,
+    Feed,
+    Program,
+    Reach,
+    attention_layers,
+    has_recurrent_layers,
+    unknown_layers,
+)
 from raypd.errors import ModelError
 from raypd.models.elsewhere import who_runs
 

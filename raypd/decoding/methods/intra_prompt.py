@@ -148,7 +148,9 @@ def intra_prompt(prompt: PromptTree, max_answer_tokens: int) -> Program[list[Con
         predictions = yield feed
     except StatesFull as full:
         # The questions are answered in groups, one after the other. No answer sees another.
-        parts = Parts(whole, full.segments - len(head.closed))
+        # Each question may have a context of its own, which needs a state, too.
+        has_one_context = len(head.closed) == 2
+        parts = Parts(whole, full.segments - 1 if has_one_context else full.segments // 2)
         feed = parts.next(0)
         predictions = yield feed
     fed = len(feed.tokens)

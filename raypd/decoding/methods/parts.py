@@ -1,7 +1,9 @@
 """Feed a prompt in parts, where a model's recurrent states do not fit for all of its samples."""
 
 from bisect import bisect_right
+from collections.abc import Sequence
 from dataclasses import replace
+from functools import cached_property
 
 from raypd.decoding.program import Feed
 
@@ -11,7 +13,7 @@ class Parts:
 
     A part ends at its last sample, and the last one at the end of the feed. Segments that begin in
     the feed are named in the part where they do, others in the part with the row from which they
-    continue. Segments are closed in the last part.
+    continue. A segment is closed in the last part that holds tokens of it or names it.
     """
 
     def __init__(self, whole: Feed, samples: int | None = None) -> None:
@@ -62,21 +64,44 @@ class Parts:
             sample_at=[index - begin for index in whole.sample_at[samples]],
             allowed_token_ids=None if allowed is None else allowed[samples],
             continues=self._continues(number),
-            closed=whole.closed if number == len(self) - 1 else (),
+            closed=self._closed(number),
             reach=whole.reach if is_first else {},
             shared=whole.shared if is_first else 0,
         )
 
+    @cached_property
+    def _segments(self) -> Sequence[int]:
+        """The segment of each token of the whole feed."""
+        return self._whole.segments or [0] * len(self._whole.tokens)
+
+    @cached_property
+    def _first_parts(self) -> dict[int, int]:
+        """The part that names each segment that continues from a row."""
+        first_rows: dict[int, int] = {}
+        for row, segment in enumerate(self._segments):
+            first_rows.setdefault(segment, row)
+        return {
+            segment: self._part_of(first_rows.get(segment, row))
+            for segment, row in self._whole.continues.items()
+        }
+
     def _continues(self, number: int) -> dict[int, int]:
         """Return the segments that part `number` names, with the rows that they continue from."""
-        first_rows: dict[int, int] = {}
-        for row, segment in enumerate(self._whole.segments or ()):
-            first_rows.setdefault(segment, row)
         continues: dict[int, int] = {}
         for segment, row in self._whole.continues.items():
-            if self._part_of(first_rows.get(segment, row)) == number:
+            if self._first_parts[segment] == number:
                 continues[segment] = row + self._shifts[self._part_of(row)]
         return continues
+
+    def _closed(self, number: int) -> list[int]:
+        """Return the segments that part `number` closes."""
+        last_parts: dict[int, int] = {}
+        for row, segment in enumerate(self._segments):
+            last_parts[segment] = self._part_of(row)
+        for segment, row in self._whole.continues.items():
+            parent = self._segments[row]
+            last_parts[parent] = max(last_parts[parent], self._first_parts[segment])
+        return [segment for segment in self._whole.closed if last_parts.get(segment, 0) == number]
 
     def _part_of(self, row: int) -> int:
         return bisect_right(self._ends, row)
