@@ -81,6 +81,7 @@ _EXTRA: dict[str, dict[str, Any]] = {
     "cohere": {"logit_scale": 1.0},
     "cohere2": {"logit_scale": 1.0},
     **_HYBRIDS,
+    "gpt_oss": {"num_local_experts": 4, "num_experts_per_tok": 2},
     "qwen3_moe": {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64},
 }
 
@@ -107,12 +108,11 @@ def tiny_model(kind: str, seed: int = 0, **overrides: Any) -> PreTrainedModel:
         "tie_word_embeddings": False,
         **overrides,
     }
-    with torch.random.fork_rng():
-        # transformers draws some vectors, which `_draw_weights` only changes a little.
+    config = AutoConfig.for_model(kind, **settings)
+    # Some families draw biases and sinks at random, near which `_draw_weights` leaves them.
+    with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = AutoModelForCausalLM.from_config(
-            AutoConfig.for_model(kind, **settings), dtype=torch.float32
-        )
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     _draw_weights(model, seed)
     return model.eval()
 

@@ -29,11 +29,6 @@ if TYPE_CHECKING:
         Bounded as Bounded,
         Grammar as Grammar,
     )
-    from raypd.decoding.hybrid import (
-        attention_layers as attention_layers,
-        has_recurrent_layers as has_recurrent_layers,
-        unknown_layers as unknown_layers,
-    )
     from raypd.decoding.methods.apar import Tree as Tree, apar as apar
     from raypd.decoding.methods.autoregressive import (
         Continuation as Continuation,
@@ -74,6 +69,11 @@ if TYPE_CHECKING:
         PromptLookup as PromptLookup,
         TextDrafter as TextDrafter,
         speculative as speculative,
+    )
+    from raypd.decoding.models.hybrid import (
+        attention_layers as attention_layers,
+        has_recurrent_layers as has_recurrent_layers,
+        unknown_layers as unknown_layers,
     )
     from raypd.decoding.pack import pack_model as pack_model
     from raypd.decoding.program import (
@@ -129,7 +129,7 @@ __getattr__ = LazyExports(
         "draft_model": ("DraftModel",),
         "engine": ("Engine",),
         "grammar": ("Bounded", "Grammar", "UNREACHABLE"),
-        "hybrid": ("attention_layers", "has_recurrent_layers", "unknown_layers"),
+        "models.hybrid": ("attention_layers", "has_recurrent_layers", "unknown_layers"),
         "methods.apar": ("Tree", "apar"),
         "methods.autoregressive": ("Continuation", "autoregressive"),
         "methods.guided": ("guided",),

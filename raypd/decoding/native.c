@@ -26,6 +26,7 @@ typedef struct {  // pointers, and sizes in numbers
     int64_t item_count, token_stride, head_stride, key_slot, key_head, value_slot, value_head;  // the last four: strides
     int64_t heads, kv_heads, dim, value_dim, words, blocks, threads;
     float scale, softcap;  // softcap 0: none
+    const float *sinks;    // [heads], NULL: none
 } Call;
 
 typedef struct {
@@ -257,6 +258,7 @@ static void attend(const Call *call, Block *at, const Item *item, const Item *en
     for (int64_t i = 0; i < rows; i++) {
         bf16 *out = call->out + ((first + i / repeat) * call->heads + kv_head * repeat + i % repeat) * call->value_dim;
         float total = _mm512_reduce_add_ps(_mm512_load_ps(at->total + 16 * i));
+        if (call->sinks) total += exp2f(call->sinks[kv_head * repeat + i % repeat] * LOG2E - at->high[i]);
         __m512 part = _mm512_set1_ps(total > 0 ? 1 / total : 0);
         for (int64_t d = 0; d < call->value_dim; d += 16) {
             __m512 mixed = _mm512_mul_ps(_mm512_loadu_ps(at->mixed + i * call->value_dim + d), part);
@@ -394,7 +396,10 @@ void raypd_greedy(const bf16 *logits, int64_t *token, float *logprob, int64_t ro
 }
 
 // Rows of x [rows, dim] divided by their root mean square, times the weight; rounded where transformers rounds.
-void raypd_rms_norm(const bf16 *x, const bf16 *weight, bf16 *out, int64_t rows, int64_t dim, int64_t threads, float eps) {
+// style: NormStyle in sources.py.
+void raypd_rms_norm(const bf16 *x, const bf16 *weight, bf16 *out, int64_t rows, int64_t dim, int64_t style, int64_t threads,
+                    float eps) {
+    const __m512 offset = _mm512_set1_ps(style == 2 ? 1 : 0);
 #pragma omp parallel for num_threads((int)threads)
     for (int64_t r = 0; r < rows; r++) {
         const bf16 *row = x + r * dim;
@@ -405,9 +410,9 @@ void raypd_rms_norm(const bf16 *x, const bf16 *weight, bf16 *out, int64_t rows, 
         }
         __m512 by = _mm512_set1_ps(1 / sqrtf(_mm512_reduce_add_ps(_mm512_add_ps(sum[0], sum[1])) / (float)dim + eps));
         for (int64_t d = 0; d < dim; d += 16) {
-            bf16 unit[16];
-            _mm256_storeu_si256((void *)unit, (__m256i)_mm512_cvtneps_pbh(_mm512_mul_ps(widened(row + d), by)));
-            __m512 scaled = _mm512_mul_ps(widened(unit), widened(weight + d));
+            __m512 unit = _mm512_mul_ps(widened(row + d), by);
+            if (style == 0) unit = wide((__m256i)_mm512_cvtneps_pbh(unit));
+            __m512 scaled = _mm512_mul_ps(unit, _mm512_add_ps(widened(weight + d), offset));
             _mm256_storeu_si256((void *)(out + r * dim + d), (__m256i)_mm512_cvtneps_pbh(scaled));
         }
     }

@@ -88,17 +88,19 @@ def greedy(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return tokens, logprobs
 
 
-def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, style: int = 0) -> torch.Tensor:
     """Divide the rows of x by their root mean square, and multiply them by a weight.
 
     Args:
         x: [..., dim]; dim is a multiple of 16.
         weight: [dim]
         eps: Added to the mean square.
+        style: 0 to round before the product too; 1 to round once; 2 to round once, and to multiply
+            by 1 + weight.
     """
     rows = x.reshape(-1, x.shape[-1]).contiguous()
     out = torch.empty_like(rows)
-    _call("rms_norm", [rows, weight, out], rows.shape, eps)
+    _call("rms_norm", [rows, weight, out], (*rows.shape, style), eps)
     return out.view(x.shape)
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Sequence
 import torch
 from transformers import PreTrainedModel
 
-from raypd.decoding.hybrid import has_recurrent_layers
+from raypd.decoding.models.hybrid import has_recurrent_layers
 from raypd.decoding.program import Feed, Predictions
 from raypd.decoding.sampling import AllowedTokens
 

@@ -19,9 +19,9 @@ from benchmarks.gpu import LARGE, SHAPES, Work
 from raypd.decoding import kv_cache, passes as packing
 from raypd.decoding.attention import plan, sdpa, step
 from raypd.decoding.engine import Engine
-from raypd.decoding.llama import Llama
 from raypd.decoding.methods.hyper_parallel import hyper_parallel
 from raypd.decoding.quantized import quantize
+from tests.decoding.drivers import built
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs triton")
 LAYERS = 3
@@ -124,13 +124,13 @@ def passes(
     monkeypatch, attention: str, packed: bool, documents: int, fp8: bool = False
 ) -> list[Counts]:
     """Count each pass of hyper-parallel decoding by Qwen3-8B's layers."""
-    from raypd.decoding import cuda_layer
     from raypd.decoding.attention import triton_kernel
+    from raypd.decoding.layers import in_triton, triton_kernels
 
     passed: list[Counts] = []
     kernels = {"_norm": (0, 2), "_store_heads": (0, 0), "_swiglu": (0, 1), "_quantize": (0, 1)}
     for name, moved in kernels.items():
-        monkeypatch.setattr(cuda_layer, name, Launches(passed, name, moved))
+        monkeypatch.setattr(triton_kernels, name, Launches(passed, name, moved))
     for name, moved in {"_attend": (0, 3), "_merge": (0, 2)}.items():
         monkeypatch.setattr(triton_kernel, name, Launches(passed, name, moved))
     l40s = triton_kernel.Gpu((8, 9), 142)
@@ -149,7 +149,7 @@ def passes(
     if fp8:
         quantize(model, "fp8")
     if packed:
-        model = Llama(model, cuda_layer.CudaLayer)
+        model = built(model, in_triton.CudaBuilder())
     engine = Engine(model, max_num_seqs=64, max_num_batched_tokens=8192, attention=attention)
     work = Work()
     for tokens in work.documents(documents, 1000, seed=1):

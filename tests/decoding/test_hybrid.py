@@ -13,11 +13,11 @@ import torch
 from transformers import PreTrainedModel
 
 from raypd.decoding.engine import Engine
-from raypd.decoding.hybrid import Hybrid
 from raypd.decoding.methods.autoregressive import autoregressive
 from raypd.decoding.methods.guided import guided
 from raypd.decoding.methods.hyper_parallel import Slot, SlottedPrompt, hyper_parallel
 from raypd.decoding.methods.intra_prompt import Context, PromptTree, Question, intra_prompt
+from raypd.decoding.models.hybrid import Hybrid
 from raypd.decoding.pack import pack_model
 from raypd.decoding.program import Feed, Program, ProgramError, StatesFull
 from raypd.decoding.recurrence import mixers
@@ -318,7 +318,7 @@ def test_states_that_do_not_fit_are_named():
     model, _ = pair("granitemoehybrid")
     with pytest.raises(ValueError, match=r"holds 3 states of .* 8 are needed at least"):
         Engine(model, max_states=3)
-    little = mock.patch("raypd.decoding.hybrid.free_memory", return_value=100_000)
+    little = mock.patch("raypd.decoding.models.hybrid.free_memory", return_value=100_000)
     with little, pytest.raises(ValueError, match="memory of cpu holds 2 states"):
         Engine(model)
     engine = Engine(model, max_states=9)

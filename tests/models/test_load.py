@@ -43,7 +43,6 @@ REFUSED |= {
     "mamba": "layers of type linear_attention",
     "llama4_text": "layers of type chunked_attention",
 }
-REFUSED |= {"gpt_oss": "attention has sinks"}
 FAMILIES = [
     "llama",
     "qwen2",
@@ -70,6 +69,9 @@ FAMILIES = [
     "seed_oss",
     "arcee",
     "gpt2",
+    "gpt_oss",
+    "mimo_v2_flash",
+    "granite_swa",
     "opt",
 ]
 DYNAMIC = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}

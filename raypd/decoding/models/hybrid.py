@@ -7,9 +7,9 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from raypd.decoding.attention.step import Step
 from raypd.decoding.memory import free_memory, is_out_of_memory
+from raypd.decoding.models.stock import Stock
 from raypd.decoding.recurrence.mixers import MIXERS, CurrentPass, Mixer
 from raypd.decoding.recurrence.states import MIN_STATES, StatePool
-from raypd.decoding.stock import Stock
 
 # The families, by their classes in transformers.
 HYBRIDS = {
