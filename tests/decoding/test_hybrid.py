@@ -212,7 +212,7 @@ def test_branches_are_decoded_by_one_update_per_layer(kind, monkeypatch):
     compute = mixers.RecurrentPass.convolve
 
     def counted(work, layer, *arguments):
-        batches.append(len(work.batches))
+        batches.append(len(work.chunks.steps))
         return compute(work, layer, *arguments)
 
     monkeypatch.setattr(mixers.RecurrentPass, "convolve", counted)

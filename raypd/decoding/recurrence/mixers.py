@@ -1,27 +1,26 @@
 """What recurrent and convolution layers of transformers compute, over the runs of a pass.
 
 A `Mixer` takes the place of the `forward` of a module of transformers and reads its weights. The
-tokens of all runs go through its products together. Its scan takes the runs in batches: one call
-for all runs of one token, which is how branches are decoded, and transformers' own functions, or
-the kernels of flash-linear-attention or mamba-ssm where they are installed, for longer ones.
+tokens of all runs go through its products together, and its scan takes all runs at once (scans.py),
+or in batches by the kernels of flash-linear-attention or mamba-ssm where they are installed.
 """
 
 from __future__ import annotations
 
-import inspect
+import importlib.util
 import sys
 from collections.abc import Callable
+from functools import cached_property
 from typing import Any, ClassVar
 
 import torch
 from torch.nn.functional import silu, softplus
 from transformers.activations import ACT2FN
 
-from raypd.decoding.recurrence.plan import RecurrentPass, RunBatch
+from raypd.decoding.recurrence.plan import RecurrentPass
+from raypd.decoding.recurrence.scans import DeltaInputs, MambaInputs, delta_chunks, mamba_chunks
 from raypd.decoding.recurrence.states import StateShape
 
-# Chunks of the gated delta rule are at most this long.
-_DELTA_CHUNK = 64
 _NORM_EPS = 1e-6  # Of the gated delta rule's queries and keys.
 
 
@@ -77,13 +76,17 @@ class Mixer:
         conv = getattr(self.source, self.convolution)
         return work.convolve(self.number, values, conv.weight.squeeze(1), conv.bias)
 
-    def function(self, name: str) -> Callable[..., Any]:
-        """Return a function of the module's file, as the device needs it."""
-        function = getattr(sys.modules[type(self.source).__module__], name)
-        if self.source.out_proj.weight.device.type == "cpu":
-            # The kernels that a package may have put in its place are for GPUs.
-            return inspect.unwrap(function)
-        return function
+    @property
+    def module(self) -> Any:
+        """The file of transformers with the layer."""
+        return sys.modules[type(self.source).__module__]
+
+    def installed(self, function: Callable[..., Any], package: str) -> Callable[..., Any] | None:
+        """Return transformers' function if it is a package's kernel that can run here."""
+        is_on_gpu = self.source.out_proj.weight.device.type == "cuda"
+        if is_on_gpu and importlib.util.find_spec(package) is not None:
+            return function
+        return None
 
 
 class GatedDelta(Mixer):
@@ -117,54 +120,87 @@ class GatedDelta(Mixer):
         beta = writing.sigmoid()
         decay = -source.A_log.float().exp() * softplus(forgetting.float() + source.dt_bias)
         out = torch.empty_like(value)
-        states = work.pool.recurrent[self.number]
-        assert states is not None
-        for batch in work.batches:
-            # With beta 0 and decay 0 padding leaves the state as it is.
-            arguments = (
-                batch.take(query),
-                batch.take(key),
-                batch.take(value),
-                batch.take_masked(decay),
-                batch.take_masked(beta),
-            )
-            start = states.index_select(0, batch.starts)
-            if batch.length == 1 and x.device.type == "cpu":
-                mixed, end = _delta_step(*arguments, start)
-            else:
-                mixed, end = self._scan(batch.length, *arguments, start)
-            batch.put(out, mixed)
-            states.index_copy_(0, batch.ends, end.to(states.dtype))
+        if self.scan_kernel is None:
+            self._scan_in_chunks(work, query, key, value, decay, beta, out)
+        else:
+            self._scan_by_kernel(work, query, key, value, decay, beta, out)
         out = source.norm(out.flatten(0, 1), gates.flatten(0, 1)).unflatten(0, (len(x), -1))
         return source.out_proj(out.flatten(1))
 
-    def _scan(
+    @cached_property
+    def scan_kernel(self) -> Callable[..., Any] | None:
+        """The kernel of flash-linear-attention; None where it cannot run."""
+        function = self.module.torch_chunk_gated_delta_rule
+        return self.installed(function, "fla")
+
+    def _scan_by_kernel(
         self,
-        length: int,
+        work: RecurrentPass,
         query: torch.Tensor,
         key: torch.Tensor,
         value: torch.Tensor,
         decay: torch.Tensor,
         beta: torch.Tensor,
-        start: torch.Tensor,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Compute runs by transformers' functions; see `_delta_step`."""
-        arguments: dict[str, Any] = {
-            "g": decay,
-            "beta": beta,
-            "initial_state": start,
-            "output_final_state": True,
-            "use_qk_l2norm_in_kernel": True,
-        }
-        if length == 1:
-            recur = self.function("torch_recurrent_gated_delta_rule")
-            mixed, end = recur(query, key, value, **arguments)
-            return mixed, end
-        if query.device.type == "cpu":
-            arguments["chunk_size"] = min(_DELTA_CHUNK, length)
-        scan = self.function("torch_chunk_gated_delta_rule")
-        mixed, end = scan(query, key, value, **arguments)
-        return mixed, end
+        out: torch.Tensor,
+    ) -> None:
+        """Scan the runs in batches, and write the result to `out`; see `_scan_in_chunks`."""
+        states = work.states(self.number)
+        for batch in work.batches:
+            name = "torch_chunk_gated_delta_rule"
+            if batch.length == 1:
+                name = "torch_recurrent_gated_delta_rule"
+            # With beta 0 and decay 0 padding leaves the state as it is.
+            mixed, end = getattr(self.module, name)(
+                batch.take(query),
+                batch.take(key),
+                batch.take(value),
+                g=batch.take_masked(decay),
+                beta=batch.take_masked(beta),
+                initial_state=states.index_select(0, batch.starts),
+                output_final_state=True,
+                use_qk_l2norm_in_kernel=True,
+            )
+            batch.put(out, mixed)
+            states.index_copy_(0, batch.ends, end.to(states.dtype))
+
+    def _scan_in_chunks(
+        self,
+        work: RecurrentPass,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        decay: torch.Tensor,
+        beta: torch.Tensor,
+        out: torch.Tensor,
+    ) -> None:
+        """Scan all runs, and write the result to `out`.
+
+        Args:
+            work: The runs.
+            query: [tokens, key heads, key dimension]
+            key: [tokens, key heads, key dimension]
+            value: [tokens, value heads, value dimension]
+            decay: The logarithm of what remains of the state, [tokens, value heads].
+            beta: The rate of writing, [tokens, value heads].
+            out: [tokens, value heads, value dimension]
+        """
+        states = work.states(self.number)
+        repeat = value.shape[1] // key.shape[1]
+        query = _normed(query.float()) * query.shape[-1] ** -0.5
+        key = _normed(key.float())
+        inputs = DeltaInputs(
+            query.repeat_interleave(repeat, 1),
+            key.repeat_interleave(repeat, 1),
+            value.float(),
+            decay.float(),
+            beta.float(),
+        )
+        plan = work.chunks
+        groups = [delta_chunks(group, inputs) for group in plan.groups]
+        for step in plan.steps:
+            groups[step.group].advance(step, states)
+        for group, scanned in zip(plan.groups, groups, strict=True):
+            group.put(out, scanned.out)
 
 
 class GatedDeltaNext(GatedDelta):
@@ -179,46 +215,6 @@ class GatedDeltaNext(GatedDelta):
         )
         values = torch.cat([part[0].flatten(1) for part in (query, key, value)], -1)
         return values, gates[0], writing[0], forgetting[0]
-
-
-def _delta_step(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    decay: torch.Tensor,
-    beta: torch.Tensor,
-    state: torch.Tensor,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Apply the gated delta rule to one token of each run.
-
-    transformers' function of the same result reads and writes the states twice as often.
-
-    Args:
-        query: [runs, 1, key heads, key dimension]
-        key: [runs, 1, key heads, key dimension]
-        value: [runs, 1, value heads, value dimension]
-        decay: The logarithm of what remains of the state, [runs, 1, value heads].
-        beta: The rate of writing, [runs, 1, value heads].
-        state: [runs, value heads, key dimension, value dimension]; it is overwritten.
-
-    Returns:
-        [runs, 1, value heads, value dimension], and the states behind the tokens.
-    """
-    runs, heads, key_dim, value_dim = state.shape
-    repeat = heads // key.shape[2]
-    query = _normed(query[:, 0].float()) * key_dim**-0.5
-    key = _normed(key[:, 0].float())
-    # Key and query of each value head read the state in one product.
-    both = torch.stack([key, query], 2).repeat_interleave(repeat, 1)  # [runs, heads, 2, key_dim]
-    flat = state.view(runs * heads, key_dim, value_dim)
-    read = torch.bmm(both.view(runs * heads, 2, key_dim), flat).view(runs, heads, 2, value_dim)
-    kept = decay[:, 0].float().exp()[..., None]  # [runs, heads, 1]
-    change = (value[:, 0].float() - kept * read[:, :, 0]) * beta[:, 0].float()[..., None]
-    products = (both[:, :, 0] * both[:, :, 1]).sum(-1, keepdim=True)  # [runs, heads, 1]
-    out = kept * read[:, :, 1] + products * change
-    state.mul_(kept[..., None])
-    state.addcmul_(both[:, :, 0, :, None], change[:, :, None])
-    return out[:, None], state
 
 
 def _normed(x: torch.Tensor) -> torch.Tensor:
@@ -249,23 +245,10 @@ class Mamba2(Mixer):
         steps = softplus(steps.float() + source.dt_bias.float()).clamp(*source.time_step_limit)
         rates = -source.A_log.float().exp()
         out = torch.empty_like(inputs, dtype=torch.float32)
-        states = work.pool.recurrent[self.number]
-        assert states is not None
-        for batch in work.batches:
-            # With a step of 0 padding leaves the state as it is.
-            arguments = (
-                batch.take(inputs),
-                batch.take_masked(steps),
-                batch.take(keys),
-                batch.take(queries),
-            )
-            start = states.index_select(0, batch.starts)
-            if batch.length == 1:
-                mixed, end = _mamba_step(*arguments, rates, source.D.float(), start)
-            else:
-                mixed, end = self._scan(batch, *arguments, rates, start)
-            batch.put(out, mixed)
-            states.index_copy_(0, batch.ends, end.to(states.dtype))
+        if self.scan_kernel is None:
+            self._scan_in_chunks(work, inputs, steps, keys, queries, rates, out)
+        else:
+            self._scan_by_kernel(work, inputs, steps, keys, queries, rates, out)
         return source.out_proj(self._gate(out.flatten(1), gates).to(x.dtype))
 
     def _project(self, x: torch.Tensor) -> torch.Tensor:
@@ -281,70 +264,80 @@ class Mamba2(Mixer):
             return out * silu(gates)
         return self.source.norm(out[None], gates[None])[0]
 
-    def _scan(
+    @cached_property
+    def scan_kernel(self) -> Callable[..., Any] | None:
+        """The kernel of mamba-ssm; None where it cannot run."""
+        function = self.module.mamba2_chunk_scan
+        return self.installed(function, "mamba_ssm")
+
+    def _scan_by_kernel(
         self,
-        batch: RunBatch,
+        work: RecurrentPass,
         inputs: torch.Tensor,
         steps: torch.Tensor,
         keys: torch.Tensor,
         queries: torch.Tensor,
         rates: torch.Tensor,
-        start: torch.Tensor,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Compute runs by transformers' function; see `_mamba_step`."""
-        scan = self.function("mamba2_chunk_scan")
-        chunk_size = self.source.chunk_size
-        if inputs.device.type == "cpu":
-            chunk_size = min(chunk_size, batch.length)
-        mixed, end = scan(
-            inputs,
+        out: torch.Tensor,
+    ) -> None:
+        """Scan the runs in batches, and write the result to `out`; see `_scan_in_chunks`."""
+        assert self.scan_kernel is not None
+        states = work.states(self.number)
+        for batch in work.batches:
+            # With a step of 0 padding leaves the state as it is.
+            mixed, end = self.scan_kernel(
+                batch.take(inputs),
+                batch.take_masked(steps),
+                rates,
+                batch.take(keys),
+                batch.take(queries),
+                chunk_size=self.source.chunk_size,
+                D=self.source.D,
+                initial_states=states.index_select(0, batch.starts),
+                return_final_states=True,
+            )
+            batch.put(out, mixed)
+            states.index_copy_(0, batch.ends, end.to(states.dtype))
+
+    def _scan_in_chunks(
+        self,
+        work: RecurrentPass,
+        inputs: torch.Tensor,
+        steps: torch.Tensor,
+        keys: torch.Tensor,
+        queries: torch.Tensor,
+        rates: torch.Tensor,
+        out: torch.Tensor,
+    ) -> None:
+        """Scan all runs, and write the result to `out`.
+
+        Args:
+            work: The runs.
+            inputs: [tokens, heads, head dimension]
+            steps: [tokens, heads]
+            keys: What is written into the state (B), [tokens, groups, state size].
+            queries: What is read of it (C), [tokens, groups, state size].
+            rates: The rate of forgetting (A), [heads].
+            out: [tokens, heads, head dimension]
+        """
+        states = work.states(self.number)
+        repeat = inputs.shape[1] // keys.shape[1]
+        wide = inputs.float()
+        given = MambaInputs(
+            wide,
             steps,
+            keys.float().repeat_interleave(repeat, 1),
+            queries.float().repeat_interleave(repeat, 1),
             rates,
-            keys,
-            queries,
-            chunk_size=chunk_size,
-            D=self.source.D,
-            initial_states=start,
-            return_final_states=True,
         )
-        return mixed, end
-
-
-def _mamba_step(
-    inputs: torch.Tensor,
-    steps: torch.Tensor,
-    keys: torch.Tensor,
-    queries: torch.Tensor,
-    rates: torch.Tensor,
-    skip: torch.Tensor,
-    state: torch.Tensor,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Apply the recurrence of Mamba-2 to one token of each run.
-
-    Args:
-        inputs: [runs, 1, heads, head dimension]
-        steps: [runs, 1, heads]
-        keys: What is written into the state (B), [runs, 1, groups, state size].
-        queries: What is read of it (C), [runs, 1, groups, state size].
-        rates: The rate of forgetting (A), [heads].
-        skip: The share of the input that goes to the output (D), [heads].
-        state: [runs, heads, head dimension, state size]; it is overwritten.
-
-    Returns:
-        [runs, 1, heads, head dimension], and the states behind the tokens.
-    """
-    runs, heads, head_dim, state_size = state.shape
-    repeat = heads // keys.shape[2]
-    inputs = inputs[:, 0].float()
-    steps = steps[:, 0]
-    keys = keys[:, 0].float().repeat_interleave(repeat, 1)  # [runs, heads, state size]
-    queries = queries[:, 0].float().repeat_interleave(repeat, 1)
-    written = inputs * steps[..., None]  # [runs, heads, head_dim]
-    state.mul_((steps * rates).exp()[..., None, None])
-    state.addcmul_(written[..., None], keys[:, :, None])
-    flat = state.view(runs * heads, head_dim, state_size)
-    out = torch.bmm(flat, queries.reshape(runs * heads, state_size, 1)).view_as(inputs)
-    return (out + skip[:, None] * inputs)[:, None], state
+        plan = work.chunks
+        groups = [mamba_chunks(group, given) for group in plan.groups]
+        for step in plan.steps:
+            groups[step.group].advance(step, states)
+        for group, scanned in zip(plan.groups, groups, strict=True):
+            group.put(out, scanned.out)
+        # The share of the input that goes to the output (D).
+        out.addcmul_(self.source.D.float()[:, None], wide)
 
 
 class ShortConvolution(Mixer):

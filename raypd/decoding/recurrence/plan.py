@@ -2,6 +2,8 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -13,6 +15,8 @@ from raypd.decoding.transfer import to_device
 
 # Runs of 2 to this many tokens go into one batch, however their lengths differ.
 _SHORT_RUN = 16
+# The sizes to which chunks are padded. Longer runs are cut into chunks of the largest size.
+_CHUNK_SIZES = (1, 8, 16, 32, 64)
 
 
 @dataclass(eq=False)
@@ -62,6 +66,69 @@ class RunBatch:
             target.index_copy_(0, rows, values.flatten(0, 1)[self.numbers])
 
 
+@dataclass(eq=False)
+class ChunkGroup:
+    """Chunks of one size, in the order of their levels. What needs no state is computed at once.
+
+    Attributes:
+        size: Tokens of a chunk, with padding.
+        rows: The rows of the tokens in the pass, [chunks * size]. Padding repeats the last one.
+        is_token: 0 where `rows` is padding, else 1, [chunks, size, 1]; None without padding.
+        numbers: The numbers of the tokens among `rows`, [tokens].
+        token_rows: The rows of the tokens, [tokens].
+    """
+
+    size: int
+    rows: torch.Tensor
+    is_token: torch.Tensor | None
+    numbers: torch.Tensor | None
+    token_rows: torch.Tensor
+
+    def take(self, values: torch.Tensor) -> torch.Tensor:
+        """Return the tokens' values [tokens, heads, ...] as [chunks, heads, size, ...]."""
+        taken = values.index_select(0, self.rows).unflatten(0, (-1, self.size))
+        return taken.transpose(1, 2)
+
+    def take_masked(self, values: torch.Tensor) -> torch.Tensor:
+        """Return the tokens' values [tokens, heads] as [chunks, heads, size], 0 for padding."""
+        taken = values.index_select(0, self.rows).unflatten(0, (-1, self.size))
+        if self.is_token is not None:
+            taken = taken * self.is_token
+        return taken.transpose(1, 2)
+
+    def put(self, target: torch.Tensor, values: torch.Tensor) -> None:
+        """Write values [chunks, heads, size, ...] to the tokens' rows of [tokens, heads, ...]."""
+        flat = values.transpose(1, 2).flatten(0, 1)
+        if self.numbers is not None:
+            flat = flat.index_select(0, self.numbers)
+        target.index_copy_(0, self.token_rows, flat.to(target.dtype))
+
+
+class ChunkStep(NamedTuple):
+    """Neighbouring chunks of a group that read their states at the same time."""
+
+    group: int
+    chunks: slice
+    starts: torch.Tensor  # The slots of the states before the chunks, [chunks].
+    ends: torch.Tensor  # The slots of the states behind them, [chunks].
+
+
+class ChunkPlan(NamedTuple):
+    """The runs of a pass in chunks, and the order in which states go through them."""
+
+    groups: list[ChunkGroup]
+    steps: list[ChunkStep]
+
+
+class _Chunk(NamedTuple):
+    """Some tokens of a run."""
+
+    level: int
+    rows: np.ndarray
+    start: int
+    end: int
+
+
 class ConvolutionPlan(NamedTuple):
     """Which inputs a convolution reads.
 
@@ -85,7 +152,6 @@ class RecurrentPass:
 
     Attributes:
         pool: The states.
-        batches: The runs in batches, in the order in which they must be computed.
     """
 
     def __init__(self, runs: list[Run], tokens: int, pool: StatePool) -> None:
@@ -101,7 +167,56 @@ class RecurrentPass:
         self._tokens = tokens
         self._device = pool.device
         self._convolutions: dict[int, ConvolutionPlan] = {}
-        self.batches = [self._batch(members) for members in _batches(runs)]
+
+    @cached_property
+    def batches(self) -> list[RunBatch]:
+        """The runs in batches, in the order in which they must be computed."""
+        return [self._batch(members) for members in _batches(self._runs)]
+
+    @cached_property
+    def chunks(self) -> ChunkPlan:
+        """The runs in chunks."""
+        chunks = sorted(_chunks(self._runs), key=lambda chunk: chunk.level)
+        by_size: dict[int, list[_Chunk]] = {}
+        for chunk in chunks:
+            by_size.setdefault(_padded_size(len(chunk.rows)), []).append(chunk)
+        groups: list[ChunkGroup] = []
+        steps: list[tuple[int, ChunkStep]] = []
+        for size, members in by_size.items():
+            levels = np.array([chunk.level for chunk in members])
+            starts = to_device(np.array([chunk.start for chunk in members]), self._device)
+            ends = to_device(np.array([chunk.end for chunk in members]), self._device)
+            begins = np.flatnonzero(np.diff(levels, prepend=-1)).tolist()
+            for begin, end in pairwise([*begins, len(members)]):
+                part = slice(begin, end)
+                step = ChunkStep(len(groups), part, starts[part], ends[part])
+                steps.append((int(levels[begin]), step))
+            groups.append(self._group(size, members))
+        steps.sort(key=lambda entry: entry[0])
+        return ChunkPlan(groups, [step for _, step in steps])
+
+    def _group(self, size: int, chunks: list[_Chunk]) -> ChunkGroup:
+        columns = np.arange(size)
+        lengths = np.array([len(chunk.rows) for chunk in chunks])
+        rows = np.stack(
+            [chunk.rows[np.minimum(columns, len(chunk.rows) - 1)] for chunk in chunks]
+        ).ravel()
+        is_token: torch.Tensor | None = None
+        numbers: torch.Tensor | None = None
+        token_rows = rows
+        if (lengths < size).any():
+            is_inside = columns < lengths[:, None]
+            is_token = to_device(is_inside[..., None].astype(np.float32), self._device)
+            inside = np.flatnonzero(is_inside)
+            numbers = to_device(inside, self._device)
+            token_rows = rows[inside]
+        return ChunkGroup(
+            size,
+            to_device(rows, self._device),
+            is_token,
+            numbers,
+            to_device(token_rows, self._device),
+        )
 
     def _batch(self, runs: list[Run]) -> RunBatch:
         length = max(len(run.rows) for run in runs)
@@ -122,6 +237,12 @@ class RecurrentPass:
             span = slice(first, first + length)
         rows = to_device(np.stack(padded), self._device)
         return RunBatch(length, starts, ends, rows, is_token, numbers, span)
+
+    def states(self, layer: int) -> torch.Tensor:
+        """Return the recurrent states of a layer, [slots, ...]."""
+        states = self.pool.recurrent[layer]
+        assert states is not None
+        return states
 
     def convolution(self, inputs: int) -> ConvolutionPlan:
         """Return what a convolution reads that needs so many inputs before a token."""
@@ -207,3 +328,26 @@ def _batches(runs: Iterable[Run]) -> list[list[Run]]:
             size = 1 << (count - 1).bit_length()
         groups.setdefault((run.level, size), []).append(run)
     return [groups[key] for key in sorted(groups)]
+
+
+def _padded_size(tokens: int) -> int:
+    """Return the size to which a chunk is padded."""
+    return next(size for size in _CHUNK_SIZES if size >= tokens)
+
+
+def _chunks(runs: Iterable[Run]) -> list[_Chunk]:
+    """Cut runs into chunks. The level of a chunk is one more than that of the one before it."""
+    largest = _CHUNK_SIZES[-1]
+    chunks: list[_Chunk] = []
+    last_levels: dict[int, int] = {}  # The level at which a slot is written last.
+    for run in runs:
+        level = 0
+        if run.level:
+            level = last_levels[run.start] + 1
+        start = run.start
+        for begin in range(0, len(run.rows), largest):
+            chunks.append(_Chunk(level, run.rows[begin : begin + largest], start, run.end))
+            start = run.end
+            level += 1
+        last_levels[run.end] = level - 1
+    return chunks
