@@ -73,7 +73,7 @@ def path_of(config: RunConfig) -> str:
 
     from raypd.decoding import native
     from raypd.decoding.attention.avx512 import is_best
-    from raypd.models.load import resolve_device, resolve_dtype
+    from raypd.models.device import resolve_device, resolve_dtype
 
     device = resolve_device(config.model.device)
     dtype = resolve_dtype(config.model.dtype, device)

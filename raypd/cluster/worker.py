@@ -97,7 +97,7 @@ class EngineActor:
             ConfigError: If the configuration does not fit the machine.
         """
         if self.gpus and self.config.model.has_weights and self.config.model.device == "auto":
-            from raypd.models.load import check_gpu
+            from raypd.models.device import check_gpu
 
             check_gpu()
         allocator_variables = {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"}

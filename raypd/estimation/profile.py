@@ -202,7 +202,7 @@ class Profiler:
             return WorkerFacts("fake engine")
         if model.endpoint is not None:
             return WorkerFacts(model.endpoint.url)
-        from raypd.models.load import resolve_device, resolve_dtype
+        from raypd.models.device import resolve_device, resolve_dtype
 
         device = resolve_device(model.device)
         dtype = str(resolve_dtype(model.dtype, device)).removeprefix("torch.")
@@ -361,7 +361,7 @@ def _gpu_facts(
     """Describe a GPU and the weights that are worth a try on it."""
     import torch
 
-    from raypd.models.load import has_fp8
+    from raypd.models.device import has_fp8
 
     gpu = torch.cuda.get_device_properties(device)
     types = _plain_types(model, dtype, [best_dtype, "float16"])

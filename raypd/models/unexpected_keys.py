@@ -45,8 +45,13 @@ def is_scale(key: str) -> bool:
     return _SCALES.search(key) is not None
 
 
+def is_other_part(key: str) -> bool:
+    """Whether a tensor belongs to a part of a model that sees, hears or drafts."""
+    return any(_OTHER_PARTS.search(part) for part in key.split("."))
+
+
 def _is_unimportant(key: str, config: PretrainedConfig) -> bool:
-    if any(_OTHER_PARTS.search(part) for part in key.split(".")):
+    if is_other_part(key):
         return True
     return _DERIVED.search(key) is not None or _drafts(key, config)
 

@@ -10,7 +10,8 @@ from transformers import TrainingArguments
 
 from raypd.config import RunConfig
 from raypd.errors import ConfigError, did_you_mean
-from raypd.models.load import LoadedModel, resolve_dtype
+from raypd.models.device import resolve_dtype
+from raypd.models.load import LoadedModel
 
 # What `training.trainer` changes.
 _DEFAULTS: dict[str, Any] = {

@@ -26,7 +26,8 @@ from raypd.billing.budget import BudgetReached
 from raypd.cluster import ledger_actor, ray_session
 from raypd.config import RunConfig
 from raypd.errors import ConfigError, InputError, ModelError, RunError, UserError
-from raypd.models.load import check_gpu, check_model_config
+from raypd.models.device import check_gpu
+from raypd.models.load import check_model_config
 from raypd.run import console, layout, manifest, records
 from raypd.run.temporary import TemporaryFolder
 from raypd.run.training import (

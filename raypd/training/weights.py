@@ -17,8 +17,8 @@ from raypd.config import RunConfig
 from raypd.decoding.methods.medusa import MedusaHeads
 from raypd.decoding.methods.registry import REGISTRY
 from raypd.errors import ModelError
+from raypd.models.cache import quiet
 from raypd.models.control_tokens import CONTROL_TOKENS
-from raypd.models.embedded import quiet
 from raypd.models.load import LoadedModel, load_model, load_tokenizer
 from raypd.models.medusa_heads import load_heads, save_heads
 from raypd.models.source import find_source, read_config
