@@ -16,9 +16,7 @@ from typing import Any
 import torch
 
 from raypd.config import RunConfig
-from raypd.decoding.counts import Finished, TokenCounts
-from raypd.decoding.program import ANY_OBJECT, Feed, Predictions, Program
-from raypd.decoding.sampling import Sampling
+from raypd.decoding import ANY_OBJECT, Feed, Finished, Predictions, Program, Sampling, TokenCounts
 from raypd.errors import ModelError
 from raypd.models.cache import quiet
 from raypd.models.device import resolve_device, resolve_dtype
