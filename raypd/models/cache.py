@@ -21,7 +21,7 @@ def cache_folder() -> Path:
     return Path(folder).expanduser().absolute()
 
 
-def made_once(folder: Path, make: Callable[[Path], None]) -> Path:
+def made_once(folder: Path, make: Callable[[Path], object]) -> Path:
     """Make a folder of the cache, unless it is there; one process does and others wait.
 
     Args:

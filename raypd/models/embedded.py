@@ -65,5 +65,7 @@ def find_gguf() -> Path:
 def _convert(source: Path, folder: Path) -> None:
     _logger.info("converting %s into %s (once, about 20 seconds)", source.name, folder.parent)
     # bfloat16 is finer than 4 bits need.
-    convert_weights(source, folder, torch.bfloat16)
-    describe(source, folder)
+    config = describe(source, folder)
+    convert_weights(source, folder, torch.bfloat16, config)
+    # Saving the weights has written another config.json.
+    config.save_pretrained(folder)

@@ -11,6 +11,7 @@ dtype in which it computes:
 import contextlib
 import hashlib
 import io
+import json
 import logging
 import re
 import shutil
@@ -21,13 +22,15 @@ from typing import Any
 
 import torch
 from gguf import GGUFReader
-from tokenizers import pre_tokenizers
+from tokenizers import Tokenizer, pre_tokenizers
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
     AutoTokenizer,
     GenerationConfig,
     GgufConfig,
+    PretrainedConfig,
+    PreTrainedTokenizerFast,
 )
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
@@ -57,6 +60,8 @@ _ROPE_SCALING = {
     "yarn_beta_slow": "beta_slow",
 }
 _ROPE_FREQUENCIES = "rope_freqs.weight"
+# Types of models of whose heads transformers does not read the size.
+_PLAIN_HEADS = ("llama", "mistral", "qwen3", "qwen3_moe")
 
 _log = logging.getLogger(__name__)
 
@@ -115,14 +120,14 @@ def converted(file: Path, dtype: torch.dtype) -> Path:
 
     def convert(folder: Path) -> None:
         _log.info("converting %s into the cache, once on this machine", file)
-        convert_weights(file, folder, dtype)
+        convert_weights(file, folder, dtype, AutoConfig.from_pretrained(description))
         # save_pretrained has written a configuration of its own.
         shutil.copytree(description, folder, dirs_exist_ok=True)
 
     return _in_cache(file, f"-{str(dtype).removeprefix('torch.')}", convert)
 
 
-def _in_cache(file: Path, suffix: str, make: Callable[[Path], None]) -> Path:
+def _in_cache(file: Path, suffix: str, make: Callable[[Path], object]) -> Path:
     status = file.stat()
     identity = f"{file.resolve()} {status.st_size} {status.st_mtime_ns} {_FORMAT}"
     digest = hashlib.sha256(identity.encode()).hexdigest()[:12]
@@ -136,12 +141,22 @@ def _in_cache(file: Path, suffix: str, make: Callable[[Path], None]) -> Path:
         ) from error
 
 
-def describe(file: Path, folder: Path) -> None:
-    """Write config.json, generation_config.json and the tokenizer of a GGUF file."""
+def describe(file: Path, folder: Path) -> PretrainedConfig:
+    """Write config.json, generation_config.json and the tokenizer of a GGUF file.
+
+    Returns:
+        The configuration.
+
+    Raises:
+        ModelError: If the file cannot be read.
+    """
     with _explained(file):
         reader = GGUFReader(file)
         with quiet(), quiet_bar():
             config = AutoConfig.from_pretrained(file.parent, gguf_file=file.name)
+    head_dim = _value(reader, f"{_value(reader, 'general.architecture')}.attention.key_length")
+    if head_dim is not None and config.model_type in _PLAIN_HEADS:
+        config.head_dim = head_dim
     _check_rotation(file, reader, config)
     # Else the name inside the file, which may be that of a training run.
     config._name_or_path = ""
@@ -156,6 +171,7 @@ def describe(file: Path, folder: Path) -> None:
         known = sorted({*known, *config.eos_token_id})
     if known:
         GenerationConfig(eos_token_id=known).save_pretrained(folder)
+    return config
 
 
 def gguf_tokenizer(file: Path, reader: GGUFReader) -> Any:
@@ -164,6 +180,9 @@ def gguf_tokenizer(file: Path, reader: GGUFReader) -> Any:
         return AutoTokenizer.from_pretrained(file.parent)
     with quiet(), quiet_bar():
         tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
+    count = len(_value(reader, "tokenizer.ggml.tokens"))
+    if len(tokenizer) > count:
+        tokenizer = _without_additions(tokenizer, count)
     tokenizer.clean_up_tokenization_spaces = False
     kind = _value(reader, "tokenizer.ggml.pre")
     if _value(reader, "tokenizer.ggml.model") != "gpt2" or kind is None:
@@ -184,6 +203,27 @@ def gguf_tokenizer(file: Path, reader: GGUFReader) -> Any:
             kind,
         )
     return tokenizer
+
+
+def _without_additions(tokenizer: Any, count: int) -> PreTrainedTokenizerFast:
+    """Return a tokenizer without tokens that transformers added to it.
+
+    The model has no embeddings for them.
+
+    Args:
+        tokenizer: The tokenizer.
+        count: How many tokens the file has.
+    """
+    content = json.loads(tokenizer.backend_tokenizer.to_str())
+    content["added_tokens"] = [token for token in content["added_tokens"] if token["id"] < count]
+    vocabulary = content["model"]["vocab"]
+    if isinstance(vocabulary, dict):
+        content["model"]["vocab"] = {token: id for token, id in vocabulary.items() if id < count}
+    smaller = PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer.from_str(json.dumps(content)), **tokenizer.special_tokens_map
+    )
+    smaller.chat_template = tokenizer.chat_template
+    return smaller
 
 
 def _splits_by_itself(tokenizer: Any) -> bool:
@@ -250,8 +290,14 @@ def _with_llama3(config: Any, factor: float) -> Any:
     return changed
 
 
-def convert_weights(file: Path, folder: Path, dtype: torch.dtype) -> None:
-    """Write the weights of a GGUF file in a dtype.
+def convert_weights(file: Path, folder: Path, dtype: torch.dtype, config: PretrainedConfig) -> None:
+    """Write the weights of a GGUF file.
+
+    Args:
+        file: The GGUF file.
+        folder: Gets model.safetensors.
+        dtype: The dtype of the weights.
+        config: The configuration that `describe` has written.
 
     Raises:
         ModelError: If it lacks some, or has some that transformers does not take.
@@ -260,6 +306,7 @@ def convert_weights(file: Path, folder: Path, dtype: torch.dtype) -> None:
         model, report = AutoModelForCausalLM.from_pretrained(
             file.parent,
             gguf_file=file.name,
+            config=config,
             # Weights that stay in their blocks could not be saved.
             quantization_config=GgufConfig(dequantize=True),
             dtype=dtype,
