@@ -12,7 +12,7 @@ from transformers import PretrainedConfig
 # A part of a name between two dots means that its tensor is not one of the text model's layers.
 _OTHER_PARTS = re.compile(
     r"^(visual|vision|image|audio|speech|video|multi_modal|multimodal|mm)($|_)"  # other inputs
-    r"|^embed_(vision|audio)$"
+    r"|^embed_(vision|audio)$|^connector$"
     r"|^(mtp|nextn|eagle|medusa)($|_)"  # heads that draft tokens
     r"|^(v_head|value_head)$"  # of reinforcement learning
 )
