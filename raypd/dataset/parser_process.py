@@ -1,6 +1,6 @@
 """Reads files of foreign formats in processes of their own, with limits on time and memory.
 
-The parsers of HTML, PDF, Word files and workbooks can be made to run for hours, to ask for all
+The parsers of HTML, PDF, files of offices and mail can be made to run for hours, to ask for all
 memory or to abort. In a process of its own that costs one document, or one object of the input.
 """
 
@@ -12,13 +12,38 @@ import signal
 import subprocess
 import sys
 import threading
+from pathlib import Path
 from typing import Any
 
-import raypd.dataset.file_parsers as file_parsers
-
+# The folder that holds raypd, for the process.
+_ROOT = str(Path(__file__).parents[2])
 # CPU seconds for a file, so that a busy machine refuses no file.
-SECONDS = {"html": 10, "docx": 20, "pdf": 60, "excel": 120}
-_NAMES = {"html": "HTML", "docx": "a Word file", "pdf": "a PDF", "excel": "a workbook"}
+SECONDS = {
+    "html": 10,
+    "xml": 10,
+    "rtf": 20,
+    "docx": 20,
+    "pptx": 20,
+    "epub": 20,
+    "eml": 20,
+    "msg": 20,
+    "pdf": 60,
+    "excel": 120,
+}
+_NAMES = {
+    "html": "HTML",
+    "xml": "XML",
+    "rtf": "an RTF file",
+    "docx": "a Word file",
+    "pptx": "a PowerPoint file",
+    "epub": "an EPUB",
+    "eml": "a mail",
+    "msg": "a message of Outlook",
+    "pdf": "a PDF",
+    "excel": "a workbook",
+}
+_MEMORY = 2 << 30  # bytes of address space of a process
+_IDLE_MEMORY = 256 << 20  # bytes; a process that still holds more after its answer ends
 _WALL_SECONDS = 900.0  # a process that makes no progress
 _MAX_PROCESSES = max(1, os.cpu_count() or 1)
 
@@ -27,13 +52,13 @@ def parse(kind: str, data: bytes, limit: int = 0) -> bytes:
     """Parse a file in a process of its own.
 
     Args:
-        kind: "html", "docx", "pdf" or "excel".
+        kind: What the file is, a key of SECONDS.
         data: The file; HTML as UTF-8.
-        limit: Bytes that a Word file may have when it is unpacked.
+        limit: Bytes that a zipped file may have when it is unpacked.
 
     Returns:
-        JSON: a text ("html", "docx"), a list of the pages' texts ("pdf"), or a line for each row
-        ("excel").
+        JSON: a text, a list of the texts of pages or slides ("pdf", "pptx"), a message ("eml",
+        "msg"), or a line for each row ("excel").
 
     Raises:
         ValueError: The file cannot be read, or not within the limits; the text says why.
@@ -78,10 +103,11 @@ def _idle_process() -> subprocess.Popen[bytes] | None:
 
 
 def _started() -> subprocess.Popen[bytes]:
-    # -P: this folder has modules whose names other packages use, too.
-    command = [sys.executable, "-P", file_parsers.__file__]
+    command = [sys.executable, "-P", "-m", "raypd.dataset.file_parsers.server"]
+    path = os.pathsep.join(filter(None, [_ROOT, os.environ.get("PYTHONPATH")]))
     return subprocess.Popen(
-        command,
+        [*command, str(_MEMORY), str(_IDLE_MEMORY)],
+        env={**os.environ, "PYTHONPATH": path},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
@@ -139,7 +165,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 def _reason(kind: str, exit_code: int) -> str:
     if exit_code == -signal.SIGXCPU:
         return f"{_NAMES[kind]} that is not read within {SECONDS[kind]} s"
-    memory = file_parsers.MEMORY >> 30
+    memory = _MEMORY >> 30
     return f"{_NAMES[kind]} whose parser crashed or needed more than {memory} GiB of memory"
 
 

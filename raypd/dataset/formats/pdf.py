@@ -4,7 +4,7 @@ import json
 import logging
 
 from raypd.config import InputConfig
-from raypd.dataset.formats.documents import DocumentFormat
+from raypd.dataset.formats.documents import DocumentFormat, in_pages
 from raypd.dataset.parser_process import parse
 from raypd.run import Part
 from raypd.text import counted
@@ -17,6 +17,7 @@ class Pdf(DocumentFormat):
 
     name = "pdf"
     endings = (".pdf",)
+    media_types = ("application/pdf",)
 
     def text(self, data: bytes, part: Part, source: InputConfig) -> str:
         pages = json.loads(parse("pdf", data))
@@ -28,5 +29,4 @@ class Pdf(DocumentFormat):
         if not all(pages):
             empty_pages = pages.count("")
             _log.warning("%s: no text on %d of %s, as on scans", part.name, empty_pages, page_count)
-        # Each page ends as pdftotext ends it; `span.page` counts these form feeds.
-        return "".join(f"{page}\n\f" for page in pages)
+        return in_pages(pages)
