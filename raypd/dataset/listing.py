@@ -108,7 +108,7 @@ def _root_objects(
         if not storage.is_remote(item.path) and os.path.isdir(item.path):
             left_out.add(run_left_out.LINK, item.name)
         else:
-            left_out.add(f"of another type ({what_is_read(source.format)})", item.name)
+            left_out.add(_reason(item.name, source.format), item.name)
     if not has_readable and first_skipped is not None:
         reason = _unsupported(first_skipped.path, source.format)
         if not first_skipped.path.endswith(root):
@@ -166,6 +166,20 @@ def _overlaps(root: str, other_roots: list[str]) -> bool:
         if start.startswith(other_start) or other_start.startswith(start):
             return True
     return False
+
+
+def _reason(name: str, setting: str) -> str:
+    """Return why a file is left out, as the end of the sentence "3 files ...".
+
+    Args:
+        name: The file's name.
+        setting: `input.format`.
+    """
+    for other_setting in ["auto", *formats.settings_by_ending()]:
+        format, _ = Detector(other_setting).detect(name)
+        if format is not None:
+            return f"that input.format={other_setting} reads"
+    return f"of another type ({what_is_read(setting)})"
 
 
 def _unsupported(path: str, setting: str) -> str:

@@ -14,6 +14,7 @@ from warcio.warcwriter import WARCWriter
 from raypd.config import InputConfig
 from raypd.dataset import parser_process
 from raypd.dataset.formats import warc
+from raypd.dataset.look import look
 from raypd.dataset.planner import plan
 from raypd.errors import InputError
 from tests.dataset.test_text_files import pdf, texts, word
@@ -307,3 +308,19 @@ def test_damaged_and_endless_archives_are_unreadable(tmp_path, config, monkeypat
     (tmp_path / "good.warc.gz").write_bytes(good[:-200])
     with pytest.raises(InputError):
         plan(config(str(tmp_path / "good.warc.gz"), **WARC))
+
+
+def test_a_look_takes_what_most_of_a_folder_is(tmp_path) -> None:
+    (tmp_path / "list.tsv").write_text("id\ttitle\n1\ta title of a product\n")
+    assert look(str(tmp_path)).form is None
+    (tmp_path / "report.pdf").write_bytes(pdf("page one"))
+    assert look(str(tmp_path)).form == "files"
+    (tmp_path / "table.csv").write_text("id,title\n" + "1,a title of a product\n" * 10_000)
+    assert look(str(tmp_path)).form is None
+
+
+def test_a_file_that_another_format_reads_is_left_out_with_this_hint(tmp_path, config) -> None:
+    (tmp_path / "a.jsonl").write_text('{"id": 1, "title": "a row"}\n')
+    (tmp_path / "b.pdf").write_bytes(pdf("page one"))
+    (left_out,) = plan(config(str(tmp_path))).left_out
+    assert left_out.reason == "that input.format=files reads"
