@@ -23,6 +23,11 @@ TEXT_FILES = dict.fromkeys((".txt", ".text", ".md", ".markdown"), "text") | {
     ".xml": "xml",
     ".eml": "eml",
     ".msg": "msg",
+    ".png": "picture",
+    ".jpg": "picture",
+    ".jpeg": "picture",
+    ".tif": "picture",
+    ".tiff": "picture",
 }
 # What a format reads, where it is by the ends of names: input.format -> end -> what reads it.
 EXCEL = (".xlsx", ".xlsm", ".xls", ".ods")
@@ -89,6 +94,10 @@ class InputConfig(Section, use_attribute_docstrings=True):
     workbook; files: each .txt, .md, .html, .pdf, .docx, .pptx, .rtf, .epub, .xml, .eml, .msg is a
     document, columns id (its name) and text; warc: each response is one, columns id (its URL),
     text, date, status and content_type; delta, iceberg: path is its folder
+    """
+    ocr: Literal["off", "auto"] = "off"
+    """auto: pages of PDF without text, and pictures (.png, .jpg, .tiff), are recognized where the
+    documents are read (pip install 'raypd[ocr]')
     """
     attachments: Literal["names", "text", "documents"] = "names"
     """Of mails (.eml, .msg): the names of attached files stand with the headers; text: the text of

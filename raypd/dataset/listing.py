@@ -82,7 +82,7 @@ def _root_objects(
     Raises:
         InputError: None of the root's files can be read, or one that a glob matches cannot.
     """
-    detector = Detector(source.format)
+    detector = Detector(source.format, source.ocr != "off")
 
     def note_hidden(item: storage.Object) -> bool:
         format, _ = detector.detect(item.name)
@@ -177,6 +177,8 @@ def _reason(name: str, setting: str) -> str:
     """
     for other_setting in ["auto", *formats.settings_by_ending()]:
         format, _ = Detector(other_setting).detect(name)
+        if format is not None and other_setting == setting:
+            return "that input.ocr=auto reads"
         if format is not None:
             return f"that input.format={other_setting} reads"
     return f"of another type ({what_is_read(setting)})"
@@ -190,6 +192,8 @@ def _unsupported(path: str, setting: str) -> str:
         setting: `input.format`.
     """
     settings = formats.settings_by_ending()
+    if Detector(setting).detect(path)[0] is not None:
+        return f"{path}: a picture, which input.ocr=auto reads (pip install 'raypd[ocr]')"
     if setting in settings:
         return f"{path}: {what_is_read(setting)}"
     for other_setting in settings:

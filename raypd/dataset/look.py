@@ -232,7 +232,7 @@ def _first_file(source: InputConfig) -> InputObject:
     """
     settings = ["auto"]
     if source.format == "auto" and isinstance(source.path, str):
-        settings = _settings_by_bytes(source.path)
+        settings = _settings_by_bytes(source.path, source.ocr != "off")
     first_error: InputError | None = None
     for setting in settings:
         update = {"format": setting} if source.format == "auto" else {}
@@ -245,14 +245,14 @@ def _first_file(source: InputConfig) -> InputObject:
     raise first_error or InputError(f"{source.path}: no documents in it")
 
 
-def _settings_by_bytes(root: str) -> list[str]:
+def _settings_by_bytes(root: str, ocr: bool) -> list[str]:
     """Return the values of `input.format` that may read some data, the most likely one first.
 
     A folder of documents may hold a small table, and one of tables a file that explains them. The
     first files tell, by their bytes, which of the two it is.
     """
     sizes = dict.fromkeys(["auto", *settings_by_ending()], 0)
-    detectors = {setting: Detector(setting) for setting in sizes}
+    detectors = {setting: Detector(setting, ocr) for setting in sizes}
     for item in itertools.islice(storage.find(root), _MOST_FILES):
         for setting, detector in detectors.items():
             format, _ = detector.detect(item.name)

@@ -36,6 +36,9 @@ _VALUE = [
     # Of a document in several (task.too_long), from 0: where the value was found.
     ("window", pa.int32()),
 ]
+# Of a recognized document (input.ocr): left, top, right and bottom of the value's box, as fractions
+# of the page's width and height from its upper left.
+_BOX = pa.field("box", pa.list_(pa.float32()))
 _MODEL = ("model", pa.string())  # that answered, in a run with a cascade: first or second
 VALUE = pa.struct(_VALUE)
 EXTRACTION = pa.schema(
@@ -182,9 +185,16 @@ def columns_of(config: RunConfig) -> pa.Schema:
     """
     if not isinstance(config.task, ExtractionConfig) or config.output.columns == "record":
         schema = SHAPES[config.task.kind].schema
-        if config.cascade.model is None:
+        has_box = _has_box(config)
+        if config.cascade.model is None and not has_box:
             return schema
-        values = pa.field("values", pa.list_(pa.struct([*_VALUE, _MODEL])))
+        fields = list(VALUE)
+        if has_box:
+            number = VALUE.get_field_index("span")
+            fields[number] = pa.field("span", _with_box(VALUE.field(number).type))
+        if config.cascade.model is not None:
+            fields.append(pa.field(*_MODEL))
+        values = pa.field("values", pa.list_(pa.struct(fields)))
         return schema.set(schema.get_field_index("values"), values)
     trees: dict[str, Row] = {}  # column -> its type, in nested objects by name
     for category in config.task.categories.values():
@@ -196,11 +206,20 @@ def columns_of(config: RunConfig) -> pa.Schema:
     return pa.schema([("category", pa.string()), *_fields(trees), ("truncated", pa.bool_())])
 
 
+def _has_box(config: RunConfig) -> bool:
+    """Whether the spans of a run's table have boxes."""
+    return isinstance(config.task, ExtractionConfig) and config.input.ocr != "off"
+
+
+def _with_box(span: pa.StructType) -> pa.StructType:
+    return pa.struct([*span, _BOX])
+
+
 def _details(attribute: Attribute, config: RunConfig) -> Row:
     """What stands beside an attribute's column, in columns `attribute__detail`: its types."""
     details = {"confidence": pa.float32(), "status": pa.string()}
     if attribute.value_type.has_span:
-        details["span"] = _SPAN
+        details["span"] = _with_box(_SPAN) if _has_box(config) else _SPAN
     if isinstance(config.task, ExtractionConfig) and config.task.too_long == "windows":
         details["window"] = pa.int32()
     return details | ({} if config.cascade.model is None else {"model": pa.string()})
@@ -343,7 +362,7 @@ def record_row(row: Row) -> Row:
                 for detail in ("confidence", "span", "window")
             )
             details = {
-                "span": span and {key: span.get(key) for key in ("begin", "end", "page")},
+                "span": span and {key: span[key] for key in span if key != "exact"},
                 "window": window,
             }
             if f"{head}__model" in row:

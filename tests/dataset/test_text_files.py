@@ -127,12 +127,15 @@ def test_html_is_read_as_browsers_do(tmp_path, config, page: bytes, text: str) -
 def test_pages_of_a_pdf_without_text_are_counted(tmp_path, config, caplog):
     (tmp_path / "a.pdf").write_bytes(pdf("one", "", "three"))
     assert texts(tmp_path, config) == {"a.pdf": "one\n\f\n\fthree\n\f"}
-    assert caplog.messages == ["a.pdf: no text on 1 of 3 pages, as on scans"]
+    (message,) = caplog.messages
+    assert message.startswith("a.pdf: no text on 1 of 3 pages, as on scans")
 
 
 def test_nul_characters_and_page_breaks_in_a_pdf_are_dropped(monkeypatch):
     read = pypdf.PageObject.extract_text
-    monkeypatch.setattr(pypdf.PageObject, "extract_text", lambda page: f"\0{read(page)}\f\0")
+    monkeypatch.setattr(
+        pypdf.PageObject, "extract_text", lambda page, **options: f"\0{read(page, **options)}\f\0"
+    )
     assert pdf_pages(pdf("one", "")) == ["one", ""]
 
 

@@ -244,7 +244,7 @@ RESPONSES = (
     ("200 OK", "text/html; charset=iso-8859-1", "<h1>K\xe4se</h1><p>frisch".encode("latin-1")),
     ("301 Moved", "text/html", b"<p>moved"),
     ("200 OK", "text/plain", b"plain words"),
-    ("200 OK", "image/png", b"\x89PNG"),
+    ("200 OK", "audio/ogg", b"OggS"),
     ("200 OK", "application/pdf", pdf("in a PDF")),
 )
 
@@ -266,7 +266,7 @@ def test_each_response_of_a_warc_is_a_document(name, tmp_path, config) -> None:
         "in a PDF\n\f",
     ]
     assert str(documents[1].error).endswith("the server answered with HTTP status 301")
-    assert str(documents[3].error).endswith("a response of type image/png, no document")
+    assert str(documents[3].error).endswith("a response of type audio/ogg, no document")
     first = documents[0]
     assert first.id == first.fields["url"] == "https://example.com/0"
     assert first.fields["status"] == 200

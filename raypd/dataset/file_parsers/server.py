@@ -16,6 +16,7 @@ from typing import Any, BinaryIO
 from raypd.dataset.file_parsers.epub import book_text
 from raypd.dataset.file_parsers.html import visible_text
 from raypd.dataset.file_parsers.mail import mail_of_eml, mail_of_msg
+from raypd.dataset.file_parsers.ocr import recognized_page
 from raypd.dataset.file_parsers.pdf import pdf_pages
 from raypd.dataset.file_parsers.rtf import rtf_text
 from raypd.dataset.file_parsers.slides import slide_texts
@@ -43,7 +44,7 @@ def _rows_as_lines(data: bytes) -> bytes:
 
 
 # The registry: kind -> what reads a file, from its bytes and the limit of the request.
-# All but "excel" return what JSON can hold.
+# All return what JSON can hold.
 _PARSERS: dict[str, Callable[[bytes, int], Any]] = {
     "html": lambda data, limit: visible_text(data.decode()),
     "docx": word_text,
@@ -66,6 +67,8 @@ def _answer(request: dict[str, Any], data: bytes) -> bytes:
     kind = request["kind"]
     if kind == "excel":
         return _rows_as_lines(data)
+    if kind == "ocr":
+        return json.dumps(recognized_page(data, request["page"])).encode()
     return json.dumps(_PARSERS[kind](data, request["limit"])).encode()
 
 

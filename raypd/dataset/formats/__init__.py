@@ -28,6 +28,7 @@ from raypd.dataset.formats.json_lines import JsonLines
 from raypd.dataset.formats.mail import Eml, Msg
 from raypd.dataset.formats.parquet import Parquet
 from raypd.dataset.formats.pdf import Pdf
+from raypd.dataset.formats.picture import Picture
 from raypd.dataset.formats.rtf import Rtf
 from raypd.dataset.formats.slides import Slides
 from raypd.dataset.formats.warc import Warc
@@ -87,6 +88,7 @@ FORMATS: dict[str, Format] = {
         Rtf(),
         Epub(),
         Xml(),
+        Picture(),
         Eml(_document_format),
         Msg(_document_format),
         Warc(_format_of_type),
@@ -104,12 +106,14 @@ class Detector:
 
     Args:
         setting: `input.format`, or "reader" where `input.reader` reads every file.
+        ocr: Whether files that need recognition are taken, too.
     """
 
-    def __init__(self, setting: str) -> None:
+    def __init__(self, setting: str, ocr: bool = True) -> None:
         self._by_ending: dict[str, Format] = {}
         for format in FORMATS.values():
-            if format.setting == setting:
+            needs_ocr = isinstance(format, DocumentFormat) and format.needs_ocr
+            if format.setting == setting and (ocr or not needs_ocr):
                 self._by_ending.update(dict.fromkeys(format.endings, format))
         # Where the setting names one format, every file is read as this one.
         self._only: Format | None = None

@@ -17,6 +17,8 @@ from raypd.run import Part
 # The columns of the only row of such a file: its name and its text.
 ID = "id"
 TEXT = "text"
+# The field of a row that holds the boxes of its text (a list of `TextBox`); it is no column.
+BOXES = "\0boxes"
 # Bytes that a file may have for each byte of its text, such as tags, or the pictures of a PDF.
 MARKUP = 16
 
@@ -31,6 +33,8 @@ class DocumentFormat(RowFormat):
     markup: ClassVar[int] = MARKUP
     # Names of the format in mails and on the web.
     media_types: ClassVar[tuple[str, ...]] = ()
+    # Whether files of this format are read by recognition (OCR) alone.
+    needs_ocr: ClassVar[bool] = False
 
     @abstractmethod
     def text(self, data: bytes, part: Part, source: InputConfig) -> str:
@@ -55,7 +59,15 @@ class DocumentFormat(RowFormat):
 
     def _fields(self, data: bytes, part: Part, source: InputConfig) -> Fields:
         self.check_size(data, source)
-        return {ID: part.name, TEXT: self.text(data, part, source)}
+        return {ID: part.name, **self.content(data, part, source)}
+
+    def content(self, data: bytes, part: Part, source: InputConfig) -> Fields:
+        """Return the text of a file as a field, and the boxes of a text that was recognized.
+
+        Raises:
+            ValueError: The file cannot be read; the text says why.
+        """
+        return {TEXT: self.text(data, part, source)}
 
     def check_size(self, data: bytes, source: InputConfig) -> None:
         """Refuse a file that is too large.

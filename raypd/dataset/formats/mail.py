@@ -32,11 +32,10 @@ class MailFormat(DocumentFormat):
         message = json.loads(parse(self.name, data))
         pieces = [self._message_text(message)]
         if source.attachments == "text":
-            for number in self._readable(message):
+            for number in self._readable(message, source):
                 name, content = _attached_file(message, number)
-                pieces.append(
-                    f"--- {name} ---\n{self._attachment_text(name, content, part, source)}"
-                )
+                text = self._attachment(name, content, part, source)[TEXT]
+                pieces.append(f"--- {name} ---\n{text}")
         return "\n\n".join(pieces)
 
     def count(self, part: Part, config: RunConfig) -> tuple[RowGroups, SeenColumns]:
@@ -47,7 +46,7 @@ class MailFormat(DocumentFormat):
         # What is wrong with the file shows when its only row is read.
         with contextlib.suppress(ValueError):
             message = self._message(self._data(part, config.input), config.input)
-            for number in self._readable(message):
+            for number in self._readable(message, config.input):
                 _, content = _attached_file(message, number)
                 groups.append((1, len(content)))
         return groups, columns
@@ -70,7 +69,7 @@ class MailFormat(DocumentFormat):
             yield SourceRow(0, "", partial(_fail, str(error)))
             return
         yield SourceRow(0, "", lambda: {ID: part.name, TEXT: self._message_text(message)})
-        for row, number in enumerate(self._readable(message), 1):
+        for row, number in enumerate(self._readable(message, source), 1):
             name, content = _attached_file(message, number)
             fields = partial(self._attachment_fields, f"{part.name}/{name}", content, part, source)
             yield SourceRow(row, f"attachment {name}", fields)
@@ -82,20 +81,21 @@ class MailFormat(DocumentFormat):
     def _attachment_fields(
         self, id: str, content: bytes, part: Part, source: InputConfig
     ) -> Fields:
-        return {ID: id, TEXT: self._attachment_text(id, content, part, source)}
+        return {ID: id, **self._attachment(id, content, part, source)}
 
-    def _attachment_text(self, name: str, content: bytes, part: Part, source: InputConfig) -> str:
+    def _attachment(self, name: str, content: bytes, part: Part, source: InputConfig) -> Fields:
         format = self._format_of(name)
         assert format is not None
         # The attachments of an attached message are named, not read.
         inner_source = source.model_copy(update={"attachments": "names"})
-        return format.text(content, part, inner_source)
+        return format.content(content, part, inner_source)
 
-    def _readable(self, message: Any) -> list[int]:
+    def _readable(self, message: Any, source: InputConfig) -> list[int]:
         """Return the numbers of the attachments that raypd reads."""
         numbers = []
         for number, attachment in enumerate(message["attachments"]):
-            if self._format_of(attachment["name"]) is not None:
+            format = self._format_of(attachment["name"])
+            if format is not None and (source.ocr != "off" or not format.needs_ocr):
                 numbers.append(number)
         return numbers
 

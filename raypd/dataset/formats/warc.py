@@ -120,7 +120,7 @@ class Warc(Format):
         elif charset is not None and isinstance(format, Text):
             text = decode(payload, charset, "replace")
         else:
-            text = format.text(payload, part, source)
+            return {**fields, **format.content(payload, part, source)}
         return {**fields, TEXT: text}
 
 
