@@ -28,6 +28,8 @@ from tests.processes import start
 TITLES = {"text_columns": ["title"], "category_column": None}
 _CLUSTER_KEYS = (
     "executor",
+    "readers",
+    "cpus_per_worker",
     "unit_documents",
     "units_in_flight",
     "unit_bytes",

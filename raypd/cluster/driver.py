@@ -1,6 +1,7 @@
 """Run an extraction: plan, skip committed units, run the others on workers, write the manifest."""
 
 import contextlib
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -269,8 +270,18 @@ class DriverSession:
             self.units = self.planned.units
             self._run(executor, accounts, singles, len(singles))
         self._update_display()
+        self._show_read_by_workers(executor.read_by_workers)
         if accounts.held:
             raise accounts.reached()
+
+    def _show_read_by_workers(self, units: Counter[str]) -> None:
+        """Say how many units were to be read ahead and were read by workers instead, and why."""
+        if units:
+            reasons = [f"{count} because {why}" for why, count in units.most_common()]
+            total = counted(units.total(), "unit")
+            self._display.say(
+                f"{total} of the input had to be read by workers: {'; '.join(reasons)}"
+            )
 
     def _run(
         self, executor: "Executor", accounts: "Accounts", units: Iterable[Unit], count: int

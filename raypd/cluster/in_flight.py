@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from raypd.answering.request_queue import Progress
+from raypd.cluster.unit_block import UnitBlock
 from raypd.errors import RunError
 from raypd.run.unit import Unit, UnitResult
 
@@ -65,6 +66,7 @@ class Assignment:
     """A unit in flight on a worker."""
 
     unit: Unit
+    block: UnitBlock | None = None  # its documents, if they were read ahead
     since: float = field(default_factory=time.monotonic)
     progress: Progress = field(default_factory=Progress)  # as last reported
     reported: float = 0.0  # when it was reported

@@ -7,14 +7,16 @@ in time it finishes, and the rest it hands back.
 """
 
 import math
+import posixpath
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Set
 from functools import cached_property
 from typing import Any
 
 import ray
 
+from raypd.cluster.document_stream import DocumentStream, StreamedUnit
 from raypd.cluster.faulty_gpus import workers_left
 from raypd.cluster.in_flight import Assignment, Deaths, Ended, Tick, WorkerHandle
 from raypd.cluster.nodes import NodeWatch, draining_message, is_alive
@@ -60,10 +62,13 @@ class PoolExecutor:
         self.workers: list[WorkerHandle] = []
         self.nodes = NodeWatch()
         self._max_workers = cluster.max_workers  # as many as have a GPU that is not faulty
-        self._returned: deque[Unit] = deque()  # units that were in flight and are not committed
+        # Units that were in flight and are not committed.
+        self._returned: deque[StreamedUnit] = deque()
         # Workers that pin a faulty GPU so that nothing else is scheduled on it.
         self._pinning: list[WorkerHandle] = []
         self._source: Iterator[Unit] = iter(())
+        self._stream: DocumentStream | None = None
+        self.read_by_workers: Counter[str] = Counter()  # units that were to be read ahead, by why
         self._exhausted = False  # whether the source has no more units
         self._remaining = 0  # units that have not ended
         self._deaths = Deaths()
@@ -88,8 +93,25 @@ class PoolExecutor:
         self._source = (unit for unit in units if unit.id not in done)
         self._remaining = count
         self._exhausted = False
+        if self.cluster.readers != 0:
+            self._stream = DocumentStream(
+                posixpath.basename(self.spec.output),
+                self._source,
+                self.spec.config,
+                self.resources,
+            )
+        try:
+            yield from self._run()
+        finally:
+            if self._stream is not None:
+                self._stream.close()
+                self._stream = None
+
+    def _run(self) -> Iterator[Ended | Tick]:
         while True:
             self._watch_nodes()
+            if self._stream is not None and not self.closing:
+                self._stream.prepare()
             self._assign()
             self._resize()
             if self._all_assigned() and not any(worker.assignments for worker in self.workers):
@@ -149,28 +171,40 @@ class PoolExecutor:
             for worker in self.workers:
                 if not worker.ready or worker.draining or len(worker.assignments) != depth:
                     continue
-                unit = None if self.closing else self._next()
-                if unit is None:
+                streamed = None if self.closing else self._next(is_idle=depth == 0)
+                if streamed is None:
                     break
-                if not self.admit(unit, depth):
-                    self._returned.appendleft(unit)
+                if not self.admit(streamed.unit, depth):
+                    self._returned.appendleft(streamed)
                     break
-                self._start(worker, unit)
+                self._start(worker, streamed)
         if self._all_assigned() and not self.closing:
             self._steal()
 
-    def _next(self) -> Unit | None:
-        """Take the next unit to begin, or None if there is none."""
+    def _next(self, is_idle: bool) -> StreamedUnit | None:
+        """Take the next unit to begin, or None if there is none now.
+
+        Args:
+            is_idle: Whether the worker that gets the unit has no other one.
+        """
         if self._returned:
             return self._returned.popleft()
         if self._exhausted:
             return None
-        unit = next(self._source, None)
-        self._exhausted = unit is None
-        return unit
+        try:
+            if self._stream is None:
+                return StreamedUnit(next(self._source))
+            streamed = self._stream.next(waiting=is_idle)
+        except StopIteration:
+            self._exhausted = True
+            return None
+        if streamed is not None and streamed.why_not:
+            self.read_by_workers[streamed.why_not] += 1
+        return streamed
 
-    def _start(self, worker: WorkerHandle, unit: Unit) -> None:
-        worker.assignments[worker.actor.run.remote(unit)] = Assignment(unit)
+    def _start(self, worker: WorkerHandle, streamed: StreamedUnit) -> None:
+        reference = worker.actor.run.remote(streamed.unit, block=streamed.block)
+        worker.assignments[reference] = Assignment(streamed.unit, streamed.block)
 
     def _steal(self) -> None:
         """Ask busy workers for units that they have not begun, one for each idle worker."""
@@ -296,8 +330,10 @@ class PoolExecutor:
         if result.fatal:
             raise RunError(result.error)
         if result.handed_back:
-            self._returned.appendleft(assignment.unit)
+            self._returned.appendleft(StreamedUnit(assignment.unit, assignment.block))
             return
+        if result.why_read:
+            self.read_by_workers[result.why_read] += 1
         if result.error is None:
             seconds = time.monotonic() - assignment.since
             self._unit_seconds += 0.2 * (seconds - self._unit_seconds)
@@ -311,8 +347,9 @@ class PoolExecutor:
         The next worker reads on storage whether a unit is to blame (UnitLog).
         """
         self._end(worker)  # the process may only be out of reach
+        for assignment in reversed(worker.assignments.values()):
+            self._returned.appendleft(StreamedUnit(assignment.unit, assignment.block))
         units = [assignment.unit for assignment in worker.assignments.values()]
-        self._returned.extendleft(reversed(units))
         preempted = worker.draining or getattr(error, "preempted", False)
         node_lost = preempted or (worker.node and not is_alive(worker.node))
         if node_lost:

@@ -9,6 +9,7 @@ import logging
 import pickle
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Set
 from functools import partial
 from itertools import islice
@@ -85,6 +86,7 @@ class RayDataExecutor:
         self._done: set[str] = set()  # units that have ended
         self._left = 0  # of the run, that have not
         self._begun: dict[str, str] = {}  # unit -> the worker that may work on it
+        self.read_by_workers: Counter[str] = Counter()
         self._former: set[str] = set()  # workers of passes before
         self._thread: threading.Thread | None = None
         # It would say of each worker that it died.

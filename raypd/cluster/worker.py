@@ -32,6 +32,7 @@ from raypd.answering.request_queue import (
 from raypd.billing import energy
 from raypd.billing.meter import Meter
 from raypd.cluster.faulty_gpus import FaultLog
+from raypd.cluster.unit_block import UnitBlock, fetch_documents
 from raypd.config import RunConfig
 from raypd.dataset import read_unit, writer
 from raypd.errors import InputError, UserError
@@ -157,6 +158,8 @@ class DecodeWorker(EngineActor):
         self._unfit: str | None = None  # why this worker cannot process any unit
         self._faulty_gpu: str | None = None  # why its GPU must not be used
         self._attempts: dict[str, Attempt] = {}  # at the units in flight
+        self._blocks: dict[str, UnitBlock] = {}  # of units in flight that were read ahead
+        self._why_read: dict[str, str] = {}  # why units in flight were read here after all
         self._faults = FaultLog(spec.output, self.node, self.meter.id, self.watch.is_lost)
         self.log = UnitLog(spec.output, spec.session, self.node, self.meter.id, nodes.is_alive)
         # One slot for each unit in flight. The entry lock lets a unit that needs all slots collect
@@ -202,21 +205,30 @@ class DecodeWorker(EngineActor):
         if self.loaded:
             self.request_queue.cancel(unit, only_waiting)
 
-    def run(self, unit: Unit, admit: Callable[[bool], bool] = lambda died: True) -> UnitResult:
+    def run(
+        self,
+        unit: Unit,
+        admit: Callable[[bool], bool] = lambda died: True,
+        block: UnitBlock | None = None,
+    ) -> UnitResult:
         """Process a unit until it is committed, handed back or given up.
 
         Args:
             unit: The unit.
+            block: Its documents, if they were read ahead.
             admit: Returns whether an attempt may begin, given whether the last one's process died.
         """
         if self._unfit is not None:
             return UnitResult(error=self._unfit, fatal=True)
+        if block is not None:
+            self._blocks[unit.id] = block
         for earlier_tries in range(_MAX_TRIES):
             result = self._try(unit, earlier_tries > 0, admit)
             if not result.retry or earlier_tries == _MAX_TRIES - 1:
                 break
             time.sleep(_RETRY_SECONDS * (earlier_tries + 1))
-        return result
+        self._blocks.pop(unit.id, None)
+        return replace(result, why_read=self._why_read.pop(unit.id, ""))
 
     def _try(self, unit: Unit, is_retry: bool, admit: Callable[[bool], bool]) -> UnitResult:
         """Try to process a unit, and turn every error into a result."""
@@ -330,7 +342,7 @@ class DecodeWorker(EngineActor):
         if writer.is_committed(output, unit.id, partition):
             return writer.read_summary(output, unit.id)
         with self.request_queue.unit(unit.id) as state:
-            documents = read_unit(unit, self.config)
+            documents = self._read(unit)
             self.request_queue.count(
                 state, {document.index: billed_as(document, self.config) for document in documents}
             )
@@ -362,6 +374,15 @@ class DecodeWorker(EngineActor):
                 return writer.read_summary(output, unit.id)
             self.meter.commit(unit.id, usage, ok, failed)
             return summary
+
+    def _read(self, unit: Unit) -> list[Document]:
+        """Return the documents of a unit, from its block if there is a usable one."""
+        block = self._blocks.pop(unit.id, None)
+        if block is not None:
+            documents, self._why_read[unit.id] = fetch_documents(unit, block)
+            if documents is not None:
+                return documents
+        return read_unit(unit, self.config)
 
     def _answer(
         self, state: UnitState, documents: list[Document], unit: str, attempt: Attempt

@@ -41,6 +41,13 @@ class ClusterConfig(Section, use_attribute_docstrings=True):
     """Who gives units to workers: raypd's own pool of actors, or Ray Data; docs/reliability.md
     compares them
     """
+    readers: Literal["auto"] | Annotated[int, Field(ge=0)] = "auto"
+    """Tasks that read and parse input ahead of the workers, at most; auto: the CPUs that workers
+    leave free; 0: workers read their input themselves
+    """
+    read_ahead_mb: int = Field(
+        256, ge=1, description="Most megabytes of documents read ahead, for each worker"
+    )
     units_in_flight: int = Field(
         2, ge=1, description="Units a worker overlaps, so that it does not drain between two"
     )

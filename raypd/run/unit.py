@@ -148,6 +148,8 @@ class UnitResult:
     fatal: bool = False  # whether no worker can process any unit
     handed_back: bool = False  # whether the scheduler took the unit back
     unreadable: bool = False  # whether only the input is at fault
+    # Why the worker had to read the unit although readers were to read it ahead; "" if it had not.
+    why_read: str = ""
 
     @property
     def done(self) -> bool:
