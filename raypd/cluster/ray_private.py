@@ -121,27 +121,6 @@ def autoscales() -> bool:
     return False
 
 
-class DataExecution:
-    """As Ray Data's ExecutionCallback: it has no public way to end what streams before its dataset
-    is through.
-    """
-
-    _latest: Any = None
-
-    def before_execution_starts(self, executor: Any) -> None:
-        DataExecution._latest = executor
-
-    def on_execution_step(self, *_: Any) -> None: ...
-
-    after_execution_succeeds = after_execution_fails = on_execution_step
-
-    @classmethod
-    def end(cls) -> None:
-        """Ends the latest execution and its actors; nothing where it has ended."""
-        if cls._latest is not None:
-            cls._latest.shutdown(force=True)
-
-
 class DatasetShare(NamedTuple):
     """What one dataset may take of the cluster."""
 

@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
@@ -135,10 +135,7 @@ class EngineActor:
 
         # Answers are worth more than their bill, so no error of the ledger ends the worker.
         try:
-            units = self.progress().values()
-            answered = sum(unit.answered for unit in units)
-            failed = sum(unit.failed for unit in units)
-            reference = self._ledger.report.remote(self.meter.report(), (answered, failed))
+            reference = self._ledger.report.remote(self.meter.report())
             ray.wait([reference], timeout=_LEDGER_SECONDS)
         except Exception as error:
             print(
@@ -149,7 +146,7 @@ class EngineActor:
 
 
 class DecodeWorker(EngineActor):
-    """Processes units. The executors call `run`, everybody else `run_unit`."""
+    """Processes units. The pool calls `run`, everybody else `run_unit`."""
 
     def __init__(self, spec: WorkerSpec) -> None:
         super().__init__(spec.config, spec.gpus, spec.ledger)
@@ -208,7 +205,6 @@ class DecodeWorker(EngineActor):
     def run(
         self,
         unit: Unit,
-        admit: Callable[[bool], bool] = lambda died: True,
         block: UnitBlock | None = None,
     ) -> UnitResult:
         """Process a unit until it is committed, handed back or given up.
@@ -216,24 +212,23 @@ class DecodeWorker(EngineActor):
         Args:
             unit: The unit.
             block: Its documents, if they were read ahead.
-            admit: Returns whether an attempt may begin, given whether the last one's process died.
         """
         if self._unfit is not None:
             return UnitResult(error=self._unfit, fatal=True)
         if block is not None:
             self._blocks[unit.id] = block
         for earlier_tries in range(_MAX_TRIES):
-            result = self._try(unit, earlier_tries > 0, admit)
+            result = self._try(unit, earlier_tries > 0)
             if not result.retry or earlier_tries == _MAX_TRIES - 1:
                 break
             time.sleep(_RETRY_SECONDS * (earlier_tries + 1))
         self._blocks.pop(unit.id, None)
         return replace(result, why_read=self._why_read.pop(unit.id, ""))
 
-    def _try(self, unit: Unit, is_retry: bool, admit: Callable[[bool], bool]) -> UnitResult:
+    def _try(self, unit: Unit, is_retry: bool) -> UnitResult:
         """Try to process a unit, and turn every error into a result."""
         try:
-            return self._try_once(unit, is_retry, admit)
+            return self._try_once(unit, is_retry)
         except Cancelled:
             return UnitResult(handed_back=True)
         except UserError as error:
@@ -249,13 +244,11 @@ class DecodeWorker(EngineActor):
         except Exception:
             return UnitResult(error=traceback.format_exc())
 
-    def _try_once(self, unit: Unit, is_retry: bool, admit: Callable[[bool], bool]) -> UnitResult:
+    def _try_once(self, unit: Unit, is_retry: bool) -> UnitResult:
         if writer.is_committed(self.spec.output, unit.id, self.config.output.partition):
             summary = writer.read_summary(self.spec.output, unit.id)
             return UnitResult(ok=summary.ok, failed=summary.failed)
-        attempt, died = self.log.next(unit.id)
-        if not admit(died):
-            return UnitResult(handed_back=True)
+        attempt, _ = self.log.next(unit.id)
         if attempt is None:
             self.log.end(unit.id)
             reason = retry_policy.failure_reason(self.spec.output, unit.id)

@@ -37,10 +37,6 @@ class ClusterConfig(Section, use_attribute_docstrings=True):
     """A run ends early when more than this share of its documents, from a hundred on, has failed;
     1.0: only when all
     """
-    executor: Literal["pool", "ray_data"] = "pool"
-    """Who gives units to workers: raypd's own pool of actors, or Ray Data; docs/reliability.md
-    compares them
-    """
     readers: Literal["auto"] | Annotated[int, Field(ge=0)] = "auto"
     """Tasks that read and parse input ahead of the workers, at most; auto: the CPUs that workers
     leave free; 0: workers read their input themselves

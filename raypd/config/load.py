@@ -15,7 +15,7 @@ from ruamel.yaml.error import YAMLError
 
 from raypd.config import KINDS, Attribute, Category, RunConfig, redact
 from raypd.config.model import METHOD_OPTIONS
-from raypd.config.moved import MOVED, moved_to
+from raypd.config.moved import MOVED, REMOVED, moved_to
 from raypd.config.options import OptionsError, read
 from raypd.config.schema import categories_of, is_file
 from raypd.config.yaml_file import YamlFile, parse
@@ -104,6 +104,10 @@ def with_current_keys(recorded: dict[str, Any]) -> dict[str, Any]:
     Options of decoding methods other than its own, which that release recorded too, are left out.
     """
     tree = copy.deepcopy(recorded)
+    for removed in REMOVED:
+        section, _, name = removed.partition(".")
+        if isinstance(tree.get(section), dict):
+            tree[section].pop(name, None)
     for old, new in MOVED.items():
         section, _, name = old.partition(".")
         if not isinstance(tree.get(section), dict) or name not in tree[section]:
