@@ -3,6 +3,7 @@ packages.
 """
 
 import ast
+import importlib
 import re
 import subprocess
 import sys
@@ -20,6 +21,7 @@ PACKAGE = ROOT / "raypd"
 ROOMS = (
     "__init__",
     "errors",
+    "lazy",
     "decoding",
     "schema",
     "config",
@@ -90,6 +92,43 @@ def test_imports_run_downward(file):
                 {"triton"} if file in NEEDS_TRITON else set()
             )
             assert parts[0] in allowed, f"decoding imports {name}"
+
+
+@pytest.mark.parametrize(
+    "file", sorted(PACKAGE.rglob("*.py")), ids=lambda file: str(file.relative_to(PACKAGE))
+)
+def test_a_room_imports_only_what_other_rooms_export(file):
+    room = file.relative_to(PACKAGE).parts[0].removesuffix(".py")
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                parts = alias.name.split(".")
+                assert parts[0] != "raypd" or len(parts) < 3 or parts[1] == room, (
+                    f"line {node.lineno}: {alias.name} is inside another room; "
+                    f"write `from raypd.{parts[1]} import ...`"
+                )
+        if not isinstance(node, ast.ImportFrom) or not node.module:
+            continue
+        parts = node.module.split(".")
+        if parts[0] != "raypd" or len(parts) < 2 or parts[1] == room:
+            continue
+        assert len(parts) == 2, (
+            f"line {node.lineno}: {node.module} is inside another room; "
+            f"export the name in raypd/{parts[1]}/__init__.py and import it from there"
+        )
+
+
+@pytest.mark.parametrize("room", [room for room in ROOMS if (PACKAGE / room).is_dir()])
+def test_the_exports_of_a_room_exist_and_are_those_that_type_checkers_see(room):
+    module = importlib.import_module(f"raypd.{room}")
+    declared = set()
+    for node in ast.walk(ast.parse((PACKAGE / room / "__init__.py").read_text())):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(f"raypd.{room}"):
+            declared |= {alias.asname or alias.name for alias in node.names}
+    exported = set(getattr(module.__dict__.get("__getattr__"), "names", declared))
+    assert exported == declared
+    for name in declared:
+        assert getattr(module, name) is not None
 
 
 def test_decoding_imports_where_nothing_else_is_installed():

@@ -14,9 +14,7 @@ from raypd import storage
 from raypd.billing.bill import Bill, NodeTime
 from raypd.billing.meter import TOKEN_COUNTS, Seconds, WorkerTime, added, coarser, zero
 from raypd.config import ModelConfig, RunConfig
-from raypd.run import layout, records
-from raypd.run.unit import UnitSummary
-from raypd.run.usage import FIRST, SECOND, RunCost, Usage
+from raypd.run import FIRST, SECOND, RunCost, UnitSummary, Usage, layout, records
 
 _MAX_POINTS = 2000  # of the series
 _MAX_SPANS = 4000  # of all workers together

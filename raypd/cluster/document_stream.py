@@ -25,7 +25,7 @@ from raypd.cluster.ray_private import DatasetShare
 from raypd.cluster.ray_session import WorkerResources
 from raypd.cluster.unit_block import STREAM_FAILED, STREAM_STALLED, UnitBlock
 from raypd.config import ClusterConfig, RunConfig
-from raypd.run.unit import Unit
+from raypd.run import Unit
 
 if TYPE_CHECKING:  # importing Ray Data takes a second, which a run without readers saves
     from raypd.cluster.read_pass import ReadBlock, ReadPass

@@ -19,10 +19,7 @@ import ray
 
 import raypd.cluster.machines as machines
 from raypd import storage
-from raypd.billing import bill as billing
-from raypd.billing import book, prices
-from raypd.billing.bill import Bill
-from raypd.billing.meter import WorkerTime
+from raypd.billing import Bill, WorkerTime, bill as billing, book, prices
 from raypd.cluster.metrics import Metrics
 from raypd.config import RunConfig
 from raypd.errors import ConfigError

@@ -20,7 +20,7 @@ import raypd.cluster.ray_private as ray_private
 from raypd import storage
 from raypd.cluster.unit_block import read_block
 from raypd.config import RunConfig
-from raypd.run.unit import Unit
+from raypd.run import Unit
 
 _MAX_READ_RETRIES = 2  # of a read task whose process died
 _END_SECONDS = 10.0  # to wait for the thread of an execution that is ended

@@ -11,8 +11,8 @@ import ray
 
 from raypd.config import RunConfig
 from raypd.dataset import read_unit
-from raypd.run.unit import Unit
-from raypd.tasks.base import Document
+from raypd.run import Unit
+from raypd.tasks import Document
 
 _FETCH_SECONDS = 60.0  # to wait for a block in a worker
 

@@ -21,7 +21,7 @@ from typing import Any
 
 import ray
 
-from raypd.answering.request_queue import Progress
+from raypd.answering import Progress
 from raypd.cluster.document_stream import DocumentStream, StreamedUnit
 from raypd.cluster.faulty_gpus import workers_left
 from raypd.cluster.nodes import NodeWatch, draining_message, is_alive
@@ -30,8 +30,7 @@ from raypd.cluster.unit_block import UnitBlock
 from raypd.cluster.worker import DecodeWorker, WorkerSpec
 from raypd.config import ClusterConfig
 from raypd.errors import RunError
-from raypd.run import retry_policy
-from raypd.run.unit import Unit, UnitResult
+from raypd.run import Unit, UnitResult, retry_policy
 from raypd.text import Say
 
 _WAIT_SECONDS = 0.25

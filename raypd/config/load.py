@@ -13,14 +13,14 @@ from typing import Any
 from pydantic import ValidationError
 from ruamel.yaml.error import YAMLError
 
-from raypd.config import KINDS, Attribute, Category, RunConfig, redact
+from raypd.config import KINDS, Category, RunConfig, redact
 from raypd.config.model import METHOD_OPTIONS
 from raypd.config.moved import MOVED, REMOVED, moved_to
 from raypd.config.options import OptionsError, read
 from raypd.config.schema import categories_of, is_file
 from raypd.config.yaml_file import YamlFile, parse
 from raypd.errors import ConfigError, did_you_mean, raised_as
-from raypd.schema.section import Section
+from raypd.schema import Attribute, Section
 
 _PATHS = (
     "input.path",

@@ -20,7 +20,7 @@ from raypd.config.load import (
     value_of,
 )
 from raypd.errors import ConfigError, RunError, raised_as
-from raypd.schema.section import Section
+from raypd.schema import Section
 
 _MARK = "# Written by {}."
 

@@ -19,11 +19,16 @@ import pyarrow.parquet as pq
 from raypd import storage
 from raypd.config import RunConfig
 from raypd.errors import ConfigError, Damaged, RunError
-from raypd.run import layout
-from raypd.run.records import encoded, from_json
-from raypd.run.unit import UnitSummary
-from raypd.tasks.base import Document, Record
-from raypd.tasks.columns import OWN, columns_of, parts_of, record_row, typed_row
+from raypd.run import UnitSummary, encoded, from_json, layout
+from raypd.tasks import (
+    Document,
+    Record,
+    columns as tasks_columns,
+    columns_of,
+    parts_of,
+    record_row,
+    typed_row,
+)
 
 COUNTS = ("prefill_tokens", "shared_tokens", "decode_tokens", "steps")
 _SUMMARY_KEY = b"raypd"  # in the metadata of the file's schema
@@ -62,12 +67,12 @@ def output_schema(task_columns: pa.Schema, partition: Iterable[str] = ()) -> pa.
         ConfigError: A partition's key is the name of a column.
         ValueError: A column of the task is called like one of raypd's own.
     """
-    repeated = set(OWN.names) & set(task_columns.names)
+    repeated = set(tasks_columns.OWN.names) & set(task_columns.names)
     if repeated:
         raise ValueError(
             f"the task's columns {sorted(repeated)} are names that every output has already"
         )
-    schema = pa.schema([*OWN, *task_columns])
+    schema = pa.schema([*tasks_columns.OWN, *task_columns])
     for key in partition:
         if key in schema.names:
             raise ConfigError(
@@ -141,7 +146,7 @@ def _writable(row: dict[str, Any], schema: pa.Schema) -> dict[str, Any]:
         pa.Table.from_pylist([row], schema)
         return row
     except _MISFITS as error:
-        error_row = {name: row.get(name) for name in OWN.names}
+        error_row = {name: row.get(name) for name in tasks_columns.OWN.names}
         error_row["status"] = "error"
         error_row["error"] = _printable(f"the answer cannot be written: {error}")
         return error_row

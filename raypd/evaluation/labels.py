@@ -5,12 +5,11 @@ from itertools import chain
 from typing import Any
 
 from raypd import storage
-from raypd.config import Attribute
-from raypd.dataset import writer
-from raypd.dataset.label_file import label_rows
+from raypd.dataset import label_rows, writer
 from raypd.errors import InputError, raised_as
-from raypd.run.load import NoRun, load_record
-from raypd.tasks.labels import labels_of
+from raypd.run import NoRun, load_record
+from raypd.schema import Attribute
+from raypd.tasks import labels_of
 
 Row = dict[str, Any]
 Answers = dict[str, list[Row]]  # document id -> the rows that answer it; no rows if it failed

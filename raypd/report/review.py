@@ -14,17 +14,23 @@ from typing import Any
 
 import raypd.report.page as page
 from raypd import storage
-from raypd.config import Attribute, Category, ExtractionConfig, RunConfig
+from raypd.config import Category, ExtractionConfig, RunConfig
 from raypd.dataset import delimited, planner, read_unit, writer
 from raypd.errors import ConfigError, InputError, raised_as
 from raypd.report.texts import marked, text_in
-from raypd.run.load import load_run
-from raypd.run.read import by_document, spread
-from raypd.tasks.base import Document
-from raypd.tasks.columns import RowValue, record_of, record_row, row_values, value_row
-from raypd.tasks.documents import input_fields
-from raypd.tasks.labels import typed
-from raypd.tasks.values import check
+from raypd.run import by_document, load_run, spread
+from raypd.schema import Attribute
+from raypd.tasks import (
+    Document,
+    RowValue,
+    input_fields,
+    labels as tasks_labels,
+    record_of,
+    record_row,
+    row_values,
+    value_row,
+    values as tasks_values,
+)
 from raypd.text import is_formula
 
 PAGE = "review.html"
@@ -207,7 +213,7 @@ class _Labels:
                 f"{first_value!r} on line {first_line}; delete one of these lines"
             )
         with raised_as(InputError, f"{self._file}:{line}", ValueError):
-            self.values.setdefault(position, {})[name] = typed(attribute, value)
+            self.values.setdefault(position, {})[name] = tasks_labels.typed(attribute, value)
 
     def record(self, position: Position, values: Mapping[str, Any]) -> dict[str, Any]:
         """Return the record of a document; its null values are kept."""
@@ -256,7 +262,7 @@ def _with_uncertain(value: RowValue, category: Category) -> RowValue:
     if value.status != "unsure" or value.raw is None:
         return value
     attribute = next(attribute for attribute in category.attributes if attribute.name == value.name)
-    checked = check(attribute, value.raw)
+    checked = tasks_values.check(attribute, value.raw)
     return replace(value, value=value_row(value.name, checked.value, "ok", None)["value"])
 
 

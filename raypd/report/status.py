@@ -7,13 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from raypd import storage
-from raypd.billing.bill import Bill
-from raypd.dataset.plan import PlanTotals
+from raypd.billing import Bill
+from raypd.dataset import PlanTotals
 from raypd.report.data import RunFiles, is_fake
 from raypd.report.sample import failed_documents
 from raypd.report.units import CommittedUnit, Units, read_unit
-from raypd.run.load import load_record
-from raypd.run.read import spread
+from raypd.run import load_record, spread
 from raypd.text import clean, counted
 from raypd.verify import dead_letters
 

@@ -6,9 +6,7 @@ from dataclasses import dataclass, field
 from raypd import storage
 from raypd.dataset import writer
 from raypd.errors import RunError
-from raypd.run import layout
-from raypd.run.read import spread
-from raypd.run.unit import UnitSummary
+from raypd.run import UnitSummary, layout, spread
 
 # More units than this are read in part, evenly spread, and their figures scaled up.
 READ_UNITS = 20_000

@@ -11,8 +11,7 @@ import pyarrow.compute as pc
 
 from raypd import storage
 from raypd.dataset import writer
-from raypd.run import read, retry_policy
-from raypd.run.layout import is_nightly
+from raypd.run import is_nightly, read, retry_policy
 from raypd.verify.table_object import objects, read_object
 
 # Examples per reason.

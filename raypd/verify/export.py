@@ -10,13 +10,12 @@ from pathlib import Path
 import pyarrow as pa
 
 from raypd import storage
-from raypd.config.load import with_changes
+from raypd.config import with_changes
 from raypd.dataset import writer
 from raypd.errors import ConfigError
-from raypd.run.layout import is_nightly
-from raypd.run.load import load_run
+from raypd.run import is_nightly, load_run
 from raypd.storage import local
-from raypd.tasks.columns import columns_of
+from raypd.tasks import columns_of
 from raypd.text import clean, is_formula
 from raypd.verify.scratch import Scratch
 from raypd.verify.table_object import objects, read_object
