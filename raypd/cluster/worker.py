@@ -158,7 +158,7 @@ class DecodeWorker(EngineActor):
         # One slot for each unit in flight. The entry lock lets a unit that needs all slots collect
         # them without being overtaken.
         self._entry = threading.Lock()
-        self._slots = threading.Semaphore(self.config.cluster.units_in_flight)
+        self._slots = threading.Semaphore(self.config.cluster.max_units_in_flight)
         try:
             self._prepare()
         except Exception as error:
@@ -202,15 +202,18 @@ class DecodeWorker(EngineActor):
         self,
         unit: Unit,
         block: UnitBlock | None = None,
+        starved: float = 0.0,
     ) -> UnitResult:
         """Process a unit until it is committed, handed back or given up.
 
         Args:
             unit: The unit.
             block: Its documents, if they were read ahead.
+            starved: Seconds for which this worker has had nothing to do because no unit was read.
         """
         if self._unfit is not None:
             return UnitResult(error=self._unfit, fatal=True)
+        self.meter.starved(starved)
         if block is not None:
             self._blocks[unit.id] = block
         for earlier_tries in range(_MAX_TRIES):
@@ -219,7 +222,11 @@ class DecodeWorker(EngineActor):
                 break
             time.sleep(_RETRY_SECONDS * (earlier_tries + 1))
         self._blocks.pop(unit.id, None)
-        return replace(result, why_read=self._why_read.pop(unit.id, ""))
+        return replace(
+            result,
+            why_read=self._why_read.pop(unit.id, ""),
+            reading_seconds=self.meter.reading_seconds,
+        )
 
     def _try(self, unit: Unit, is_retry: bool) -> UnitResult:
         """Try to process a unit, and turn every error into a result."""
@@ -263,7 +270,7 @@ class DecodeWorker(EngineActor):
 
         A unit that must be alone holds up the units that arrive after it.
         """
-        slots = self.config.cluster.units_in_flight if alone else 1
+        slots = self.config.cluster.max_units_in_flight if alone else 1
         with self._entry:
             for _ in range(slots):
                 self._slots.acquire()
@@ -367,11 +374,12 @@ class DecodeWorker(EngineActor):
     def _read(self, unit: Unit) -> list[Document]:
         """Return the documents of a unit, from its block if there is a usable one."""
         block = self._blocks.pop(unit.id, None)
-        if block is not None:
-            documents, self._why_read[unit.id] = fetch_documents(unit, block)
-            if documents is not None:
-                return documents
-        return read_unit(unit, self.config)
+        with self.meter.reading():
+            if block is not None:
+                documents, self._why_read[unit.id] = fetch_documents(unit, block)
+                if documents is not None:
+                    return documents
+            return read_unit(unit, self.config)
 
     def _answer(
         self, state: UnitState, documents: list[Document], unit: str, attempt: Attempt

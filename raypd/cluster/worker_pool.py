@@ -4,7 +4,7 @@ Units come in the order of the plan, with the documents that readers have read a
 one unit at a time, and a second one only once every worker has its first. When no unit is left to
 assign, an idle worker steals one that another worker has not begun. The units of a dead worker go
 to other workers. A worker on a draining node gets no more units: what it can finish in time it
-finishes, and the rest it hands back.
+finishes, and the rest it hands back. If fewer workers are wanted, some get no more units and end.
 
 Points in time are seconds of the monotonic clock.
 """
@@ -33,9 +33,12 @@ from raypd.errors import RunError
 from raypd.run import Unit, UnitResult, retry_policy
 from raypd.text import Say
 
-_WAIT_SECONDS = 0.25
+_WAIT_SECONDS = 0.25  # for a result, before units are assigned again
+_STARVED_WAIT_SECONDS = 0.05  # the same while a worker waits for the readers
 _POLL_SECONDS = 2.0
 _IDLE_SECONDS = 5.0  # a worker that idles this long while no unit is left to assign is released
+# If an engine waits for input for a larger share of a unit's time, its worker overlaps more units.
+_MAX_WAITING_SHARE = 0.05
 _COMMIT_MARGIN = 5.0  # a unit must be committed this many seconds before its node ends
 _CANCEL_SECONDS = 2.0  # after which a cancellation that had no effect is repeated
 # A worker that dies this often while it loads its model will not start.
@@ -125,12 +128,22 @@ class WorkerHandle:
     assignments: dict[Any, Assignment] = field(default_factory=dict)
     idle_since: float = 0.0
     draining: bool = False  # whether its node is draining
+    retiring: bool = False  # whether it ends with its units in flight, because fewer are wanted
+    depth: int = 1  # units that it may have in flight
+    # Since when it has had nothing to do because no unit was read yet.
+    starved_since: float | None = None
+    reading_seconds: float = 0.0  # that its engine had waited for units it read itself
     _report: Any = None  # reference to the progress that was requested
 
     @property
     def ready(self) -> bool:
         """Whether the worker has loaded its model."""
         return self.starting is None
+
+    @property
+    def takes_units(self) -> bool:
+        """Whether the worker may get more units."""
+        return self.ready and not self.draining and not self.retiring
 
     def cancel(self, assignment: Assignment, only_waiting: bool) -> None:
         """Ask the worker to hand a unit back.
@@ -234,6 +247,7 @@ class WorkerPool:
     def _run(self) -> Iterator[Ended | Tick]:
         while True:
             self._watch_nodes()
+            self._retire()
             if self._stream is not None and not self.closing:
                 self._stream.prepare()
             self._assign()
@@ -291,19 +305,34 @@ class WorkerPool:
 
     def _assign(self) -> None:
         """Give units to workers, those with the fewest units in flight first."""
-        for depth in range(self.cluster.units_in_flight):
+        if self.closing:
+            return
+        is_dry = False  # whether the next unit of the plan is not read yet
+        for depth in range(self.cluster.max_units_in_flight):
             for worker in self.workers:
-                if not worker.ready or worker.draining or len(worker.assignments) != depth:
+                if len(worker.assignments) != depth or depth >= worker.depth:
                     continue
-                streamed = None if self.closing else self._next(is_idle=depth == 0)
+                if not worker.takes_units or is_dry:
+                    continue
+                streamed = self._next(is_idle=depth == 0)
                 if streamed is None:
+                    is_dry = not self._all_assigned()
                     break
                 if not self.admit(streamed.unit, depth):
                     self._returned.appendleft(streamed)
                     break
                 self._start(worker, streamed)
-        if self._all_assigned() and not self.closing:
+        self._note_starved(is_dry)
+        if is_dry or self._all_assigned():
             self._steal()
+
+    def _note_starved(self, is_dry: bool) -> None:
+        """Note since when each idle worker has been waiting for the readers."""
+        for worker in self.workers:
+            if worker.assignments or not worker.takes_units or not is_dry:
+                worker.starved_since = None
+            elif worker.starved_since is None:
+                worker.starved_since = time.monotonic()
 
     def _next(self, is_idle: bool) -> StreamedUnit | None:
         """Take the next unit to begin, or None if there is none now.
@@ -327,14 +356,18 @@ class WorkerPool:
         return streamed
 
     def _start(self, worker: WorkerHandle, streamed: StreamedUnit) -> None:
-        reference = worker.actor.run.remote(streamed.unit, block=streamed.block)
+        starved = 0.0
+        if worker.starved_since is not None:
+            starved = time.monotonic() - worker.starved_since
+            worker.starved_since = None
+        reference = worker.actor.run.remote(streamed.unit, block=streamed.block, starved=starved)
         worker.assignments[reference] = Assignment(streamed.unit, streamed.block)
 
     def _steal(self) -> None:
         """Ask busy workers for units that they have not begun, one for each idle worker."""
         idle_workers = 0
         for worker in self.workers:
-            if worker.ready and not worker.draining and not worker.assignments:
+            if worker.takes_units and not worker.assignments:
                 idle_workers += 1
             # Units that were asked for already are on their way to an idle worker.
             idle_workers -= sum(unit.is_cancelled for unit in worker.assignments.values())
@@ -346,12 +379,37 @@ class WorkerPool:
                 worker.cancel(youngest, only_waiting=True)
                 idle_workers -= 1
 
+    def _retire(self) -> None:
+        """Choose the workers that get no more units because fewer are wanted.
+
+        Nodes are paid as a whole, so a worker that is alone on its node ends first.
+        """
+        remaining = [worker for worker in self.workers if not worker.draining]
+        surplus = len(remaining) - max(1, self.wanted)
+        workers_of_node = Counter(worker.node for worker in remaining)
+
+        def order(worker: WorkerHandle) -> tuple[bool, bool, int, str, int]:
+            # A worker that retires already continues to do so, and one that loads its model has
+            # nothing to finish.
+            in_flight = len(worker.assignments)
+            on_node = workers_of_node[worker.node]
+            return (not worker.retiring, worker.ready, on_node, worker.node, in_flight)
+
+        for number, worker in enumerate(sorted(remaining, key=order)):
+            worker.retiring = number < surplus
+            if worker.retiring:
+                for assignment in worker.assignments.values():
+                    if not assignment.progress.begun:
+                        worker.cancel(assignment, only_waiting=True)
+
     def _resize(self) -> None:
         """Start the workers that are missing, and end those that are not needed any more."""
         draining = [worker for worker in self.workers if worker.draining]
         for _ in range(self._target_size(draining) - (len(self.workers) - len(draining))):
             actor = self._actor_class.remote(self.spec)
-            self.workers.append(WorkerHandle(actor, actor.hello.remote()))
+            worker = WorkerHandle(actor, actor.hello.remote())
+            worker.depth = self.cluster.first_units_in_flight
+            self.workers.append(worker)
         for worker in list(self.workers):
             if not worker.assignments and self._is_spare(worker):
                 self._end(worker)
@@ -361,7 +419,7 @@ class WorkerPool:
         if self.closing or not self._remaining:
             return 0
         units = self._remaining - sum(len(worker.assignments) for worker in draining)
-        useful = math.ceil(max(0, units) / self.cluster.units_in_flight)
+        useful = math.ceil(max(0, units) / self.cluster.first_units_in_flight)
         return min(self.wanted, self._max_workers, max(1, useful))
 
     @cached_property
@@ -371,7 +429,7 @@ class WorkerPool:
             num_cpus=self.resources.cpus,
             num_gpus=self.resources.gpus or None,
             # One thread for each unit in flight, one for progress and one for cancel.
-            max_concurrency=self.cluster.units_in_flight + 2,
+            max_concurrency=self.cluster.max_units_in_flight + 2,
             # Ray retries a failed task on the same actor only, so the pool reassigns units itself.
             max_restarts=0,
             max_task_retries=0,
@@ -379,7 +437,7 @@ class WorkerPool:
 
     def _is_spare(self, worker: WorkerHandle) -> bool:
         """Return whether an idle worker can be released, so that it costs nothing any more."""
-        if worker.draining or len(self.workers) > max(1, self.wanted):
+        if worker.draining or worker.retiring:
             return True
         if not self._all_assigned() or len(self.workers) <= self.cluster.min_workers:
             return False
@@ -413,10 +471,13 @@ class WorkerPool:
             owners.update(dict.fromkeys(worker.assignments, worker))
             if worker.starting is not None:
                 owners[worker.starting] = worker
+        seconds = _WAIT_SECONDS
+        if any(worker.starved_since is not None for worker in self.workers):
+            seconds = _STARVED_WAIT_SECONDS
         if not owners:
-            time.sleep(_WAIT_SECONDS)
+            time.sleep(seconds)
             return
-        references, _ = ray.wait(list(owners), num_returns=1, timeout=_WAIT_SECONDS)
+        references, _ = ray.wait(list(owners), num_returns=1, timeout=seconds)
         if references:
             references, _ = ray.wait(list(owners), num_returns=len(owners), timeout=0)
         for reference in references:
@@ -448,7 +509,19 @@ class WorkerPool:
                 self._pin(worker, faulty_gpu)
             self._deaths.loading = 0
         else:
-            yield from self._ended(worker.assignments.pop(reference), result)
+            assignment = worker.assignments.pop(reference)
+            self._adapt_depth(worker, assignment, result)
+            yield from self._ended(assignment, result)
+
+    def _adapt_depth(
+        self, worker: WorkerHandle, assignment: Assignment, result: UnitResult
+    ) -> None:
+        """Let a worker overlap more units if its engine waited for a unit that it read itself."""
+        waited = result.reading_seconds - worker.reading_seconds
+        worker.reading_seconds = max(worker.reading_seconds, result.reading_seconds)
+        seconds = time.monotonic() - assignment.since
+        if waited > _MAX_WAITING_SHARE * seconds:
+            worker.depth = min(worker.depth + 1, self.cluster.max_units_in_flight)
 
     def _ended(self, assignment: Assignment, result: UnitResult) -> Iterator[Ended]:
         if result.fatal:

@@ -13,6 +13,10 @@ _DURATION = re.compile(
     r"(?:(\d+(?:\.\d+)?)d)?(?:(\d+(?:\.\d+)?)h)?(?:(\d+(?:\.\d+)?)m)?(?:(\d+(?:\.\d+)?)s)?"
 )
 
+# `units_in_flight: auto`
+_FIRST_UNITS = 2
+_MAX_UNITS = 8
+
 
 class ClusterConfig(Section, use_attribute_docstrings=True):
     """Workers and units."""
@@ -44,9 +48,20 @@ class ClusterConfig(Section, use_attribute_docstrings=True):
     read_ahead_mb: int = Field(
         256, ge=1, description="Most megabytes of documents read ahead, for each worker"
     )
-    units_in_flight: int = Field(
-        2, ge=1, description="Units a worker overlaps, so that it does not drain between two"
-    )
+    units_in_flight: Literal["auto"] | Annotated[int, Field(ge=1)] = "auto"
+    """Units a worker overlaps, so that it does not drain between two; auto: 2, and up to 8 where
+    its engine waits for input that the worker reads itself
+    """
+
+    @property
+    def first_units_in_flight(self) -> int:
+        """The units that a worker overlaps at first."""
+        return _FIRST_UNITS if self.units_in_flight == "auto" else self.units_in_flight
+
+    @property
+    def max_units_in_flight(self) -> int:
+        """The units that a worker overlaps at most."""
+        return _MAX_UNITS if self.units_in_flight == "auto" else self.units_in_flight
 
     @model_validator(mode="after")
     def _min_below_max(self) -> Self:

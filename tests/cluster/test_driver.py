@@ -8,6 +8,7 @@ import os
 import re
 import signal
 from types import SimpleNamespace
+from typing import Any
 from unittest.mock import Mock
 
 import pyarrow as pa
@@ -15,13 +16,14 @@ import pyarrow.parquet as pq
 import pytest
 import ray
 
-from raypd.cluster import driver
+from raypd.cluster import accounts, driver
 from raypd.cluster.worker_pool import Ended, Tick
 from raypd.errors import ConfigError, RunError
 from raypd.run import layout
 from raypd.run.console import signals
 from raypd.run.unit import UnitResult
 from tests.cluster import fakes
+from tests.cluster.test_ledger_actor import check_sums
 from tests.faults.trial import Trial, kill
 from tests.processes import LONG, ended
 from tests.runs import run_here, says, with_keys, write_jsonl
@@ -96,6 +98,36 @@ def test_a_run_ends_early_if_too_many_documents_fail(tmp_path, config, ray_here)
         "units committed",
     )
     assert 100 <= pq.read_table(tmp_path / "out/units").num_rows < 200
+
+
+def test_workers_that_a_deadline_no_longer_needs_end_while_they_are_busy(
+    tmp_path, config, ray_here, monkeypatch
+) -> None:
+    """Three workers are wanted until 12 units are done, then one; each worker is always busy."""
+    wanted = []
+
+    def need(documents: int, **_: Any) -> tuple[int, float]:
+        wanted.append(3 if documents > 240 else 1)
+        return wanted[-1], 1.0
+
+    monkeypatch.setattr(accounts.budget, "need", need)
+    monkeypatch.setattr(accounts, "_RETHINK_SECONDS", 0.5)
+    path = str(write_jsonl(tmp_path / "a.jsonl", ["sleep 0.08"] * 360))
+    run = config(path, max_workers=3, max_num_seqs=1)
+    run = with_keys(run, cost={"deadline": "1h", "prices": {"local": 36.0}})
+    assert driver.run_extract(run, build=fakes.build).ok == 360
+    assert {3, 1} <= set(wanted)
+    (bill,) = (json.loads(path.read_text()) for path in (tmp_path / "out/ledger").iterdir())
+    assert len(bill["workers"]) == 3
+    lives = sorted(worker["heard"] - worker["began"] for worker in bill["workers"])
+    committed = sorted(worker["ok"] for worker in bill["workers"])
+    assert sum(committed) == 360
+    # The one that stays does most of the rest; the others have long ended by then.
+    assert committed[2] > 150
+    ends = sorted(worker["heard"] for worker in bill["workers"])
+    assert bill["until"] - ends[1] > 8, lives
+    assert bill["parts"]["lost"] == 0
+    check_sums(bill)
 
 
 @pytest.mark.parametrize(

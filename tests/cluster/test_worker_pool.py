@@ -15,6 +15,7 @@ import ray
 
 from raypd.answering.request_queue import Progress
 from raypd.cluster import driver, worker_pool
+from raypd.cluster.document_stream import StreamedUnit
 from raypd.cluster.worker_pool import Assignment, WorkerHandle, WorkerPool
 from raypd.config import ClusterConfig
 from raypd.run.unit import Unit, UnitResult
@@ -34,6 +35,7 @@ class Actor:
     def __getattr__(self, name: str) -> Any:
         def remote(*arguments: Any, **keys: Any) -> object:
             self.calls.append((name, *arguments))
+            self.keys = keys
             return object()
 
         return SimpleNamespace(remote=remote)
@@ -41,7 +43,7 @@ class Actor:
 
 def worker(*progress: Progress) -> WorkerHandle:
     """Make a worker with a unit in flight for each progress: u0, u1, ..."""
-    handle = WorkerHandle(Actor(), node="n")
+    handle = WorkerHandle(Actor(), node="n", depth=2)
     for number, unit_progress in enumerate(progress):
         assignment = Assignment(Unit(f"u{number}", ()), progress=unit_progress)
         assignment.reported = assignment.since
@@ -111,6 +113,66 @@ def test_no_unit_is_stolen_without_need(why: str) -> None:
     idle = worker(BEGUN) if why == "nobody is idle" else worker()
     assigning(busy, idle, units=why == "not the end", closing=why == "closing")
     assert calls(busy) == [[]]
+
+
+def test_workers_above_the_wanted_number_get_no_more_units_and_end() -> None:
+    alone = worker(BEGUN, Progress())
+    alone.node = "other"
+    pair = [worker(BEGUN), worker(BEGUN)]
+    loading = WorkerHandle(Actor(), starting=object())
+    pool = assigning(*pair, alone, loading, wanted=2)
+    pool._source = iter([Unit(f"new{n}", ()) for n in range(9)])
+    pool._exhausted = False
+    pool._retire()
+    pool._assign()
+    # The one that loads has nothing to finish, and the one alone on its node frees the node.
+    assert [handle.retiring for handle in pool.workers] == [False, False, True, True]
+    # What a retiring worker has not begun goes to another worker.
+    assert calls(*pair, alone) == [["new0"], ["new1"], [("cancel", "u1", True)]]
+    assert pool._is_spare(loading)
+    alone.assignments.clear()
+    assert pool._is_spare(alone)
+    # If more are wanted again, it goes on.
+    pool.wanted = 3
+    pool._retire()
+    pool._assign()
+    assert [handle.retiring for handle in pool.workers] == [False, False, False, True]
+    assert calls(alone)[0][1:] == ["new2", "new3"]
+
+
+@pytest.mark.parametrize(
+    ("units_in_flight", "waited", "depth"), [("auto", 3.0, 3), ("auto", 0.1, 2), (2, 3.0, 2)]
+)
+def test_a_worker_whose_engine_waited_for_input_overlaps_more_units(
+    units_in_flight, waited, depth
+) -> None:
+    pool = assigning(busy := worker(BEGUN))
+    pool.cluster = ClusterConfig(units_in_flight=units_in_flight)
+    (assignment,) = busy.assignments.values()
+    assignment.since -= 10
+    pool._adapt_depth(busy, assignment, UnitResult(reading_seconds=waited))
+    assert busy.depth == depth
+
+
+def test_an_idle_worker_steals_while_the_readers_are_late_and_says_how_long_it_waited(
+    monkeypatch,
+) -> None:
+    idle = worker()
+    busy = worker(BEGUN, Progress())
+    pool = assigning()
+    pool.workers += [idle, busy]
+    blocks = iter([None, None, StreamedUnit(Unit("late", ()))])
+    pool._stream = SimpleNamespace(next=lambda waiting: next(blocks))  # type: ignore[assignment]
+    pool._exhausted = False
+    pool._assign()
+    assert calls(idle, busy) == [[], [("cancel", "u1", True)]]
+    idle.starved_since -= 5
+    pool._assign()
+    monkeypatch.setattr(idle.actor, "calls", [])
+    pool._assign()
+    assert calls(idle) == [["late"]]
+    assert 5 <= idle.actor.keys["starved"] < 6
+    assert idle.starved_since is None
 
 
 @pytest.mark.parametrize(
