@@ -25,7 +25,8 @@ from raypd.cluster.ray_private import DatasetShare
 from raypd.cluster.ray_session import WorkerResources
 from raypd.cluster.unit_block import STREAM_FAILED, STREAM_STALLED, UnitBlock
 from raypd.config import ClusterConfig, RunConfig
-from raypd.run import Unit
+from raypd.run import ReadingRecord, Unit
+from raypd.text import counted, number
 
 if TYPE_CHECKING:  # importing Ray Data takes a second, which a run without readers saves
     from raypd.cluster.read_pass import ReadBlock, ReadPass
@@ -72,6 +73,12 @@ class StreamProgress:
     waiting: int = 0  # units that are read and that no worker has taken
     waiting_bytes: int = 0  # of their documents
 
+    def __str__(self) -> str:
+        megabytes = number(self.waiting_bytes / 1e6)
+        return (
+            f"{counted(self.read, 'unit')} read and parsed, {self.waiting} waiting ({megabytes} MB)"
+        )
+
 
 class DocumentStream:
     """The units of a plan in order, with the blocks of their documents.
@@ -81,13 +88,20 @@ class DocumentStream:
         units: The units to read.
         config: The configuration of the run.
         resources: What a worker takes of the cluster.
+        record: Gets what the stream has read, when it is closed.
     """
 
     def __init__(
-        self, name: str, units: Iterable[Unit], config: RunConfig, resources: WorkerResources
+        self,
+        name: str,
+        units: Iterable[Unit],
+        config: RunConfig,
+        resources: WorkerResources,
+        record: ReadingRecord | None = None,
     ) -> None:
         self.name = name
         self.config = config
+        self._record = record or ReadingRecord()
         self._source = iter(units)
         self._resources = resources
         cluster = config.cluster
@@ -112,6 +126,9 @@ class DocumentStream:
 
     def prepare(self) -> None:
         """Begin to read if nothing is being read; call this often."""
+        for ended in [each for each in self._ending if each.ended]:
+            self._ending.remove(ended)
+            self._close_pass(ended)
         if self._pass is None and not self._ready:
             self._begin_pass()
 
@@ -212,7 +229,7 @@ class DocumentStream:
 
     def _end_pass(self, current: ReadPass) -> None:
         """End a pass; the units that it has not read come before all others."""
-        current.close()
+        self._close_pass(current)
         self._pass = None
         if current.error is not None:
             self._failed_passes += 1
@@ -247,11 +264,19 @@ class DocumentStream:
 
     def close(self) -> None:
         """End all reading."""
+        self._record.units += self.progress().read
         if self._pass is not None:
             self._ending.append(self._pass)
             self._pass = None
         while self._ending:
-            self._ending.pop().close()
+            self._close_pass(self._ending.pop(0))
+
+    def _close_pass(self, ended: ReadPass) -> None:
+        """End a pass and record what it has read."""
+        self._record.bytes += ended.read_bytes
+        self._record.reader_seconds += ended.reader_seconds
+        self._record.operators = ended.statistics()
+        ended.close()
 
 
 def free_share(resources: WorkerResources, cluster: ClusterConfig) -> DatasetShare:

@@ -34,7 +34,7 @@ from raypd.text import counted, share
 
 if TYPE_CHECKING:  # importing Ray takes a second, which a run without open units saves
     from raypd.cluster.accounts import Accounts
-    from raypd.cluster.worker_pool import WorkerPool
+    from raypd.cluster.worker_pool import Tick, WorkerPool
 
 _INPUT_CHANGED = (
     "a file of the input, input.path, cluster.unit_documents or cluster.unit_bytes has changed"
@@ -219,6 +219,8 @@ class DriverSession:
             except RunError as error:
                 raise self._error(str(error)) from None
             finally:
+                if self._pool is not None:
+                    self._record_reading(self._pool)
                 if self._accounts is not None:
                     self._accounts.close()
                 # If this session started Ray, the workers end with it.
@@ -270,6 +272,18 @@ class DriverSession:
         if accounts.held:
             raise accounts.reached()
 
+    def _record_reading(self, pool: "WorkerPool") -> None:
+        """Store what was read ahead, which the report shows."""
+        reading = pool.reading
+        if not reading.units:
+            return
+        reading.session = self.lease.id
+        reading.read_by_workers = dict(pool.read_by_workers)
+        # The run is worth more than this record.
+        with contextlib.suppress(OSError):
+            name = f"{self.lease.id}.json"
+            records.write(storage.join(self.output, layout.READING, name), reading)
+
     def _show_read_by_workers(self, units: Counter[str]) -> None:
         """Say how many units were to be read ahead and were read by workers instead, and why."""
         if units:
@@ -297,7 +311,7 @@ class DriverSession:
                         pool.closing = accounts.held
                     if event.workers:
                         self._display.begin()
-                    self._update_display(event.answered, event.failed)
+                    self._update_display(event)
                     continue
                 ended += 1
                 documents = None
@@ -310,13 +324,21 @@ class DriverSession:
                 "internal error: units remain but no worker is running. Please report this"
             )
 
-    def _update_display(self, answered: int = 0, failed: int = 0) -> None:
+    def _update_display(self, tick: "Tick | None" = None) -> None:
         """Show the progress, with documents of units in flight."""
+        answered = 0
+        failed = 0
+        stream = ""
+        if tick is not None:
+            answered = tick.answered
+            failed = tick.failed
+            if tick.stream is not None and tick.stream.read:
+                stream = f"{tick.stream}, {tick.units} decoding"
         # If units are cut by bytes, the documents of the others are estimated from those done.
         if not self.planned.exact and self.done_units:
             self._display.total = round(self.done_documents * self.units / self.done_units)
             self._display.exact = self.done_units == self.units
-        self._display.update(self.done_documents + answered, self.failed_documents + failed)
+        self._display.update(self.done_documents + answered, self.failed_documents + failed, stream)
 
     def _error(self, reason: str) -> RunError:
         return RunError(f"{reason}\n{self.state()}; the same command resumes")

@@ -161,7 +161,9 @@ class DatasetExecution:
                 yield entry.ref, entry.metadata
 
     def statistics(self) -> str:
-        """Return Ray Data's statistics of the operators so far."""
+        """Return Ray Data's statistics of the operators so far; "" before there are any."""
+        if self._executor._topology is None:
+            return ""
         return str(self._executor.get_stats().to_summary().to_string(include_parent=False))
 
     def end(self) -> None:

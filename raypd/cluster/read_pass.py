@@ -76,6 +76,8 @@ class ReadPass:
     Attributes:
         waiting_units: Units in blocks that nobody has taken.
         waiting_bytes: Bytes of these blocks.
+        read_bytes: Bytes of all blocks that were read.
+        reader_seconds: Seconds that readers took for them.
         units: Units that were not given out yet, in order.
         late_units: How many of the next units that arrive were given out without their block.
         error: Why the execution failed, if it did.
@@ -99,6 +101,8 @@ class ReadPass:
     ) -> None:
         self.waiting_units = 0
         self.waiting_bytes = 0
+        self.reader_seconds = 0.0
+        self.read_bytes = 0
         self.units = deque(unit for units in blocks for unit in units)
         self.late_units = 0
         self.error: Exception | None = None
@@ -153,6 +157,8 @@ class ReadPass:
             self._waiting.append(block)
             self.waiting_units += len(block.units)
             self.waiting_bytes += block.bytes
+            self.read_bytes += block.bytes
+            self.reader_seconds += block.seconds
             self._changed.wait_for(lambda: self._closed or self.waiting_bytes < limit)
 
     def take(self) -> ReadBlock | None:

@@ -22,7 +22,7 @@ from typing import Any
 import ray
 
 from raypd.answering import Progress
-from raypd.cluster.document_stream import DocumentStream, StreamedUnit
+from raypd.cluster.document_stream import DocumentStream, StreamedUnit, StreamProgress
 from raypd.cluster.faulty_gpus import workers_left
 from raypd.cluster.nodes import NodeWatch, draining_message, is_alive
 from raypd.cluster.ray_session import WorkerResources
@@ -30,7 +30,7 @@ from raypd.cluster.unit_block import UnitBlock
 from raypd.cluster.worker import DecodeWorker, WorkerSpec
 from raypd.config import ClusterConfig
 from raypd.errors import RunError
-from raypd.run import Unit, UnitResult, retry_policy
+from raypd.run import ReadingRecord, Unit, UnitResult, retry_policy
 from raypd.text import Say
 
 _WAIT_SECONDS = 0.25  # for a result, before units are assigned again
@@ -62,6 +62,8 @@ class Tick:
     answered: int  # documents of units in flight
     failed: int  # documents of units in flight
     workers: int  # workers that have loaded their model
+    units: int = 0  # units in flight
+    stream: StreamProgress | None = None  # None if nothing is read ahead
 
 
 @dataclass
@@ -205,7 +207,9 @@ class WorkerPool:
         self._pinning: list[WorkerHandle] = []
         self._source: Iterator[Unit] = iter(())
         self._stream: DocumentStream | None = None
-        self.read_by_workers: Counter[str] = Counter()  # units that were to be read ahead, by why
+        # Units that were to be read ahead and were read by workers, by the reason.
+        self.read_by_workers: Counter[str] = Counter()
+        self.reading = ReadingRecord()
         self._exhausted = False  # whether the source has no more units
         self._remaining = 0  # units that have not ended
         self._deaths = Deaths()
@@ -236,6 +240,7 @@ class WorkerPool:
                 self._source,
                 self.spec.config,
                 self.resources,
+                self.reading,
             )
         try:
             yield from self._run()
@@ -271,6 +276,8 @@ class WorkerPool:
             answered=sum(unit.answered for unit in progress),
             failed=sum(unit.failed for unit in progress),
             workers=sum(worker.ready for worker in self.workers),
+            units=len(progress),
+            stream=self._stream.progress() if self._stream is not None else None,
         )
 
     def close(self) -> None:

@@ -12,12 +12,16 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
+import ray
+from ray.data._internal.stats import get_or_create_stats_actor
 
+from raypd.answering import progress
 from raypd.cluster import document_stream, driver, unit_block
 from raypd.cluster.document_stream import DocumentStream, StreamedUnit, StreamProgress, free_share
 from raypd.cluster.ray_session import WorkerResources
 from raypd.config import ClusterConfig, RunConfig
 from raypd.dataset import planner, read_unit
+from raypd.report import Watch, data as report_data, page
 from raypd.run.unit import Unit
 from tests.cluster import fakes
 from tests.processes import LONG, children
@@ -158,6 +162,31 @@ def test_a_hook_that_prints_raises_or_returns_what_cannot_be_pickled_gives_the_s
     assert len(rows) == 4 * 3
     printed = capfd.readouterr().err
     says(printed, "2 units of the input had to be read by workers", unit_block.READING_FAILED)
+
+
+def test_a_run_shows_what_was_read_ahead_and_how_long_engines_waited(
+    hooked, ray_here, monkeypatch, capfd
+) -> None:
+    monkeypatch.setattr(progress, "_LINE_SECONDS", 0.0)
+    run = hooked(*["slow"] * 4)
+    made = driver.run_extract(run, build=fakes.build)
+    assert made.documents == 12
+    assert made.cost is not None
+    # The engine has next to nothing to do, so it waits for the readers nearly all of the time.
+    assert made.cost.input_bound > 0.5
+    says(capfd.readouterr().err, "units read and parsed", "waiting (", "decoding")
+    report = report_data.load(run.output.path)
+    (reading,) = report.reading
+    assert reading.session == report.sessions[-1].id
+    assert reading.units == 4
+    assert reading.reader_seconds > 4 * 2
+    assert reading.read_by_workers == {}
+    says(reading.operators, "ReadDocuments", "4 tasks executed")
+    says(page.render(report), "Reading ahead", "ReadDocuments", "input-bound")
+    says(" ".join(Watch(run.output.path).look().notes), "input-bound", "add readers")
+    # The Data tab of Ray's dashboard lists the execution under the name of the run.
+    datasets = ray.get(get_or_create_stats_actor().get_datasets.remote())
+    assert [name for name in datasets if name.startswith("out_")]
 
 
 def test_a_reader_that_is_killed_is_replaced_and_one_that_always_dies_leaves_its_unit_to_a_worker(
