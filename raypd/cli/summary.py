@@ -94,7 +94,7 @@ def _cost_lines(cost: RunCost | None) -> list[str]:
         lines.append(f"energy: {number(cost.kwh)} kWh of the GPUs")
     if cost.gpu_use is not None:
         lines.append(f"use:    {cost.gpu_use}")
-    return lines
+    return lines + _input_lines(cost)
 
 
 def _time_lines(cost: RunCost) -> list[str]:
@@ -106,7 +106,14 @@ def _time_lines(cost: RunCost) -> list[str]:
             parts.append(f"{name} {duration(seconds)}")
     if parts:
         lines.append(f"time:   {', '.join(parts)}")
-    return lines
+    return lines + _input_lines(cost)
+
+
+def _input_lines(cost: RunCost) -> list[str]:
+    """Say how long engines waited for input, if they did."""
+    if not cost.input_bound_note:
+        return []
+    return [f"input:  {cost.input_bound_note}"]
 
 
 def _largest_first(parts: Mapping[str, float]) -> list[tuple[str, float]]:

@@ -165,6 +165,7 @@ class RunReport(RunFiles):
         self.name = root.rstrip("/").rsplit("/", 1)[-1] or root
         self.units = read_units(self.objects)
         self.sessions = self.sessions_of(self.units)
+        self.reading = read.readings(self.runs, [session.id for session in self.sessions])
         self.seconds = sum(session.seconds for session in self.sessions)
         self.state = self.state_of(self.sessions)
         self.sample = read_sample(self.units.read)

@@ -210,6 +210,8 @@ def _notes(files: RunFiles, documents: int) -> list[str]:
         )
     if files.bill is not None:
         notes += files.bill.cost.notes
+        if files.bill.cost.input_bound_note:
+            notes.append(files.bill.cost.input_bound_note)
     else:
         notes.append("no bill is kept for this run")
     return notes
