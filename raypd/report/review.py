@@ -18,7 +18,7 @@ from raypd.config import Category, ExtractionConfig, RunConfig
 from raypd.dataset import delimited, planner, read_unit, writer
 from raypd.errors import ConfigError, InputError, raised_as
 from raypd.report.texts import marked, text_in
-from raypd.run import by_document, load_run, spread
+from raypd.run import by_document, layout, load_run, spread
 from raypd.schema import Attribute
 from raypd.tasks import (
     Document,
@@ -35,7 +35,6 @@ from raypd.text import is_formula
 
 PAGE = "review.html"
 TABLE = "review.csv"
-LABELS = "labels.jsonl"
 COLUMNS = ("source", "row", "id", "category", "attribute", "value", "correct", "confidence")
 # Units that are read, evenly spread.
 _UNITS = 100
@@ -161,7 +160,7 @@ def apply(
             config.training.labels_column: labels.record(position, values),
         }
         lines.append(json.dumps(labelled, ensure_ascii=False, default=str) + "\n")
-    path = storage.join(root, LABELS)
+    path = storage.join(root, layout.LABELS)
     if output is not None:
         path = storage.absolute(output)
     page.put(path, "".join(lines).encode())
