@@ -40,11 +40,9 @@ if TYPE_CHECKING:
     from raypd.config.load import (
         load_config as load_config,
         make_config as make_config,
-        set_key as set_key,
         value_at as value_at,
         value_of as value_of,
         with_changes as with_changes,
-        with_current_keys as with_current_keys,
     )
     from raypd.config.model import (
         MOST_REQUESTS as MOST_REQUESTS,
@@ -70,6 +68,7 @@ if TYPE_CHECKING:
         redact as redact,
         without_credentials as without_credentials,
     )
+    from raypd.config.sections import set_key as set_key, with_current_keys as with_current_keys
     from raypd.config.tasks import (
         ANSWER_KEYS as ANSWER_KEYS,
         KINDS as KINDS,
@@ -99,15 +98,8 @@ __getattr__ = LazyExports(
             "unsupported_keyword",
             "validator",
         ),
-        "load": (
-            "load_config",
-            "make_config",
-            "set_key",
-            "value_at",
-            "value_of",
-            "with_changes",
-            "with_current_keys",
-        ),
+        "load": ("load_config", "make_config", "value_at", "value_of", "with_changes"),
+        "sections": ("set_key", "with_current_keys"),
         "model": (
             "CascadeConfig",
             "DecodingConfig",
