@@ -2,9 +2,11 @@
 
 import sys
 import time
+from collections.abc import Iterator
 
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.text import Text
 
 from raypd.text import duration, number, said
 
@@ -39,6 +41,17 @@ class ProgressLines:
             print(line, file=sys.stderr, flush=True)
 
 
+class _Bar(Progress):
+    """A bar with a line below it."""
+
+    line = ""
+
+    def get_renderables(self) -> Iterator[RenderableType]:
+        yield from super().get_renderables()
+        if self.line:
+            yield Text(self.line, style="dim")
+
+
 class RunDisplay:
     """Shows the progress of a run: a bar on a terminal, lines elsewhere.
 
@@ -63,7 +76,7 @@ class RunDisplay:
         self._has_begun = False
         self._lines = ProgressLines()
         console = Console(file=sys.stderr)
-        self._bar = Progress(
+        self._bar = _Bar(
             TextColumn("{task.description}"),
             BarColumn(),
             TextColumn("{task.completed:.0f}/{task.fields[planned]} documents"),
@@ -97,13 +110,15 @@ class RunDisplay:
         self._started = time.monotonic()
         self._bar.update(self._row, description="extract")
 
-    def update(self, done: int, failed: int) -> None:
+    def update(self, done: int, failed: int, stream: str = "") -> None:
         """Show the progress.
 
         Args:
             done: Documents that are answered, those of units in flight among them.
             failed: Documents that failed, counted in the same way.
+            stream: How far the stream of documents is; "" if nothing is read ahead.
         """
+        self._bar.line = stream
         self._done = max(done, self._done_before)
         self.total = max(self.total, self._done)
         rate = self._rate()
@@ -116,7 +131,10 @@ class RunDisplay:
             rate="-" if rate is None else number(rate),
         )
         if self._bar.disable and self._has_begun:
-            self._lines.show(self._line(rate, failed))
+            line = self._line(rate, failed)
+            if stream:
+                line += f"; input: {stream}"
+            self._lines.show(line)
 
     def _rate(self) -> float | None:
         """Return the documents per second since the first worker is ready; None if it is too early

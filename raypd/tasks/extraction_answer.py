@@ -151,7 +151,9 @@ class ExtractionAnswers:
         value_of = {}
         for attribute, (text, window, rated) in zip(category.attributes, values, strict=True):
             checked, probability = rated
-            span = span_of(checked.value, text.text, blanks + text.begin, source)
+            begin = blanks + text.begin
+            boxes = first.document.boxes
+            span = span_of(checked.value, text.text, begin, source, boxes)
             if probability is not None and self._calibration is not None:
                 probability = self._calibration.confidence(
                     category.name,
