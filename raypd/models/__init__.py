@@ -82,13 +82,5 @@ __getattr__ = LazyExports(
         "vllm_engine": ("VLLMEngine", "check_vllm"),
         "vocabulary": ("token_bytes", "token_texts"),
     },
-    modules=(
-        "control_tokens",
-        "draft",
-        "embedded",
-        "load",
-        "medusa_heads",
-        "prepare",
-        "source",
-    ),
+    modules=("control_tokens", "draft", "embedded", "load", "medusa_heads", "prepare", "source"),
 )
