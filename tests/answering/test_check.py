@@ -24,13 +24,15 @@ from tests.tiny import save_tiny
 
 MANY = {"attributes": [{"name": f"Attribute {number}"} for number in range(200)]}
 VISION = {
-    "model_type": "qwen2_5_vl",
-    "architectures": ["Qwen2_5_VLForConditionalGeneration"],
-    "vocab_size": 256,
-    "max_position_embeddings": 4096,
-    "hidden_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
+    "model_type": "glm4v",
+    "architectures": ["Glm4vForConditionalGeneration"],
+    "text_config": {
+        "vocab_size": 256,
+        "max_position_embeddings": 4096,
+        "hidden_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+    },
     "vision_config": {"depth": 1, "hidden_size": 32},
 }
 LONG = {
