@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from raypd.models import (
         control_tokens as control_tokens,
         draft as draft,
+        embedded as embedded,
         endpoint as endpoint,
         endpoint_batch as endpoint_batch,
         load as load,
@@ -77,6 +78,7 @@ __getattr__ = LazyExports(
     modules=(
         "control_tokens",
         "draft",
+        "embedded",
         "endpoint",
         "endpoint_batch",
         "load",

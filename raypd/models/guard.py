@@ -13,12 +13,21 @@ from typing import Any
 import torch
 from transformers import PretrainedConfig, PreTrainedModel
 
-from raypd.decoding import MIN_REGION_SLOTS, Engine, Feed, Program, Reach
+from raypd.decoding import (
+    MIN_REGION_SLOTS,
+    MIN_STATES,
+    Engine,
+    Feed,
+    Program,
+    Reach,
+    attention_layers,
+    has_recurrent_layers,
+    unknown_layers,
+)
 from raypd.errors import ModelError
 from raypd.models.elsewhere import who_runs
 
 _ROW = 8  # tokens of each of the two rows
-_LAYER_TYPES = ("full_attention", "sliding_attention")
 
 # The largest error of a token's logits, as a share of their spread. The worst token counts. Models
 # that are decoded exactly stay below 1e-5 in float32. If a row sees its neighbour, or if positions
@@ -58,19 +67,26 @@ def check_architecture(config: PretrainedConfig, kind: type[PreTrainedModel], na
     model.
     """
     text = config.get_text_config()
-    unsupported = sorted(set(getattr(text, "layer_types", None) or ()) - set(_LAYER_TYPES))
+    unsupported = unknown_layers(config, kind.__name__)
     reason = reason_in_rope(text)
     if getattr(config, "is_encoder_decoder", False):
         reason = "it is an encoder-decoder; raypd decodes decoder-only models"
     elif unsupported:
         reason = (
             f"it has layers of type {', '.join(unsupported)}; every layer must be full or "
-            "sliding attention"
+            "sliding attention, or a recurrence of a family that raypd knows"
         )
-    elif not (kind._supports_attention_backend and kind._can_set_attn_implementation()):
+    elif not _takes_attention(config, kind):
         reason = "its code does not take attention functions from transformers' AttentionInterface"
     if reason is not None:
         raise _refusal(name, config, kind, reason)
+
+
+def _takes_attention(config: PretrainedConfig, kind: type[PreTrainedModel]) -> bool:
+    """Say whether the class of a model calls a registered attention function."""
+    # Classes with recurrent layers do, but do not declare it.
+    declares = kind._supports_attention_backend or has_recurrent_layers(config)
+    return bool(declares and kind._can_set_attn_implementation())
 
 
 def _refusal(
@@ -155,18 +171,18 @@ def _reason_in_self_test(model: PreTrainedModel) -> str | None:
             apart = torch.stack([alone(row) for row in tokens])  # [2, _ROW, vocabulary]
         except Exception as error:
             return f"it fails on {_ROW} tokens: {type(error).__name__}: {error}"
-        engine = Engine(model, cache_tokens=MIN_REGION_SLOTS)
+        engine = Engine(model, cache_tokens=MIN_REGION_SLOTS, max_states=MIN_STATES)
         try:
             (packed,) = engine.run([_interleaved(tokens)])
         # Its code may raise anything for an argument that it does not know.
         except Exception as error:
             return f"its code does not take a packed pass: {type(error).__name__}: {error}"
     called = sorted(engine.cache.keys)
-    layers = config.num_hidden_layers
-    if called != list(range(layers)):
+    layers = attention_layers(config)
+    if called != layers:
         return (
-            f"the attention function was called for the layers {called}, not for each of its "
-            f"{layers} layers"
+            f"the attention function was called for the layers {called}, not for each of the "
+            f"layers {layers} that attend"
         )
     quantized = getattr(model, "is_quantized", False)
     tolerance = _COARSE_TOLERANCE if quantized else _TOLERANCE.get(model.dtype, _COARSE_TOLERANCE)

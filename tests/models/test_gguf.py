@@ -14,7 +14,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from raypd import storage
 from raypd.config import ModelConfig
 from raypd.decoding.engine import Engine
-from raypd.decoding.llama import Llama
+from raypd.decoding.models.decoder import DecoderModel
 from raypd.decoding.pack import pack_model
 from raypd.errors import ModelError
 from raypd.models import model_end_tokens
@@ -66,7 +66,7 @@ def test_a_file_has_the_weights_that_the_package_of_llama_cpp_reads(
     assert "quantized by GGUF, are dequantized to float32 on cpu" in caplog.text
     assert quantization_notice(config) in caplog.messages
     assert loaded.context_length == 4096
-    assert isinstance(Engine(pack_model(loaded.model)).model, Llama)
+    assert isinstance(Engine(pack_model(loaded.model)).model, DecoderModel)
 
 
 def test_the_tokenizer_and_all_its_end_tokens_are_those_of_the_file(tmp_path: Path) -> None:
