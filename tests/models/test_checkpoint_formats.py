@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, Mxfp4Config
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from raypd.config import ModelConfig
@@ -354,6 +354,28 @@ def test_mxfp4_is_what_transformers_makes_of_it() -> None:
     expected = convert_moe_packed_tensors(blocks, scales, dtype=torch.float32)
     assert torch.equal(experts[...], expected)
     assert experts.shape == expected.shape == (3, 64, 8)
+
+
+@torch.no_grad()
+def test_gpt_oss_in_mxfp4_is_what_transformers_makes_of_it(tmp_path: Path) -> None:
+    save_tiny(tmp_path, "gpt_oss", num_local_experts=4, num_experts_per_tok=2, sliding_window=16)
+    file = tmp_path / "model.safetensors"
+    tensors = load_file(file)
+    for name in list(tensors):
+        if not name.endswith(("experts.gate_up_proj", "experts.down_proj")):
+            continue
+        rows = tensors.pop(name).transpose(1, 2)  # [experts, outputs, inputs]
+        groups = rows.unflatten(2, (-1, 32))
+        exponents = (groups.abs().amax(3, keepdim=True) / 6).log2().ceil()
+        tensors[f"{name}_blocks"] = fp4(groups / 2**exponents)[0]
+        tensors[f"{name}_scales"] = (exponents[..., 0] + 127).to(torch.uint8)
+    save_file(tensors, file, metadata={"format": "pt"})
+    rewrite(tmp_path, quantization_config={"quant_method": "mxfp4"})
+    expected = AutoModelForCausalLM.from_pretrained(
+        tmp_path, quantization_config=Mxfp4Config(dequantize=True), dtype=torch.float32
+    )
+    logits = load_model(config_of(tmp_path)).model(TOKENS).logits
+    assert torch.allclose(logits, expected(TOKENS).logits, atol=1e-4)
 
 
 @pytest.mark.parametrize(
