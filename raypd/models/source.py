@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -194,6 +195,7 @@ def _hub_gguf(config: ModelConfig, repository: str, kind: str | None) -> Path | 
         return Path(hf_hub_download(repository, file, revision=config.revision))
 
 
+@cache
 def _hub_files(repository: str, revision: str | None) -> list[str]:
     """List the files of a repository, or those in the cache where the Hub cannot be reached."""
     try:
@@ -255,8 +257,24 @@ def _check_weights(name: str, folder: Path) -> None:
             )
     elif not (folder / "model.safetensors").is_file():
         raise ModelError(
-            f"model.name {name!r}: {folder} has no model.safetensors; pickles (.bin) are not read"
+            f"model.name {name!r}: {folder} has no model.safetensors; {_way_out(folder)}"
         )
+
+
+def _way_out(folder: Path) -> str:
+    """Say in a clause what to do with weights of another name."""
+    if (folder / "consolidated.safetensors").is_file():
+        return (
+            "consolidated.safetensors has Mistral's own names: copy the model.safetensors of the "
+            "repository, too, or let vLLM read it (engine.kind=vllm)"
+        )
+    variants = sorted(file.name for file in folder.glob("model.*.safetensors"))
+    if variants:
+        return f"rename {variants[0]} to model.safetensors to use it"
+    return (
+        "pickles (.bin) are not read, since they can run code; where you trust one, transformers' "
+        "from_pretrained and save_pretrained make safetensors of it"
+    )
 
 
 def read_config(source: Source) -> PretrainedConfig:
