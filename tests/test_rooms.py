@@ -135,6 +135,35 @@ def test_the_exports_of_a_room_exist_and_are_those_that_type_checkers_see(room):
     assert exported == declared
     for name in declared:
         assert getattr(module, name) is not None
+    # Importing a module binds its name in the package, which would hide an export of that name.
+    defined = exported - getattr(module.__dict__.get("__getattr__"), "modules", exported)
+    assert defined.isdisjoint(path.stem for path in (PACKAGE / room).iterdir())
+    with pytest.raises(AttributeError, match="no_such_name"):
+        _ = module.no_such_name
+
+
+def test_attributes_of_a_whole_room_are_exported():
+    for base in ("raypd", "benchmarks", "jobs", "examples"):
+        for file in sorted((ROOT / base).rglob("*.py")):
+            tree = ast.parse(file.read_text())
+            rooms = {}
+            for node in ast.walk(tree):
+                if isinstance(node, ast.ImportFrom) and node.module == "raypd":
+                    rooms |= {alias.asname or alias.name: alias.name for alias in node.names}
+            for node in ast.walk(tree):
+                if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+                    room = rooms.get(node.value.id)
+                    if room is not None:
+                        module = importlib.import_module(f"raypd.{room}")
+                        assert hasattr(module, node.attr), f"{file}:{node.lineno}: {node.attr}"
+
+
+def test_the_configuration_reads_the_registry_of_methods_without_torch():
+    code = (
+        "import sys; from raypd.decoding import REGISTRY; "
+        "assert REGISTRY; assert 'torch' not in sys.modules"
+    )
+    ended(start("-c", code))
 
 
 def test_decoding_imports_where_nothing_else_is_installed():

@@ -31,13 +31,15 @@ from raypd.decoding.memory import (
     slots_that_fit,
 )
 from raypd.decoding.models.decoder import DecoderModel
+from raypd.decoding.models.hybrid import Hybrid, is_hybrid
 from raypd.decoding.models.registry import find_family
 from raypd.decoding.models.stock import Stock
 from raypd.decoding.passes import Samples, States, collect_samples, pack_inputs, states_of
-from raypd.decoding.program import DraftRequest, Feed, Predictions, Program
+from raypd.decoding.program import DraftRequest, Feed, Predictions, Program, ProgramError
+from raypd.decoding.recurrence.states import StatePool
 from raypd.decoding.sampling import GREEDY, Sampling, sample
 from raypd.decoding.scheduler import Chunk, Scheduler
-from raypd.decoding.sequence import ProgramError, Sequence
+from raypd.decoding.sequence import Sequence
 from raypd.decoding.transfer import to_host
 
 _FIRST_SLOTS = 4096  # The size at which a cache that grows starts.
@@ -71,6 +73,7 @@ class Engine:
         cuda_graphs: bool | None = None,
         stable: bool = False,
         passes: int | None = None,
+        max_states: int | None = None,
     ) -> None:
         """Prepare a model for decoding.
 
@@ -90,10 +93,12 @@ class Engine:
                 packed for it.
             passes: Passes in flight at the same time, of different programs. None stands for 2 on a
                 GPU and 1 elsewhere.
+            max_states: The largest number of states of recurrent layers; None for as many as memory
+                allows.
 
         Raises:
             ValueError: If the attention cannot run or has no CUDA graphs, the model cannot be
-                stable, or a GPU has no memory for the cache.
+                stable, or there is no memory for the cache or for recurrent states.
         """
         if cuda_graphs and attention != "triton":
             raise ValueError("cuda_graphs needs attention 'triton'")
@@ -113,7 +118,12 @@ class Engine:
         self.cache = KVCache(_FIRST_SLOTS, cache_tokens, self.device)
         self.graphs: Graphs | None = None
         self.budget = TokenBudget(max_num_batched_tokens)
-        self.scheduler = Scheduler(self.cache, self.budget, max_num_seqs)
+        self.states: StatePool | None = None
+        if isinstance(self.model, Hybrid):
+            self.states = self.model.make_states(
+                self.device, max_num_seqs, max_states, memory_share
+            )
+        self.scheduler = Scheduler(self.cache, self.budget, max_num_seqs, self.states)
         self.flights: deque[_Flight] = deque()
         self.steps = 0
         if on_gpu and (cache_tokens is None or cache_tokens > _FIRST_SLOTS):
@@ -162,6 +172,7 @@ class Engine:
         self.flights.clear()
         self.graphs = None
         self.cache = KVCache(0, 0, self.device)
+        self.states = None
         self.scheduler = Scheduler(self.cache, self.budget, self.scheduler.max_num_seqs)
 
     @property
@@ -265,7 +276,7 @@ class Engine:
             Logits [full samples, vocabulary], and hidden states [samples, hidden size] if they are
             needed.
         """
-        ids, positions, step = pack_inputs(chunks, samples, self.cache, self.attend)
+        ids, positions, step = pack_inputs(chunks, samples, self.cache, self.attend, self.states)
         wants_hidden = any(chunk.seq.feed.want_hidden for chunk in chunks)
         if wants_hidden or samples.rank is not None:
             return self.model(ids, positions, step, samples.full_count, want_hidden=True)
@@ -332,6 +343,8 @@ def _prepare(model: PreTrainedModel | DecoderModel) -> DecoderModel | Stock:
     if isinstance(model, DecoderModel):
         return model.eval()
     family = find_family(model)
+    if family is None and is_hybrid(model):
+        return Hybrid(model).eval()
     if family is None:
         return Stock(model).eval()
     return family.build(model, Builder()).eval()

@@ -20,16 +20,21 @@ if TYPE_CHECKING:
         tune_cascade as tune_cascade,
     )
     from raypd.evaluation.labels import (
+        asked_attributes as asked_attributes,
         flat_values as flat_values,
         read_answers as read_answers,
         read_labels as read_labels,
     )
-    from raypd.evaluation.page import reliability_chart as reliability_chart
+    from raypd.evaluation.page import (
+        reliability_chart as reliability_chart,
+        write_page as write_page,
+    )
     from raypd.evaluation.score import (
         Evaluation as Evaluation,
         Measure as Measure,
         Metric as Metric,
         Score as Score,
+        describe as describe,
         evaluate as evaluate,
         f1_of as f1_of,
         labelled_values as labelled_values,
@@ -42,13 +47,14 @@ __getattr__ = LazyExports(
         "calibration": ("calibration_error", "fit_calibration", "reliability"),
         "calibration_file": ("calibrate_run",),
         "cascade": ("describe_cascade", "tune_cascade"),
-        "labels": ("flat_values", "read_answers", "read_labels"),
-        "page": ("reliability_chart",),
+        "labels": ("asked_attributes", "flat_values", "read_answers", "read_labels"),
+        "page": ("reliability_chart", "write_page"),
         "score": (
             "Evaluation",
             "Measure",
             "Metric",
             "Score",
+            "describe",
             "evaluate",
             "f1_of",
             "labelled_values",

@@ -12,6 +12,7 @@ from raypd.lazy import LazyExports
 if TYPE_CHECKING:
     from raypd.training.data import check_training as check_training
     from raypd.training.job import run_training as run_training
+    from raypd.training.prerequisites import train as train
     from raypd.training.teacher import label_documents as label_documents
 
 __getattr__ = LazyExports(
@@ -19,6 +20,7 @@ __getattr__ = LazyExports(
     {
         "data": ("check_training",),
         "job": ("run_training",),
+        "prerequisites": ("train",),
         "teacher": ("label_documents",),
     },
 )

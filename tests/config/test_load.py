@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from raypd.config import RunConfig
-from raypd.config.load import load_config, make_config, value_at, with_changes, with_current_keys
+from raypd.config.load import load_config, make_config, value_at, with_changes
 from raypd.config.model_card_file import CARD
+from raypd.config.sections import with_current_keys
 from raypd.errors import ConfigError, ModelError
 from raypd.tasks.model_card import check_card, untrained
 from raypd.tasks.prompting import messages, template_text
@@ -277,6 +278,13 @@ def test_a_key_of_an_earlier_release_is_refused_with_its_replacement(override, r
         make_config(config_tree(), overrides)
     assert f"this key is now {replacement}" in str(error.value)
     assert len(str(error.value).splitlines()) == 1
+
+
+def test_the_executor_of_an_earlier_release_is_refused_with_its_replacement_and_read_in_records():
+    with pytest.raises(ConfigError, match=r"cluster\.executor: this key is gone.*cluster\.readers"):
+        make_config(config_tree(), ["cluster.executor=ray_data"])
+    recorded = config_tree(cluster={"executor": "ray_data", "max_workers": 3})
+    assert make_config(with_current_keys(recorded)).cluster.max_workers == 3
 
 
 @pytest.mark.parametrize(

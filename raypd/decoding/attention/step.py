@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from raypd.decoding.kv_cache import KVCache
+from raypd.decoding.recurrence.plan import RecurrentPass
 from raypd.decoding.transfer import to_device
 from raypd.decoding.visibility import NO_TOKEN, POSITION, SEGMENT, STEP, Reach, in_window, visible
 
@@ -226,6 +227,8 @@ class Step:
     attend: Attend
     # What a kernel prepares for a pass, by its `PlanKey`.
     plans: dict[Any, Any] = field(default_factory=dict)
+    # What the recurrent layers read; None if the model has no such layers.
+    recurrence: RecurrentPass | None = None
     _masks: dict[tuple[int, int, int | None], torch.Tensor | None] = field(default_factory=dict)
     _calls: dict[tuple[int | None, bool], tuple[list[Span], list[Batch]]] = field(
         default_factory=dict
