@@ -4,7 +4,6 @@ A ledger that dies resumes from that file. This module does not need Ray.
 """
 
 import threading
-from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -15,7 +14,7 @@ from raypd.billing.bill import Bill, NodeTime
 from raypd.billing.meter import TOKEN_COUNTS, Seconds, WorkerTime, added, coarser, zero
 from raypd.config import ModelConfig, RunConfig
 from raypd.run import layout, records
-from raypd.run.unit import UnitSummary
+from raypd.run.unit_totals import SessionUnits, UnitTotals
 from raypd.run.usage import FIRST, SECOND, RunCost, Usage
 
 _MAX_POINTS = 2000  # of the series
@@ -275,7 +274,7 @@ def token_usd(
 
 
 def _totals(
-    items: Sequence[WorkerTime] | Sequence[UnitSummary], tokens: Sequence[Mapping[str, float]]
+    items: Sequence[WorkerTime] | Sequence[SessionUnits], tokens: Sequence[Mapping[str, float]]
 ) -> dict[str, int]:
     ok = sum(item.ok for item in items)
     failed = sum(item.failed for item in items)
@@ -329,7 +328,7 @@ def bills(output: str) -> list[Bill]:
     return intact
 
 
-def reconcile(bill: Bill, units: Sequence[UnitSummary]) -> bool:
+def reconcile(bill: Bill, units: SessionUnits) -> bool:
     """Correct the counts of a closed bill, whose workers may have died before their last report.
 
     Args:
@@ -339,11 +338,11 @@ def reconcile(bill: Bill, units: Sequence[UnitSummary]) -> bool:
     Returns:
         Whether the bill had to be corrected.
     """
-    totals = _totals(units, [unit.counts for unit in units])
+    totals = _totals([units], [units.counts])
     if totals == bill.totals:
         return False
     bill.totals = totals
-    if not units:
+    if not units.units:
         # The bill of a retry. Its documents and tokens are counted where the rows are, but its
         # money stays here.
         bill.categories = {
@@ -353,42 +352,37 @@ def reconcile(bill: Bill, units: Sequence[UnitSummary]) -> bool:
             name: {**zero(), "usd": count["usd"]} for name, count in bill.methods.items()
         }
         return True
-    counts = [each for unit in units for each in unit.categories.items()]
+    usage = added(units.usage.items())
     total = round(bill.usd * billing.MICRO)
-    bill.categories = billing.shared_out(total, added(counts))
+    bill.categories = billing.shared_out(total, usage)
     # A run has one method.
     if len(bill.methods) <= 1:
-        by_method = [(name, count) for name in bill.methods for _, count in counts]
+        by_method = [(name, count) for name in bill.methods for count in usage.values()]
         bill.methods = billing.shared_out(total, added(by_method))
     return True
 
 
-def of_run(output: str, units: Iterable[UnitSummary]) -> RunCost | None:
+def of_run(output: str, units: UnitTotals) -> RunCost | None:
     """Add up the bills of all sessions of a run that has ended.
 
     Args:
         output: The folder of the run.
-        units: All committed units, to which the bills are corrected.
+        units: Totals of all committed units, to which the bills are corrected.
 
     Returns:
         None if there is no bill.
     """
-    by_session = defaultdict(list)
-    documents = 0
     settled = []
-    for unit in units:
-        by_session[unit.session].append(unit)
-        documents += unit.documents
     for bill in bills(output):
         if not bill.final:
             # The session died, and its units in flight are lost.
             book = Book(bill)
             book.close(bill.until)
             bill = replace(book.bill(bill.until), kwh=bill.kwh)
-        if reconcile(bill, by_session[bill.session]):
+        if reconcile(bill, units.sessions.get(bill.session, SessionUnits())):
             write(output, bill)
         settled.append(bill)
-    return summed(settled, documents)
+    return summed(settled, units.total("documents"))
 
 
 def summed(bills: Sequence[Bill], documents: int | None = None) -> RunCost | None:

@@ -37,7 +37,7 @@ from raypd.dataset import read_unit, writer
 from raypd.errors import InputError, UserError
 from raypd.run import layout, retry_policy
 from raypd.run.retry_policy import Attempt, UnitLog
-from raypd.run.unit import Unit, UnitResult, UnitSummary
+from raypd.run.unit import Commit, Unit, UnitResult, UnitSummary
 from raypd.tasks.base import Document, Record
 from raypd.tasks.columns import columns_of, rows_of
 from raypd.tasks.documents import billed_as
@@ -277,7 +277,7 @@ class DecodeWorker(EngineActor):
         following: Attempt | None = attempt
         self._attempts[unit.id] = attempt
         try:
-            summary = self.run_unit(unit, attempt)
+            summary, commit = self._process(unit, attempt)
             following = None
         except EngineBroken as error:
             self._die(error, [unit.id])
@@ -285,7 +285,7 @@ class DecodeWorker(EngineActor):
             del self._attempts[unit.id]
             self.log.end(unit.id, following)
             self.report()
-        return UnitResult(ok=summary.ok, failed=summary.failed)
+        return UnitResult(ok=summary.ok, failed=summary.failed, commit=commit)
 
     def _die(self, error: EngineBroken, names: list[str]) -> NoReturn:
         """End this process.
@@ -322,13 +322,20 @@ class DecodeWorker(EngineActor):
             EngineBroken: If the engine failed.
             Cancelled: If the unit was cancelled.
         """
-        attempt = attempt or Attempt()
+        summary, _ = self._process(unit, attempt or Attempt())
+        return summary
+
+    def _process(self, unit: Unit, attempt: Attempt) -> tuple[UnitSummary, Commit | None]:
+        """Read, decode and commit a unit, and return its summary; raises as `run_unit` does.
+
+        The commit is None if another attempt has made it.
+        """
         output = self.spec.output
         partition = self.config.output.partition
         began = time.time()
         started = time.monotonic()
         if writer.is_committed(output, unit.id, partition):
-            return writer.read_summary(output, unit.id)
+            return writer.read_summary(output, unit.id), None
         with self.request_queue.unit(unit.id) as state:
             documents = read_unit(unit, self.config)
             self.request_queue.count(
@@ -340,6 +347,7 @@ class DecodeWorker(EngineActor):
                 documents, rows_of(state.records, self.config), self.schema, attempt.number
             )
             ok, failed = writer.count_documents(table)
+            failures = writer.count_failures(table)
             summary = UnitSummary(
                 unit=unit.id,
                 fingerprint=self._fingerprint,
@@ -356,12 +364,15 @@ class DecodeWorker(EngineActor):
                 categories=usage.categories,
                 busy_seconds=round(usage.prefill + usage.decode, 6),
                 truncated=writer.count_truncated(table),
+                reasons=failures.reasons,
+                retriable=failures.retriable,
             )
-            if not writer.commit(output, table, summary, partition):
+            commit = writer.commit(output, table, summary, partition)
+            if commit is None:
                 # Another attempt committed the unit first.
-                return writer.read_summary(output, unit.id)
+                return writer.read_summary(output, unit.id), None
             self.meter.commit(unit.id, usage, ok, failed)
-            return summary
+            return summary, commit
 
     def _answer(
         self, state: UnitState, documents: list[Document], unit: str, attempt: Attempt

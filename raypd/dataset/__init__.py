@@ -11,7 +11,8 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from raypd.dataset import batch_files, delimited, planner, writer
+    from raypd.dataset import batch_files, delimited, planner, summaries, writer
+    from raypd.dataset.committed import CommittedUnits
     from raypd.dataset.label_file import LABEL_ENDINGS, label_rows, without_documents
     from raypd.dataset.look import MOST_ROWS, Look, batch_rows, describe, look_for_columns
     from raypd.dataset.plan import Plan, PlanWriter, stored, take_apart
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 __all__ = [
     "LABEL_ENDINGS",
     "MOST_ROWS",
+    "CommittedUnits",
     "Look",
     "Plan",
     "PlanWriter",
@@ -40,6 +42,7 @@ __all__ = [
     "read_unit",
     "rows_of",
     "stored",
+    "summaries",
     "take_apart",
     "typed_table",
     "without_documents",
@@ -48,6 +51,7 @@ __all__ = [
 
 # Name -> the module that defines it. The other names of `__all__` are modules themselves.
 _MODULE_OF = {
+    "CommittedUnits": "committed",
     "LABEL_ENDINGS": "label_file",
     "MOST_ROWS": "look",
     "Look": "look",

@@ -11,7 +11,7 @@ from raypd.billing import book
 from raypd.billing.bill import MICRO, Bill
 from raypd.billing.prices import INSTANCES
 from raypd.config import RunConfig
-from raypd.dataset import writer
+from raypd.dataset import summaries
 from raypd.errors import ConfigError
 from raypd.estimation.machines import TOKENS, EstimateOptions, MethodSpeed, Overhead, assemble
 from raypd.estimation.records import Estimate
@@ -21,6 +21,9 @@ from raypd.run.manifest import RunRecord
 from raypd.run.unit import UnitSummary
 from raypd.run.usage import UsageKey
 from raypd.text import counted
+
+# Units that the speed is taken from, evenly spread.
+_UNITS = 20_000
 
 
 def estimate_from(config: RunConfig, options: EstimateOptions) -> Estimate:
@@ -33,7 +36,7 @@ def estimate_from(config: RunConfig, options: EstimateOptions) -> Estimate:
     assert options.run is not None
     run = storage.absolute(options.run)
     earlier_config = _earlier_config(run)
-    units = writer.summaries(run)
+    units = summaries.some(run, _UNITS)
     bills = book.bills(run)
     if not units:
         raise ConfigError(f"--from {run}: no unit is committed there yet")

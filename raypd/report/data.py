@@ -4,7 +4,6 @@ What is missing is None or empty, and the page says so. No figure is made up.
 """
 
 import time
-from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -13,18 +12,20 @@ from typing import Any
 from raypd import storage
 from raypd.billing.bill import Bill
 from raypd.config.secrets import redact
+from raypd.dataset import CommittedUnits
 from raypd.dataset.plan import PlanTotals
 from raypd.errors import RunError, raised_as
 from raypd.estimation.records import Estimate
 from raypd.nights.state import NightState
 from raypd.report.ledger import read_bill
 from raypd.report.sample import read_sample
-from raypd.report.units import CommittedUnit, Units, read_units, unit_objects
+from raypd.report.units import UnitReader, Units
 from raypd.run import layout, lease, read
 from raypd.run.left_out import describe
 from raypd.run.load import NoRun, load_record
 from raypd.run.manifest import Manifest
 from raypd.run.training import TrainingRecord
+from raypd.run.unit_totals import SessionUnits
 
 # A session without a heartbeat for longer is considered dead.
 _ALIVE_SECONDS = 120.0
@@ -67,7 +68,8 @@ class RunFiles:
         if self.plan is None and self.manifest is not None:
             self.plan = _plan_of_manifest(self.manifest)
         self.bill = read_bill(self.runs)
-        self.objects = unit_objects(self.runs)
+        self.committed = [CommittedUnits(run) for run in self.runs]
+        self.unit_count = sum(run.objects for run in self.committed)
         # The plan counts units that it found to be unreadable, the manifest also those found later.
         self.unreadable = 0
         self.left_out = ""
@@ -87,16 +89,12 @@ class RunFiles:
         bills: dict[str, Bill] = {}
         if self.bill is not None:
             bills = {bill.session: bill for bill in self.bill.all}
-        by_session: defaultdict[str, list[CommittedUnit]] = defaultdict(list)
-        for unit in units.read:
-            by_session[unit.session].append(unit)
         killed = set(map(lease.killed, self.runs))
         sessions = []
         for session in read.sessions(self.runs if runs is None else runs):
-            committed = by_session[session.id]
+            committed = units.totals.sessions.get(session.id, SessionUnits())
             bill = bills.get(session.id)
-            last_sign = max([session.began, session.heartbeat or 0.0])
-            last_sign = max([last_sign, *(unit.committed_at for unit in committed)])
+            last_sign = max(session.began, session.heartbeat or 0.0, committed.last_commit)
             if bill is not None:
                 last_sign = max(last_sign, bill.until)
             alive = self.now - last_sign < _ALIVE_SECONDS and session.id not in killed
@@ -113,8 +111,8 @@ class RunFiles:
                 session.began,
                 ended,
                 how,
-                units=round(len(committed) * units.scale),
-                documents=round(sum(unit.documents for unit in committed) * units.scale),
+                units=round(committed.units * units.counted_scale),
+                documents=round(committed.documents * units.counted_scale),
                 usd=bill.usd if bill is not None else None,
             )
             sessions.append(report_session)
@@ -122,7 +120,7 @@ class RunFiles:
 
     def state_of(self, sessions: Sequence[ReportSession]) -> str:
         """Return complete if every planned unit is there, and else how the last session ended."""
-        if self.plan is not None and len(self.objects) >= self.plan.units:
+        if self.plan is not None and self.unit_count >= self.plan.units:
             return "complete"
         if self.table is not None:
             # The state is that of the night; a run within it may have been interrupted.
@@ -167,7 +165,7 @@ class RunReport(RunFiles):
         self.config = redact(config)
         self.versions = versions
         self.name = root.rstrip("/").rsplit("/", 1)[-1] or root
-        self.units = read_units(self.objects)
+        self.units = UnitReader().read(self.committed)
         self.sessions = self.sessions_of(self.units)
         self.seconds = sum(session.seconds for session in self.sessions)
         self.state = self.state_of(self.sessions)

@@ -16,6 +16,7 @@ from raypd import storage
 from raypd.dataset import writer
 from raypd.errors import RunError
 from raypd.report.units import CommittedUnit
+from raypd.run import failure_reasons
 from raypd.run.read import by_document, spread
 from raypd.tasks.columns import Row, RowValue, row_values
 from raypd.text import NONE, clean, share
@@ -160,7 +161,7 @@ def read_sample(units: Sequence[CommittedUnit]) -> AnswerSample:
             sample.add(row)
     for rows in failures:
         for row in rows:
-            sample.errors[dead_letters.normalize(row["source"], row["error"])] += 1
+            sample.errors[failure_reasons.normalize(row["source"], row["error"])] += 1
     sample.documents = _documents([list(by_document(rows).values()) for rows in tables], failures)
     return sample
 

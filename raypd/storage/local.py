@@ -117,27 +117,27 @@ class Local(Backend):
         folder.parent.mkdir(parents=True, exist_ok=True)
         folder.mkdir(mode=0o700, exist_ok=True)
 
-    def put_new(self, path: str, data: bytes, private: bool = False) -> bool:
+    def put_new(self, path: str, data: bytes, private: bool = False) -> str | None:
         path = self.absolute(path)
         with _temporary_file(path, data, private) as temporary:
             try:
                 os.link(temporary, path)
             except FileExistsError:
-                return False
+                return None
             except OSError:
                 # The file system has no hard links. Renaming is not safe against two writers at
                 # the same instant, but a reader never sees a partial file.
                 if os.path.exists(path):
-                    return False
+                    return None
                 os.rename(temporary, path)
-        return True
+        return _stamp(os.stat(path))
 
     def put(self, path: str, data: bytes, private: bool = False) -> None:
         path = self.absolute(path)
         with _temporary_file(path, data, private) as temporary:
             os.replace(temporary, path)
 
-    def put_if(self, path: str, data: bytes, version: str) -> bool:
+    def put_if(self, path: str, data: bytes, version: str) -> str | None:
         """Replace one version of a file.
 
         Concurrent calls exclude each other by a lock on a hidden file next to the file; other
@@ -152,11 +152,11 @@ class Local(Backend):
             with open(os.path.join(folder, f".{name}.lock"), "ab") as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX)
                 if self.version(path) != version:
-                    return False
+                    return None
                 self.put(path, data)
-                return True
+                return _stamp(os.stat(path))
         except FileNotFoundError:
-            return False
+            return None
 
     def delete(self, path: str) -> None:
         local_path(path).unlink(missing_ok=True)

@@ -21,6 +21,7 @@ from raypd.billing.meter import Meter, Seconds, WorkerTime, coarser, joined, zer
 from raypd.decoding.counts import TokenCounts
 from raypd.run.records import encoded, from_json
 from raypd.run.unit import UnitSummary
+from raypd.run.unit_totals import SessionUnits, UnitTotals
 from raypd.run.usage import SECOND, GpuUse, UsageKey
 from tests.runs import extraction, run_config
 
@@ -145,7 +146,7 @@ def test_a_session_that_died_is_closed_when_the_run_is_summed(tmp_path) -> None:
     assert stored.totals["documents"] == 4
 
     # The report of the second unit never arrived.
-    cost = book.of_run(output, [unit(4), unit(6)])
+    cost = book.of_run(output, UnitTotals([unit(4), unit(6)]))
     assert cost is not None
     assert cost.usd == 0.1
     assert cost.documents == 10
@@ -182,7 +183,7 @@ def test_a_server_is_paid_for_every_token_even_if_the_attempt_or_the_session_fai
     assert usd_after(lambda: meter.commit("u", meter.end("u"), 1, 0)) == 2.0
 
     book.write(str(tmp_path), ledger.last)
-    cost = book.of_run(str(tmp_path), [unit(4)])
+    cost = book.of_run(str(tmp_path), UnitTotals([unit(4)]))
     assert cost is not None
     assert cost.parts["endpoint"] == 2.0
     assert book.bills(str(tmp_path))[0].usd == 2.0
@@ -239,7 +240,7 @@ def test_a_pipeline_pays_for_the_seconds_of_its_workers_only() -> None:
 
 def test_a_bill_counts_committed_units_whose_report_is_missing() -> None:
     bill = closed_bill("s", 7, 3.0)
-    units = [unit(7), unit(3)]
+    units = UnitTotals([unit(7), unit(3)]).all()
     assert book.reconcile(bill, units)
     assert bill.totals["documents"] == 10
     assert bill.categories[CATEGORY]["documents"] == 10
@@ -247,7 +248,7 @@ def test_a_bill_counts_committed_units_whose_report_is_missing() -> None:
     assert bill.methods["hyper_parallel"]["usd"] == bill.usd
     assert not book.reconcile(bill, units)
     # The bill of a retry keeps its money, while its documents are counted where the rows are.
-    assert book.reconcile(bill, [])
+    assert book.reconcile(bill, SessionUnits())
     assert bill.categories[CATEGORY] == {**zero(), "usd": bill.usd}
 
 

@@ -22,7 +22,7 @@ from raypd.cluster.in_flight import WorkerHandle
 from raypd.cluster.ray_session import WorkerResources
 from raypd.cluster.worker import DecodeWorker, WorkerSpec
 from raypd.config import ClusterConfig, RunConfig
-from raypd.dataset import writer
+from raypd.dataset import summaries, writer
 from raypd.dataset.planner import plan
 from raypd.decoding.counts import Finished, TokenCounts
 from raypd.errors import ModelError, RunError
@@ -30,6 +30,7 @@ from raypd.models.load import resolve_device
 from raypd.run import manifest, records, retry_policy
 from raypd.run.retry_policy import Attempt, AttemptRecord, UnitLog, attempts_path
 from raypd.run.unit import Unit
+from raypd.run.unit_totals import UnitTotals
 from raypd.tasks.base import Record
 from tests.cluster import fakes
 from tests.processes import LONG, wait_for
@@ -150,7 +151,7 @@ def test_truncated_documents_are_counted(begin, monkeypatch) -> None:
     monkeypatch.setattr(fakes, "Record", cut)
     run, worker, (unit,) = begin(["a", "long", "a", "twice long", "long"])
     assert worker.run_unit(unit).truncated == 3
-    units = writer.summaries(run.output.path)
+    units = UnitTotals(summaries.some(run.output.path, 100))
     assert manifest.make(run, run.output.path, 1, units, manifest.Unreadable(), None).truncated == 3
 
 

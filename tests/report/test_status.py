@@ -166,7 +166,7 @@ def test_without_a_bill_a_look_reads_few_units_and_none_twice(tmp_path, monkeypa
     assert first.usd is None
     assert first.workers == []
     assert "no bill is kept" in _shown(first)
-    assert len(opened) <= status._FOOTERS + status._ERROR_UNITS
+    assert len(opened) <= status._FOOTERS + units._LAST_FAILURES
     assert first.exact is False
     assert first.documents == 3000
     for _ in range(5):
