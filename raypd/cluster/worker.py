@@ -348,6 +348,7 @@ class DecodeWorker(EngineActor):
             )
             ok, failed = writer.count_documents(table)
             failures = writer.count_failures(table)
+            first_id, last_id = writer.id_range(table)
             summary = UnitSummary(
                 unit=unit.id,
                 fingerprint=self._fingerprint,
@@ -366,6 +367,8 @@ class DecodeWorker(EngineActor):
                 truncated=writer.count_truncated(table),
                 reasons=failures.reasons,
                 retriable=failures.retriable,
+                first_id=first_id,
+                last_id=last_id,
             )
             commit = writer.commit(output, table, summary, partition)
             if commit is None:

@@ -17,9 +17,13 @@ if TYPE_CHECKING:
     from raypd.dataset.look import MOST_ROWS, Look, batch_rows, describe, look_for_columns
     from raypd.dataset.plan import Plan, PlanWriter, stored, take_apart
     from raypd.dataset.planner import documents_of_last_unit
-    from raypd.dataset.reader import filled, read_table, read_unit
+    from raypd.dataset.reader import filled, may_have, read_table, read_unit
     from raypd.dataset.tables import kind_of
-    from raypd.dataset.writer import rows_of, typed_table
+    from raypd.dataset.unit_rows import of_paths as tables_of_paths
+    from raypd.dataset.unit_rows import rows_of
+    from raypd.dataset.unit_rows import tables as unit_tables
+    from raypd.dataset.unit_rows import with_ids as rows_with_ids
+    from raypd.dataset.writer import typed_table
 
 __all__ = [
     "LABEL_ENDINGS",
@@ -37,14 +41,18 @@ __all__ = [
     "kind_of",
     "label_rows",
     "look_for_columns",
+    "may_have",
     "planner",
     "read_table",
     "read_unit",
     "rows_of",
+    "rows_with_ids",
     "stored",
     "summaries",
+    "tables_of_paths",
     "take_apart",
     "typed_table",
+    "unit_tables",
     "without_documents",
     "writer",
 ]
@@ -64,14 +72,20 @@ _MODULE_OF = {
     "kind_of": "tables",
     "label_rows": "label_file",
     "look_for_columns": "look",
+    "may_have": "reader",
     "read_table": "reader",
     "read_unit": "reader",
-    "rows_of": "writer",
+    "rows_of": "unit_rows",
+    "rows_with_ids": "unit_rows",
     "stored": "plan",
+    "tables_of_paths": "unit_rows",
     "take_apart": "plan",
     "typed_table": "writer",
+    "unit_tables": "unit_rows",
     "without_documents": "label_file",
 }
+# The names that differ in their modules.
+_NAME_THERE = {"rows_with_ids": "with_ids", "tables_of_paths": "of_paths", "unit_tables": "tables"}
 
 
 def __getattr__(name: str) -> Any:
@@ -79,4 +93,5 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     if name not in _MODULE_OF:
         return importlib.import_module(f"{__name__}.{name}")
-    return getattr(importlib.import_module(f"{__name__}.{_MODULE_OF[name]}"), name)
+    module = importlib.import_module(f"{__name__}.{_MODULE_OF[name]}")
+    return getattr(module, _NAME_THERE.get(name, name))

@@ -50,6 +50,18 @@ def read_unit(unit: Unit, config: RunConfig, columns: Sequence[str] = ()) -> lis
     return [documents[number] for number in unit.only]
 
 
+def may_have(unit: Unit, source: str, place: int) -> bool:
+    """Return whether a unit may have a document.
+
+    Args:
+        unit: A unit of a plan.
+        source: The name of the document's file.
+        place: `Document.place`.
+    """
+    parts = (part for part in unit.parts if part.name == source)
+    return any(FORMATS[part.format].may_have(part, place) for part in parts)
+
+
 def _read_part(
     part: Part, config: RunConfig, columns: Sequence[str], first_number: int
 ) -> list[Document]:

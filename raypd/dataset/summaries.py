@@ -66,6 +66,8 @@ SCHEMA = pa.schema(
         "truncated": pa.int64(),
         "reasons": pa.list_(pa.struct(_REASON)),
         "retriable": pa.int64(),
+        "first_id": pa.string(),
+        "last_id": pa.string(),
     }
 )
 

@@ -27,6 +27,8 @@ from raypd.tasks.base import Document, Record
 from raypd.tasks.columns import OWN, columns_of, parts_of, record_row, typed_row
 
 COUNTS = ("prefill_tokens", "shared_tokens", "decode_tokens", "steps")
+_WHOLE_BYTES = 8 << 20  # a smaller file is read whole
+_MAX_RANGE_ID = 128  # characters
 _SUMMARY_KEY = b"raypd"  # in the metadata of the file's schema
 # Raised if a value does not fit its column.
 _MISFITS = (pa.ArrowException, ValueError, TypeError, OverflowError)
@@ -174,6 +176,14 @@ def count_failures(table: pa.Table) -> failure_reasons.FailureCounts:
     return failure_reasons.count(failed.select(["source", "row", "error"]).to_pylist())
 
 
+def id_range(table: pa.Table) -> tuple[str | None, str | None]:
+    """Return the smallest and the largest id of a unit's rows; None for each if one is long."""
+    ids = pc.min_max(table["id"]).as_py()
+    if ids["min"] is None or max(map(len, ids.values())) > _MAX_RANGE_ID:
+        return None, None
+    return ids["min"], ids["max"]
+
+
 def _document_keys(table: pa.Table) -> set[tuple[str, int]]:
     """Return the (source, row) of every document of a unit's rows."""
     return set(zip(table["source"].to_pylist(), table["row"].to_pylist(), strict=True))
@@ -298,7 +308,7 @@ def read_table(
     """
     names = None if columns is None else list(columns)
     with _opened(path or _locate(output, unit_id), item) as parquet:
-        return _summary(parquet), parquet.read(columns=names)
+        return _summary(parquet), parquet.read(columns=names, use_threads=False)
 
 
 def _summary(parquet: pq.ParquetFile) -> UnitSummary:
@@ -326,7 +336,11 @@ def _opened(path: str, item: storage.Object | None = None) -> Iterator[pq.Parque
             version = item.stamp
             size = item.size
         with storage.open_file(path, version, size) as file:
-            yield pq.ParquetFile(file, page_checksum_verification=True)
+            source = file
+            if item is not None and item.size <= _WHOLE_BYTES:
+                # One request instead of one for each column.
+                source = pa.BufferReader(file.read())
+            yield pq.ParquetFile(source, page_checksum_verification=True)
     except storage.Changed:
         raise
     except storage.StorageError as error:
@@ -351,19 +365,6 @@ def read_rows(output: str, unit_id: str, limit: int) -> list[dict[str, Any]]:
     """Return the first rows of a committed unit; raises as `read_summary` does."""
     _, table = read_table(output, unit_id)
     return as_records(table.slice(0, limit))
-
-
-def rows_of(run: str, columns: Sequence[str] | None = None) -> Iterator[dict[str, Any]]:
-    """Yield the rows of all committed units, by the units' ids; raises as `read_summary` does.
-
-    Args:
-        run: The run's folder.
-        columns: The columns to read; None reads all.
-    """
-    folder = storage.absolute(run)
-    for unit_id, path in sorted(objects(folder)):
-        _, table = read_table(folder, unit_id, columns, path)
-        yield from as_records(table)
 
 
 def as_records(table: pa.Table | pa.RecordBatch) -> list[dict[str, Any]]:

@@ -8,6 +8,7 @@ import csv
 import io
 import json
 import random
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -15,11 +16,12 @@ from typing import Any
 import raypd.report.page as page
 from raypd import storage
 from raypd.config import Attribute, Category, ExtractionConfig, RunConfig
-from raypd.dataset import delimited, planner, read_unit, writer
+from raypd.dataset import delimited, may_have, planner, read_unit, tables_of_paths, writer
 from raypd.errors import ConfigError, InputError, raised_as
 from raypd.report.texts import marked, text_in
 from raypd.run.load import load_run
 from raypd.run.read import by_document, spread
+from raypd.run.unit import Unit
 from raypd.tasks.base import Document
 from raypd.tasks.columns import RowValue, record_of, record_row, row_values, value_row
 from raypd.tasks.documents import input_fields
@@ -33,6 +35,7 @@ LABELS = "labels.jsonl"
 COLUMNS = ("source", "row", "id", "category", "attribute", "value", "correct", "confidence")
 # Units that are read, evenly spread.
 _UNITS = 100
+_THREADS = 8
 # The confidence of a document without confidences.
 _CERTAIN = 1.0
 # Digits of the largest number of 64 bits.
@@ -238,8 +241,8 @@ def _config(root: str, overrides: Sequence[str]) -> RunConfig:
 def _chosen_rows(root: str, documents: int) -> dict[Position, dict[str, Any]]:
     """Choose rows of evenly spread units: half of them the least certain, half at random."""
     rows: dict[Position, dict[str, Any]] = {}
-    for unit, path in spread(sorted(writer.objects(root)), _UNITS):
-        _, table = writer.read_table(root, unit, path=path)
+    objects = spread(sorted(writer.objects(root)), _UNITS)
+    for table in tables_of_paths(path for _, path in objects):
         for position, (row,) in by_document(writer.as_records(table)).items():
             if row["status"] == "ok":
                 rows[position] = record_row(row)
@@ -276,12 +279,23 @@ def documents_at(
         root: The folder of the run.
         positions: The (source, row) of the documents, as keys.
     """
-    sources = {source for source, _ in positions}
+    rows_by_source: defaultdict[str, list[int]] = defaultdict(list)
+    for source, row in positions:
+        rows_by_source[source].append(row)
+
+    def has_any(unit: Unit) -> bool:
+        for source in {part.name for part in unit.parts} & rows_by_source.keys():
+            if any(may_have(unit, source, row) for row in rows_by_source[source]):
+                return True
+        return False
+
+    def read(unit: Unit) -> list[Document]:
+        return read_unit(unit, config)
+
     documents: dict[Position, Document] = {}
-    for unit in planner.plan(config, root):
-        if not sources & {part.name for part in unit.parts}:
-            continue
-        for document in read_unit(unit, config):
+    units = (unit for unit in planner.plan(config, root) if has_any(unit))
+    for unit_documents in storage.in_threads(read, units, _THREADS):
+        for document in unit_documents:
             position = (document.source, int(document.place))
             if position in positions:
                 documents[position] = document

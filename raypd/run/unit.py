@@ -139,6 +139,9 @@ class UnitSummary:
     # The failed documents by kind of reason; None in units of earlier versions.
     reasons: list[FailureReason] | None = None
     retriable: int = 0  # failed documents that a retry may help
+    # The smallest and the largest id of its documents; None if they are not known.
+    first_id: str | None = None
+    last_id: str | None = None
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from raypd import storage
-from raypd.dataset import CommittedUnits, summaries, writer
+from raypd.dataset import CommittedUnits, rows_of, rows_with_ids, summaries, writer
 from raypd.run.failure_reasons import FailureReason
 from raypd.run.unit import Commit, UnitSummary
 from raypd.run.unit_totals import SessionUnits, UnitTotals
@@ -184,3 +184,35 @@ def test_committed_units_are_a_set_of_ids(output):
     assert units == {"u-001", "u-002"}
     assert "u-003" not in units
     assert len(units) == 2
+
+
+def test_rows_are_found_by_ids_and_units_that_cannot_have_them_are_not_read(output, monkeypatch):
+    summary_writer = summaries.SummaryWriter(output)
+    for number in range(4):
+        ids = [f"{number}-{i}" for i in range(3)]
+        if number == 3:
+            ids[1] = "long" * 100
+        documents = [
+            Document(i, id, source="a.jsonl", place=3 * number + i) for i, id in enumerate(ids)
+        ]
+        records = [Record(i, {"answer": id}) for i, id in enumerate(ids)]
+        table = writer.make_table(documents, records, COLUMNS, 1)
+        summary = make_summary(number)
+        summary.documents = 3
+        summary.first_id, summary.last_id = writer.id_range(table)
+        summary_writer.add(writer.commit(output, table, summary))
+    summary_writer.flush()
+    opened = []
+    read_table = writer.read_table
+
+    def recorded(*arguments):
+        opened.append(arguments[3].rpartition("/")[2])
+        return read_table(*arguments)
+
+    monkeypatch.setattr(writer, "read_table", recorded)
+    rows, documents = rows_with_ids(output, ["1-1", "2-5", "3-2"])
+    assert sorted(row["answer"] for row in rows) == ["1-1", "3-2"]
+    assert documents == 12
+    # The last one has an id that is too long for its summary.
+    assert sorted(opened) == ["u-001.parquet", "u-003.parquet"]
+    assert len(list(rows_of(output, ["id"]))) == 12

@@ -115,6 +115,15 @@ class Format(ABC):
                 fields = row.read_fields()
             yield fields
 
+    def may_have(self, part: Part, offset: int) -> bool:
+        """Return whether a part may have the row of this `SourceRow.offset`.
+
+        Args:
+            part: A planned part.
+            offset: The row, of the same file.
+        """
+        return part.start <= offset < part.end
+
     def cut(self, part: Part, source: InputConfig, pieces: int) -> list[Part]:
         """Cut a planned part into smaller ones with the same documents and bytes in total.
 
