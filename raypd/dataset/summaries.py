@@ -21,6 +21,7 @@ import raypd.dataset.writer as writer
 from raypd import storage
 from raypd.dataset.committed import CommittedUnits, digest, unit_id_of, unit_objects
 from raypd.run import layout
+from raypd.run.failure_reasons import FailureReason
 from raypd.run.records import from_json, tree
 from raypd.run.unit import Commit, UnitSummary
 from raypd.run.unit_totals import SessionUnits, UnitTotals
@@ -290,6 +291,9 @@ def add(result: UnitTotals, table: pa.Table) -> None:
         session.counts = {kind: row[f"{kind}_sum"] or 0 for kind in writer.COUNTS}
         result.sessions[row["session"]].add(session)
     _add_usage(result, table)
+    failed = table.filter(pc.greater(table["failed"], 0))["reasons"]
+    for reasons in failed.to_pylist():
+        result.add_reasons(FailureReason(**reason) for reason in reasons or [])
 
 
 def _add_usage(result: UnitTotals, table: pa.Table) -> None:

@@ -25,6 +25,7 @@ from raypd.text import iso
 # What changes the fingerprint apart from the keys of the configuration.
 NO_KEY = "a file that prompts come from, or raypd itself"
 _SHOWN_KEYS = 6
+_REASONS = 20  # kinds of reasons
 
 
 @dataclass
@@ -60,6 +61,8 @@ class Manifest:
     ok: int = 0
     failed: int = 0
     truncated: int = 0  # documents that were cut to fit the model's context
+    # Failed documents by kind of reason, the most frequent kinds first.
+    reasons: dict[str, int] = field(default_factory=dict)
     units: int = 0
     units_planned: int = 0
     units_unreadable: int = 0  # units that could not be read from the input
@@ -242,6 +245,7 @@ def make(
         ok=units.total("ok"),
         failed=units.total("failed"),
         truncated=units.total("truncated"),
+        reasons=dict(units.reasons.most_common(_REASONS)),
         units=units.total("units"),
         units_planned=units_planned,
         units_unreadable=unreadable.units,

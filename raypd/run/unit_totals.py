@@ -3,13 +3,17 @@
 They are what a manifest and a bill need of the units, in memory that does not grow with them.
 """
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+from raypd.run.failure_reasons import OTHER, FailureReason
 from raypd.run.unit import UnitSummary
 from raypd.run.usage import Usage
+
+# Further kinds of reasons are counted together.
+_MAX_REASONS = 10_000
 
 
 @dataclass
@@ -45,17 +49,20 @@ class UnitTotals:
     Attributes:
         sessions: The units of each session, by its id.
         fingerprints: The fingerprints of all units, each with one of its units.
+        reasons: Failed documents by kind of reason.
     """
 
     def __init__(self, summaries: Iterable[UnitSummary] = ()) -> None:
         self.sessions: defaultdict[str, SessionUnits] = defaultdict(SessionUnits)
         self.fingerprints: dict[str, str] = {}
+        self.reasons: Counter[str] = Counter()
         for summary in summaries:
             self.add_summary(summary)
 
     def add_summary(self, summary: UnitSummary) -> None:
         """Add one unit."""
         self.fingerprints.setdefault(summary.fingerprint, summary.unit)
+        self.add_reasons(summary.reasons or [])
         self.sessions[summary.session].add(
             SessionUnits(
                 units=1,
@@ -69,6 +76,14 @@ class UnitTotals:
                 usage=summary.categories,
             )
         )
+
+    def add_reasons(self, reasons: Iterable[FailureReason]) -> None:
+        """Add the failed documents of a unit by kind of reason."""
+        for reason in reasons:
+            kind = reason.reason
+            if kind not in self.reasons and len(self.reasons) >= _MAX_REASONS:
+                kind = OTHER
+            self.reasons[kind] += reason.documents
 
     def total(self, name: str) -> int:
         """Return the total of a field of `SessionUnits`, such as units, documents or failed."""
