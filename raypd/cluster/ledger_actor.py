@@ -22,7 +22,7 @@ from raypd import storage
 from raypd.billing import bill as billing
 from raypd.billing import book, prices
 from raypd.billing.bill import Bill
-from raypd.billing.meter import WorkerTime
+from raypd.billing.meter import Receipt, WorkerTime
 from raypd.cluster.metrics import Metrics
 from raypd.config import RunConfig
 from raypd.errors import ConfigError
@@ -95,9 +95,10 @@ class PipelineLedger:
         self._nodes = nodes
         self.book = book.Book(Bill("", time.time(), 0.0), config, workers_only=True)
 
-    def report(self, report: WorkerTime, in_flight: tuple[int, int]) -> None:
+    def report(self, report: WorkerTime, in_flight: tuple[int, int]) -> Receipt:
         """Take a worker's report; `in_flight` is for the ledger of a run."""
         self.book.take(report)
+        return self.book.receipt(report.worker)
 
     def bill(self) -> book.WorkersBill:
         """Return the bill as of now."""
@@ -147,7 +148,7 @@ class Ledger:
         self._try(self._flush)
         threading.Thread(target=self._run, name="ledger", daemon=True).start()
 
-    def report(self, report: WorkerTime, in_flight: tuple[int, int]) -> None:
+    def report(self, report: WorkerTime, in_flight: tuple[int, int]) -> Receipt:
         """Take a worker's report.
 
         Args:
@@ -160,6 +161,7 @@ class Ledger:
         self.book.take(report)
         if report.gpus and report.gpu_use is None:
             self.book.note(_NO_NVML)
+        return self.book.receipt(report.worker)
 
     def standing(self) -> Standing:
         """Return the state of the bill as of now."""
@@ -176,8 +178,7 @@ class Ledger:
         documents = self.book.totals()["documents"]
         usd_per_document = 0.0
         if documents:
-            tokens_usd = self.book.tokens_usd(workers, "categories")
-            usd_per_document = tokens_usd / documents / billing.MICRO
+            usd_per_document = self.book.committed_usd() / documents / billing.MICRO
         unpriced = [
             node.price_source for node in nodes if node.price_source.startswith(machines.UNKNOWN)
         ]
@@ -191,7 +192,7 @@ class Ledger:
             unpriced=next(iter(unpriced), None),
             stored=self._stored,
             usd_per_document=usd_per_document,
-            open_usd=self.book.tokens_usd(working, "open_categories") / billing.MICRO,
+            open_usd=self.book.open_usd(working) / billing.MICRO,
         )
 
     def begin(self, ask: Ask) -> bool | None:
@@ -276,6 +277,7 @@ class Ledger:
         with self._writing:
             bill = self.book.bill(time.time())
             book.write(self._output, bill)
+            self.book.stored(bill)
             self._stored = True
         # The bill does not depend on the metrics.
         try:

@@ -123,10 +123,12 @@ class EngineActor:
             self.report()
             time.sleep(_REPORT_SECONDS)
 
-    def report(self) -> None:
-        """Report everything so far to the ledger, and wait up to 5 s until it has arrived.
+    def report(self, wait: bool = True) -> None:
+        """Report to the ledger.
 
-        Waiting keeps the bill from being closed before the last report.
+        Args:
+            wait: Whether to wait up to 5 s for the receipt. A unit that ends does not wait: what it
+                used is in its object as well.
         """
         if self._ledger is None:
             return
@@ -138,7 +140,8 @@ class EngineActor:
             answered = sum(unit.answered for unit in units)
             failed = sum(unit.failed for unit in units)
             reference = self._ledger.report.remote(self.meter.report(), (answered, failed))
-            ray.wait([reference], timeout=_LEDGER_SECONDS)
+            if wait and ray.wait([reference], timeout=_LEDGER_SECONDS)[0]:
+                self.meter.received(ray.get(reference))
         except Exception as error:
             print(
                 f"raypd: the ledger did not get a report: {type(error).__name__}: {error}",
@@ -284,7 +287,9 @@ class DecodeWorker(EngineActor):
         finally:
             del self._attempts[unit.id]
             self.log.end(unit.id, following)
-            self.report()
+            # The bill should have the last unit before it is closed. Others are reported in time.
+            if not self._attempts:
+                self.report(wait=False)
         return UnitResult(ok=summary.ok, failed=summary.failed, commit=commit)
 
     def _die(self, error: EngineBroken, names: list[str]) -> NoReturn:

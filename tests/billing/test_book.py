@@ -17,7 +17,7 @@ from raypd.billing import bill as billing
 from raypd.billing import book, energy
 from raypd.billing.bill import Bill, NodeTime, apportion, make, shared_seconds
 from raypd.billing.book import Book
-from raypd.billing.meter import Meter, Seconds, WorkerTime, coarser, joined, zero
+from raypd.billing.meter import Meter, Seconds, UsageChange, WorkerTime, coarser, joined, zero
 from raypd.decoding.counts import TokenCounts
 from raypd.run.records import encoded, from_json
 from raypd.run.unit import UnitSummary
@@ -47,6 +47,7 @@ def report(
         "prefill_tokens": 10 * documents,
         "seconds": sum(seconds.values()),
     }
+    changes = [UsageChange(sequence, {CATEGORY: counts})]
     return WorkerTime(
         worker,
         "n",
@@ -54,15 +55,18 @@ def report(
         heard,
         sequence=sequence,
         seconds=Seconds(**seconds),
-        categories={CATEGORY: counts},
+        changes=changes,
         method="hyper_parallel",
         ok=documents,
     )
 
 
 def numbered_report(worker: str, sequence: int) -> WorkerTime:
-    """A report whose contents follow from its number."""
-    return report(sequence, worker, documents=sequence, decode=sequence / 10)
+    """A report whose contents follow from its number; each one had another document."""
+    numbered = report(sequence, worker, documents=sequence, decode=sequence / 10)
+    usage = {CATEGORY: {**zero(), "documents": 1, "prefill_tokens": 10}}
+    changes = [UsageChange(number, usage) for number in range(1, sequence + 1)]
+    return replace(numbered, changes=changes)
 
 
 def unit(documents: int, seconds: float = 1.0) -> UnitSummary:
@@ -119,6 +123,62 @@ def test_a_ledger_that_is_killed_neither_loses_nor_doubles_what_was_written(even
     for worker, sequence in latest.items():
         ledger.take(numbered_report(worker, sequence))
     assert ledger.totals()["documents"] == sum(latest.values())
+    assert ledger.totals()["prefill_tokens"] == 10 * sum(latest.values())
+
+
+@given(st.lists(st.sampled_from(["commit", "report", "lost", "receipt lost", "write", "die"])))
+def test_usage_is_counted_once_whatever_becomes_of_reports_receipts_and_the_ledger(steps) -> None:
+    meter = Meter("n", clock=lambda: 100.0)
+    ledger = new_book()
+    file = ledger.bill(101.0)
+    tokens = 0
+    for number, step in enumerate([*steps, "report", "report"]):
+        if step == "commit":
+            meter.begin(f"u{number}")
+            meter.documents(f"u{number}", ["a"])
+            meter.tokens(f"u{number}", ["a"], TokenCounts(0, 0, 7, 1))
+            meter.commit(f"u{number}", meter.end(f"u{number}"), 1, 0)
+            tokens += 7
+        elif step == "write":
+            file = ledger.bill(101.0)
+            ledger.stored(file)
+        elif step == "die":
+            ledger = Book(from_json(Bill, json.loads(encoded(file)), "s.json"))
+        else:
+            sent = meter.report()
+            if step != "lost":
+                ledger.take(sent)
+            if step == "report":
+                meter.received(ledger.receipt(meter.id))
+    assert ledger.totals()["decode_tokens"] == tokens
+    assert ledger.bill(101.0).categories.get(CATEGORY, zero())["decode_tokens"] == tokens
+
+
+def test_a_report_has_only_the_usage_that_is_not_counted_yet() -> None:
+    meter = Meter("n")
+    ledger = new_book()
+
+    def commit(unit: str) -> None:
+        meter.begin(unit)
+        meter.documents(unit, ["a"])
+        meter.commit(unit, meter.end(unit), 1, 0)
+
+    commit("u")
+    first = meter.report()
+    assert [change.sequence for change in first.changes] == [0]
+    ledger.take(first)
+    meter.received(ledger.receipt(meter.id))
+    assert meter.report().changes == []
+    commit("v")
+    second = meter.report()
+    assert [change.usage[CATEGORY]["documents"] for change in second.changes] == [1]
+    # Without receipts, the oldest changes are joined and none is dropped.
+    for number in range(300):
+        commit(f"w{number}")
+        last = meter.report()
+    assert len(last.changes) <= 100
+    ledger.take(last)
+    assert ledger.usage[CATEGORY]["documents"] == 302
 
 
 def test_the_series_keeps_its_first_and_last_point_and_a_bounded_size() -> None:
@@ -526,7 +586,7 @@ def test_the_seconds_of_a_unit_go_to_its_categories_in_proportion_to_their_token
     meter.lose("u")  # as the worker always does at the end
     report = meter.report()
     assert (report.ok, report.failed, report.seconds.lost) == (2, 1, 0)
-    assert report.categories[UsageKey("a")]["documents"] == 2
+    assert report.changes[-1].usage[UsageKey("a")]["documents"] == 2
     assert meter.end("w").categories == {}
 
 

@@ -257,12 +257,13 @@ def test_a_cancelled_unit_is_handed_back(tmp_path: Path, begin) -> None:
         assert begun.result(LONG).handed_back
     assert writer.committed(run.output.path) == set()
     assert worker.meter.report().open == {}
-    assert worker.meter.report().categories == {}
+    assert worker.meter.report().changes == []
     (tmp_path / "out/go").touch()
     # What is left of the cancelled units in the engine does no harm and is billed as lost.
     assert worker.run(second).ok == 100
     report = worker.meter.report()
-    counts = [*report.categories.values(), *report.lost_categories.values()]
+    counts = [count for change in report.changes for count in change.usage.values()]
+    counts += report.lost_usage.values()
     assert sum(count["decode_tokens"] for count in counts) == 3 * sum(worker.parts.engine.fill)
 
 
