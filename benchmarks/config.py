@@ -8,8 +8,9 @@ from typing import Annotated, Any, Literal, get_args
 
 from pydantic import Field, ValidationError, field_validator, model_validator
 
-from raypd.config.load import anchor_paths, override
+from raypd.config.load import override
 from raypd.config.model import ModelConfig
+from raypd.config.paths import anchor_paths
 from raypd.config.yaml_file import YamlFile
 from raypd.errors import ConfigError
 from raypd.schema.section import Section

@@ -650,8 +650,11 @@ def predicted(name: str) -> float | None:
     """
     try:
         from raypd.estimation.machines import instance_gpu
-        from raypd.estimation.prediction import SHAPES as PREDICTED_SHAPES
-        from raypd.estimation.prediction import DocumentTokens, seconds_of
+        from raypd.estimation.prediction import (
+            SHAPES as PREDICTED_SHAPES,
+            DocumentTokens,
+            seconds_of,
+        )
     except ImportError:
         return None
     if DEVICE.type != "cuda":

@@ -37,7 +37,7 @@ def run_command(command: str | None = None) -> None:
         sys.argv.insert(1, command)
     # The import takes a second, in which an exception would be a traceback.
     signal.signal(signal.SIGINT, _interrupted)
-    from raypd.cli.main import app, report_errors
+    from raypd.cli import app, report_errors
 
     signal.signal(signal.SIGINT, signal.default_int_handler)
     with report_errors():

@@ -25,30 +25,32 @@ import pyarrow.parquet as pq
 from pydantic import ValidationError
 
 from raypd import storage
-from raypd.config import TEXT_FILES, ModelConfig, RunConfig
-from raypd.config.data import EXCEL
-from raypd.config.load import load_config, make_config, with_changes
-from raypd.config.schema import task_of
+from raypd.config import (
+    EXCEL,
+    TEXT_FILES,
+    ModelConfig,
+    RunConfig,
+    load_config,
+    make_config,
+    task_of,
+    with_changes,
+)
 from raypd.dataset import MOST_ROWS, batch_rows, look_for_columns
 from raypd.errors import ConfigError, InputError
-from raypd.estimation.records import Estimate
-from raypd.run import layout, records
-from raypd.run.console import say
-from raypd.run.load import load_record, load_run
-from raypd.run.manifest import Manifest
-from raypd.run.usage import RunCost
+from raypd.estimation import Estimate
+from raypd.run import Manifest, RunCost, layout, load_record, load_run, records, say
 from raypd.storage import literal
 
 if TYPE_CHECKING:
-    from raypd.answering.components import WorkerComponents
-    from raypd.estimation.tune import TuneResult
+    from raypd.answering import WorkerComponents
+    from raypd.estimation import TuneResult
     from raypd.evaluation import Evaluation
     from raypd.fitting import FitResult
-    from raypd.models.load import LoadedModel
-    from raypd.nights.nightly import Night
-    from raypd.run.training import TrainingRecord
-    from raypd.tasks.base import Record
-    from raypd.verify.verification import Verification
+    from raypd.models import LoadedModel
+    from raypd.nights import Night
+    from raypd.run import TrainingRecord
+    from raypd.tasks import Record
+    from raypd.verify import Verification
 
 # Suffixes of data files.
 _DATA = (".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet", ".arrow", ".gz", ".zst", *EXCEL)
@@ -88,9 +90,9 @@ class Run:
 
     @cached_property
     def _table(self) -> pa.Table:
-        from raypd.dataset import unit_tables
+        from raypd.dataset import unit_rows
 
-        return pa.concat_tables(unit_tables(self.path))
+        return pa.concat_tables(unit_rows.tables(self.path))
 
     def to_arrow(self) -> pa.Table:
         """Return all rows, by file and position in the file. They are all held in memory."""
@@ -136,7 +138,7 @@ class Run:
         Args:
             everything: Whether to retry documents, too, that could not be read in the input.
         """
-        from raypd.verify.retry import retry_errors
+        from raypd.verify import retry_errors
 
         retry_errors(load_run(self.path, []), everything=everything)
         return Run(self.path)
@@ -146,7 +148,7 @@ class Run:
 
         This reads the input again.
         """
-        from raypd.verify.verification import verify
+        from raypd.verify import verify
 
         return verify(self.path, load_run(self.path, []))
 
@@ -304,12 +306,11 @@ class LLM:
         Returns:
             The records of each document.
         """
-        from raypd.answering.components import build
-        from raypd.answering.request_queue import answer
-        from raypd.billing.meter import Meter
+        from raypd.answering import build, request_queue
+        from raypd.billing import Meter
         from raypd.config import METHODS
         from raypd.dataset import filled
-        from raypd.tasks.base import Document
+        from raypd.tasks import Document
 
         settings = dict(self.settings)
         if settings.get("decoding.method") not in METHODS[kind]:
@@ -326,7 +327,9 @@ class LLM:
             filled(Document(index, str(index)), config, row) for index, row in enumerate(rows)
         ]
         try:
-            return answer(self._parts[key], documents, Meter("", config.decoding.method))
+            return request_queue.answer(
+                self._parts[key], documents, Meter("", config.decoding.method)
+            )
         except BaseException:
             # Programs of this call are still in the engine.
             self._parts = {}
@@ -334,7 +337,7 @@ class LLM:
 
     def _load(self, model: ModelConfig) -> LoadedModel:
         """Load a model, unless it was loaded before."""
-        from raypd.models.load import load_model
+        from raypd.models import load_model
 
         key = model.model_dump_json()
         if key not in self._models:
@@ -356,7 +359,7 @@ def _listed(items: Any) -> list[Any]:
 
 def _answered(record: Record, kind: str) -> Answer:
     """Return a record of questions or texts as an answer."""
-    from raypd.tasks.columns import SHAPES
+    from raypd.tasks import SHAPES
 
     shape = SHAPES[kind]
     return Answer(
@@ -459,11 +462,10 @@ def estimate(
         settings: See `extract`.
         sample: Documents to decode.
     """
-    from raypd.estimation.estimate import estimate as estimate_run
-    from raypd.estimation.machines import EstimateOptions
+    from raypd.estimation import EstimateOptions, estimate
 
     config = _config("extraction", source, schema, model, output, text, settings)
-    return estimate_run(config, EstimateOptions(sample=sample))
+    return estimate.estimate(config, EstimateOptions(sample=sample))
 
 
 def tune(config: str | Path, *, settings: Settings = None, **options: Any) -> TuneResult:
@@ -474,11 +476,12 @@ def tune(config: str | Path, *, settings: Settings = None, **options: Any) -> Tu
         settings: Further keys of the configuration, dotted.
         options: The fields of TuneOptions.
     """
-    from raypd.estimation.tune import TuneOptions
-    from raypd.estimation.tune import tune as search
+    from raypd.estimation import TuneOptions, tune
 
     measurements = Path(config).with_suffix(".tuned.jsonl")
-    return search(load_config(config, _overrides(settings)), TuneOptions(**options), measurements)
+    return tune.tune(
+        load_config(config, _overrides(settings)), TuneOptions(**options), measurements
+    )
 
 
 def nightly(config: str | Path, *, settings: Settings = None, full: bool = False) -> Night:
@@ -489,7 +492,7 @@ def nightly(config: str | Path, *, settings: Settings = None, full: bool = False
         settings: Further keys of the configuration, dotted.
         full: Whether to extract every document again.
     """
-    from raypd.nights.nightly import run_night
+    from raypd.nights import run_night
 
     return run_night(load_config(config, _overrides(settings)), full=full)
 
@@ -519,7 +522,7 @@ def fit(config: str | Path, *, settings: Settings = None) -> FitResult:
 
 
 def _run(config: RunConfig) -> Run:
-    from raypd.cluster.driver import run_extract
+    from raypd.cluster import run_extract
 
     return Run(run_extract(config).output)
 

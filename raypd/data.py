@@ -28,28 +28,29 @@ import ray
 from ray import data as ray_data
 
 from raypd import storage
-from raypd.answering.check import check_model
-from raypd.answering.components import build
-from raypd.answering.request_queue import EngineBroken, UnitState, end_process
-from raypd.billing import prices
-from raypd.billing.bill import MICRO
-from raypd.billing.book import WorkersBill, models_of, token_usd
-from raypd.cluster import ledger_actor, machines
-from raypd.cluster.actor_pool import map_in_pool
-from raypd.cluster.machines import Nodes
-from raypd.cluster.ray_session import WorkerResources, worker_resources
-from raypd.cluster.worker import EngineActor
-from raypd.config import ExtractionConfig, RunConfig
-from raypd.config.load import load_config, make_config, with_changes
-from raypd.config.schema import task_of
+from raypd.answering import EngineBroken, UnitState, build, check_model, end_process
+from raypd.billing import MICRO, WorkersBill, models_of, prices, token_usd
+from raypd.cluster import (
+    EngineActor,
+    Nodes,
+    WorkerResources,
+    ledger_actor,
+    machines,
+    map_in_pool,
+    worker_resources,
+)
+from raypd.config import (
+    ExtractionConfig,
+    RunConfig,
+    load_config,
+    make_config,
+    task_of,
+    with_changes,
+)
 from raypd.dataset import read_table, writer
 from raypd.errors import ConfigError, RunError, raised_as
-from raypd.estimation import bootstrap, sampling
-from raypd.estimation.profile import Profile, Profiler, check_sample
-from raypd.estimation.records import Figure
-from raypd.tasks import columns
-from raypd.tasks.base import Document
-from raypd.tasks.documents import billed_as
+from raypd.estimation import Figure, Profile, Profiler, bootstrap, check_sample, sampling
+from raypd.tasks import Document, billed_as, columns
 
 Row = dict[str, Any]
 RowMap = Callable[[Row], Row]

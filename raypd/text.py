@@ -5,7 +5,7 @@ import unicodedata
 from collections.abc import Callable
 from datetime import UTC, datetime
 
-from raypd.config.secrets import redact
+from raypd.config import redact
 
 NONE = "\N{EN DASH}"  # stands for a figure that is unknown
 Show = Callable[[float], str]  # formats a figure

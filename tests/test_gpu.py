@@ -15,9 +15,10 @@ import torch
 from raypd.decoding import engine as decoding
 from raypd.decoding.attention import sdpa
 from raypd.decoding.llama import Llama
-from raypd.decoding.methods.autoregressive import Prompt, autoregressive
+from raypd.decoding.methods.autoregressive import autoregressive
 from raypd.decoding.pack import pack_model
 from raypd.decoding.quantized import Fp8Linear, in_fp8
+from raypd.decoding.text import Prompt
 from tests.decoding.cases import CASES, Case, pair, run_all
 from tests.decoding.drivers import never, prompts_of
 from tests.decoding.kernel_cases import compare

@@ -3,6 +3,7 @@ packages.
 """
 
 import ast
+import importlib
 import re
 import subprocess
 import sys
@@ -20,6 +21,7 @@ PACKAGE = ROOT / "raypd"
 ROOMS = (
     "__init__",
     "errors",
+    "lazy",
     "decoding",
     "schema",
     "config",
@@ -90,6 +92,72 @@ def test_imports_run_downward(file):
                 {"triton"} if file in NEEDS_TRITON else set()
             )
             assert parts[0] in allowed, f"decoding imports {name}"
+
+
+@pytest.mark.parametrize(
+    "file", sorted(PACKAGE.rglob("*.py")), ids=lambda file: str(file.relative_to(PACKAGE))
+)
+def test_a_room_imports_only_what_other_rooms_export(file):
+    room = file.relative_to(PACKAGE).parts[0].removesuffix(".py")
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                parts = alias.name.split(".")
+                assert parts[0] != "raypd" or len(parts) < 3 or parts[1] == room, (
+                    f"line {node.lineno}: {alias.name} is inside another room; "
+                    f"write `from raypd.{parts[1]} import ...`"
+                )
+        if not isinstance(node, ast.ImportFrom) or not node.module:
+            continue
+        parts = node.module.split(".")
+        if parts[0] != "raypd" or len(parts) < 2 or parts[1] == room:
+            continue
+        assert len(parts) == 2, (
+            f"line {node.lineno}: {node.module} is inside another room; "
+            f"export the name in raypd/{parts[1]}/__init__.py and import it from there"
+        )
+
+
+@pytest.mark.parametrize("room", [room for room in ROOMS if (PACKAGE / room).is_dir()])
+def test_the_exports_of_a_room_exist_and_are_those_that_type_checkers_see(room):
+    module = importlib.import_module(f"raypd.{room}")
+    declared = set()
+    for node in ast.walk(ast.parse((PACKAGE / room / "__init__.py").read_text())):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(f"raypd.{room}"):
+            declared |= {alias.asname or alias.name for alias in node.names}
+    exported = set(getattr(module.__dict__.get("__getattr__"), "names", declared))
+    assert exported == declared
+    for name in declared:
+        assert getattr(module, name) is not None
+    # Importing a module binds its name in the package, which would hide an export of that name.
+    defined = exported - getattr(module.__dict__.get("__getattr__"), "modules", exported)
+    assert defined.isdisjoint(path.stem for path in (PACKAGE / room).iterdir())
+    with pytest.raises(AttributeError, match="no_such_name"):
+        _ = module.no_such_name
+
+
+def test_attributes_of_a_whole_room_are_exported():
+    for base in ("raypd", "benchmarks", "jobs", "examples"):
+        for file in sorted((ROOT / base).rglob("*.py")):
+            tree = ast.parse(file.read_text())
+            rooms = {}
+            for node in ast.walk(tree):
+                if isinstance(node, ast.ImportFrom) and node.module == "raypd":
+                    rooms |= {alias.asname or alias.name: alias.name for alias in node.names}
+            for node in ast.walk(tree):
+                if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+                    room = rooms.get(node.value.id)
+                    if room is not None:
+                        module = importlib.import_module(f"raypd.{room}")
+                        assert hasattr(module, node.attr), f"{file}:{node.lineno}: {node.attr}"
+
+
+def test_the_configuration_reads_the_registry_of_methods_without_torch():
+    code = (
+        "import sys; from raypd.decoding import REGISTRY; "
+        "assert REGISTRY; assert 'torch' not in sys.modules"
+    )
+    ended(start("-c", code))
 
 
 def test_decoding_imports_where_nothing_else_is_installed():

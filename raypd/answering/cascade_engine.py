@@ -3,9 +3,8 @@
 from collections.abc import Sequence
 from typing import Any
 
-from raypd.decoding.contract import EngineContract
-from raypd.decoding.counts import Finished
-from raypd.tasks.cascade import SecondProgram
+from raypd.decoding import EngineContract, Finished
+from raypd.tasks import SecondProgram
 
 # Seconds that a step waits for answers when both models are servers.
 _PATIENCE = 1.0

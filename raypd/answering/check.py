@@ -12,16 +12,14 @@ def check_model(config: RunConfig, machine: bool = False) -> None:
     if (second := config.second_model()) is not None:
         check_model(second, machine)
     if config.model.endpoint is not None:
-        from raypd.models.endpoint import check_endpoint
+        from raypd.models import check_endpoint
 
         check_endpoint(config)
     if config.model.has_weights:
         # It imports torch and transformers, for seconds.
         print("checking the model", file=sys.stderr, flush=True)
-        from raypd.models.load import check_model_config, quantization_notice
-        from raypd.models.vllm_engine import check_vllm
-        from raypd.tasks import check_task
-        from raypd.tasks.model_card import check_card, untrained
+        from raypd.models import check_model_config, check_vllm, quantization_notice
+        from raypd.tasks import check_card, check_task, untrained
 
         own_engine = config.engine.kind == "raypd"
         check_model_config(config.model, machine, "decode" if own_engine else "vllm")
@@ -45,7 +43,7 @@ def check_method(config: RunConfig) -> None:
         ModelError: If the model lacks control tokens, or if heads or a draft model are missing or
             do not fit.
     """
-    from raypd.decoding.methods.registry import REGISTRY
+    from raypd.decoding import REGISTRY
     from raypd.models import control_tokens, draft, load, medusa_heads, source
 
     decoding = config.decoding
@@ -71,9 +69,8 @@ def path_of(config: RunConfig) -> str:
     """
     import torch
 
-    from raypd.decoding import native
-    from raypd.decoding.attention.avx512 import is_best
-    from raypd.models.load import resolve_device, resolve_dtype
+    from raypd.decoding import is_best, native
+    from raypd.models import resolve_device, resolve_dtype
 
     device = resolve_device(config.model.device)
     dtype = resolve_dtype(config.model.dtype, device)

@@ -5,18 +5,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from raypd.answering.cascade_engine import CascadeEngine
-from raypd.config import CascadeConfig, ModelConfig, RunConfig
-from raypd.config.model import MOST_REQUESTS, MOST_SEQS
-from raypd.decoding.contract import EngineContract
+from raypd.config import MOST_REQUESTS, MOST_SEQS, CascadeConfig, ModelConfig, RunConfig
+from raypd.decoding import EngineContract
 from raypd.errors import ModelError, raised_as
-from raypd.tasks import build_task, task_alone
-from raypd.tasks.base import Task
-from raypd.tasks.cascade import Cascade
-from raypd.tasks.distinct import Distinct, gives_the_same
+from raypd.tasks import Cascade, Distinct, Task, build_task, gives_the_same, task_alone
 
 if TYPE_CHECKING:
     from raypd.decoding import engine as decoding
-    from raypd.models.load import LoadedModel
+    from raypd.models import LoadedModel
 
 # Programs in flight at least, if engine.max_num_seqs is auto.
 _MIN_SEQS = 64
@@ -129,12 +125,12 @@ def _single(
         task = build_task(config, tokenizer, endpoint.CONTEXT)
         return WorkerComponents(engine, task, None, max_num_seqs)
 
-    from raypd.decoding.sampling import Sampling
+    from raypd.decoding import Sampling
 
     drawn = config.decoding.sampling
     sampling = Sampling(drawn.temperature, drawn.top_k, drawn.top_p)
     if config.engine.kind == "vllm":
-        from raypd.models.vllm_engine import VLLMEngine
+        from raypd.models import VLLMEngine
 
         engine = VLLMEngine(config, threads)
         return WorkerComponents(engine, task_alone(config), sampling, max_num_seqs)
@@ -146,7 +142,7 @@ def warm_up(engine: "decoding.Engine", tokens: int) -> None:
     """Compile kernels and choose products before a worker is ready, with one full pass of `tokens`
     tokens and with small passes.
     """
-    from raypd.decoding.methods.autoregressive import Prompt, autoregressive
+    from raypd.decoding import Prompt, autoregressive
 
     lengths = (max(1, tokens - 20), 17, 1)
     engine.run(autoregressive(Prompt([0] * length), 3, lambda _: False) for length in lengths)
@@ -158,9 +154,8 @@ def _own_engine(
     """Make raypd's own engine and the task with its tokenizer."""
     import torch
 
-    from raypd.decoding import engine as decoding
-    from raypd.decoding.pack import pack_model
-    from raypd.models.load import load_model
+    from raypd.decoding import engine as decoding, pack_model
+    from raypd.models import load_model
 
     if threads is not None:
         torch.set_num_threads(threads)
@@ -171,7 +166,7 @@ def _own_engine(
     share *= min(1.0, config.cluster.gpus_per_worker or 1.0)
     drafter = None
     if config.decoding.draft_model is not None:
-        from raypd.models.draft import load_draft_model
+        from raypd.models import load_draft_model
 
         # The draft model is loaded first: the main model's cache takes all memory that is left.
         drafter = load_draft_model(config, loaded, load, share)

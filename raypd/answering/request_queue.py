@@ -21,11 +21,11 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, NoReturn
 
 from raypd.answering.components import WorkerComponents
-from raypd.billing.meter import Meter
-from raypd.config.secrets import redact
+from raypd.billing import Meter
+from raypd.config import redact
 from raypd.dataset import writer
 from raypd.errors import RunError
-from raypd.tasks.base import Document, Record, Request
+from raypd.tasks import Document, Record, Request
 
 # Seconds to wait for the engine's thread to end.
 _CLOSE_SECONDS = 10.0

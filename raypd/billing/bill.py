@@ -13,7 +13,7 @@ from itertools import pairwise
 from typing import TypeVar
 
 from raypd.billing.meter import Seconds, WorkerTime
-from raypd.run.usage import Counts, Usage, UsageKey
+from raypd.run import Counts, Usage, UsageKey
 
 MICRO = 1_000_000
 PARTS = ("decode", "prefill", "startup", "idle", "lost", "head", "other", "endpoint")

@@ -22,9 +22,17 @@ from raypd.billing.meter import (
     zero,
 )
 from raypd.config import ModelConfig, RunConfig
-from raypd.run import layout, records
-from raypd.run.unit_totals import SessionUnits, UnitTotals
-from raypd.run.usage import FIRST, SECOND, Counts, RunCost, Usage
+from raypd.run import (
+    FIRST,
+    SECOND,
+    Counts,
+    RunCost,
+    SessionUnits,
+    UnitTotals,
+    Usage,
+    layout,
+    records,
+)
 
 _MAX_POINTS = 2000  # of the series
 _MAX_SPANS = 4000  # of all workers together

@@ -6,7 +6,7 @@ from functools import reduce
 from typing import Any
 
 from raypd.billing.meter import WorkerTime
-from raypd.run.usage import GpuUse
+from raypd.run import GpuUse
 
 _JOULES_PER_KWH = 3.6e6
 # NVML's error codes for a GPU that is lost, and for one that has to be reset.

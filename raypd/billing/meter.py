@@ -15,7 +15,7 @@ from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
-from raypd.run.usage import FIRST, Counts, OptionalGpuUse, Usage, UsageKey
+from raypd.run import FIRST, Counts, OptionalGpuUse, Usage, UsageKey
 
 # (began, ended, startup | busy | idle | lost, first unit in it)
 Span = tuple[float, float, str, str | None]

@@ -20,7 +20,7 @@ from platformdirs import user_cache_path
 from raypd import storage
 from raypd.config import CostConfig
 from raypd.errors import ConfigError
-from raypd.run.records import from_json
+from raypd.run import from_json
 
 Market = Literal["on-demand", "spot", "local"]
 DEFAULT_REGION = "us-east-1"

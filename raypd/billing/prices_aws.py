@@ -13,8 +13,7 @@ from typing import Any
 
 from rich import box
 from rich.console import Console
-from rich.table import Column
-from rich.table import Table as Grid
+from rich.table import Column, Table as Grid
 
 import raypd.billing.prices as pricing
 from raypd.billing.prices import INSTANCES, Price, Table

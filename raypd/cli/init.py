@@ -8,12 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from raypd import storage
-from raypd.config.load import make_config
-from raypd.config.schema import is_file, task_of
-from raypd.config.yaml_file import dump
-from raypd.dataset.look import Look, describe, look
+from raypd.config import dump, is_file, make_config, task_of
+from raypd.dataset import Look, look
 from raypd.errors import ConfigError
-from raypd.tasks.labels import label_columns
+from raypd.tasks import label_columns
 
 # Names of columns that may hold a category.
 _CATEGORY_NAMES = ("category", "kind", "type")
@@ -44,7 +42,7 @@ def run(data: str, schema: str | None, output: str | None) -> str:
             {"input": {"path": data}, "output": {"path": "-"}, "task": task_of(schema)}
         )
         labels = label_columns(config.extraction.categories)
-    columns = look(data, labels=labels)
+    columns = look.look(data, labels=labels)
     html = [column for column in columns.texts if column in columns.html]
     input_section: dict[str, Any] = {
         "path": _relative(data, target),
@@ -68,7 +66,7 @@ def run(data: str, schema: str | None, output: str | None) -> str:
     if schema is None:
         suggest = _suggest_command(data, name, str(target.parent / categories_file), columns, html)
         next_step = f"`{suggest}`, then {next_step}"
-    description = describe(columns.texts, columns.id_column, columns.columns, html)
+    description = look.describe(columns.texts, columns.id_column, columns.columns, html)
     return f"{target}: {description}\nnext: {next_step}"
 
 

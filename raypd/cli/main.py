@@ -21,9 +21,7 @@ import raypd
 import raypd.cli.options as o
 from raypd import storage
 from raypd.cli.run import config_over, run_task
-from raypd.config import RunConfig
-from raypd.config.load import load_config
-from raypd.config.render import render
+from raypd.config import RunConfig, load_config, render
 from raypd.errors import ConfigError, RunError, UserError, raised_as
 from raypd.run import layout, load
 from raypd.text import clean, said
@@ -198,7 +196,7 @@ def nightly(
     Extracts only what is new or changed since the last good night. Run the same command again to
     resume an interrupted night. Of two at the same time, the second stops with a message.
     """
-    from raypd.nights.nightly import run_night
+    from raypd.nights import run_night
 
     night = run_night(
         load_config(config, overrides or []),
@@ -346,9 +344,9 @@ def export(run: o.Run, file: o.ExportTo, overrides: o.Overrides = None) -> None:
     raypd export runs/products answers.csv
     """
     from raypd.dataset import plan, writer
-    from raypd.verify.export import export as write
+    from raypd.verify import export as verify_export
 
-    count = write(run, file, overrides or [])
+    count = verify_export.export(run, file, overrides or [])
     print(f"{count:,} documents: {file}")
     planned = plan.stored(run)
     if planned is None:
@@ -394,8 +392,7 @@ def estimate(
     The speed is measured on a sample, taken from an earlier run, given, or predicted from the data
     sheet of a GPU.
     """
-    from raypd.estimation import estimate as estimation
-    from raypd.estimation.machines import EstimateOptions
+    from raypd.estimation import EstimateOptions, estimate as estimation
 
     loaded = None
     if config is not None:
@@ -479,9 +476,9 @@ def report(
 
     run_data = data.load(storage.absolute(run), overrides or [])
     if texts:
-        from raypd.report.texts import add
+        from raypd.report import texts as report_texts
 
-        add(run_data, overrides or [])
+        report_texts.add(run_data, overrides or [])
     target = None
     if output is not None:
         target = storage.absolute(output)
@@ -533,8 +530,7 @@ def status(
 
     Reads only the run's folder, so it works on any machine.
     """
-    from raypd.report import terminal
-    from raypd.report.status import Watch
+    from raypd.report import Watch, terminal
 
     interval = None
     if watch:
@@ -546,17 +542,17 @@ def status(
 def show(config: o.Shown = None, overrides: o.Overrides = None) -> None:
     """Print the whole configuration, or one section, with defaults and explanations."""
     if config is None:
-        print(render(), end="")
+        print(render.render(), end="")
     elif config in RunConfig.model_fields and not os.path.isfile(config):
         sections = []
-        for section in render().split("\n\n"):
+        for section in render.render().split("\n\n"):
             if re.match(rf"(# )?{config}:", section):
                 sections.append(section)
         print("\n\n".join(sections).rstrip())
     elif "=" in config and not os.path.exists(config):
         raise typer.BadParameter(f"{config!r}: give the configuration first, then key=value")
     else:
-        print(render(load_config(config, overrides or [])), end="")
+        print(render.render(load_config(config, overrides or [])), end="")
 
 
 @_schema_app.command("suggest")

@@ -4,14 +4,10 @@ import os
 from typing import Any
 
 from raypd import storage
-from raypd.config import KINDS, GenerationConfig, RunConfig
-from raypd.config.load import load_config, make_config
-from raypd.config.schema import task_of
+from raypd.config import KINDS, GenerationConfig, RunConfig, load_config, make_config, task_of
 from raypd.dataset import look_for_columns
 from raypd.errors import ConfigError, RunError
-from raypd.run import layout
-from raypd.run.console import say
-from raypd.run.manifest import Manifest
+from raypd.run import Manifest, layout, say
 from raypd.text import clean, count, counted, share
 
 
@@ -121,7 +117,7 @@ def run_task(
         print(clean(result.describe()))
     else:
         from raypd.cli.summary import print_summary
-        from raypd.cluster.driver import run_extract
+        from raypd.cluster import run_extract
 
         manifest = run_extract(config, verbose=verbose)
         print_summary(manifest)

@@ -10,11 +10,8 @@ from rich.text import Text
 
 from raypd import storage
 from raypd.dataset import writer
-from raypd.run import layout
-from raypd.run.left_out import describe
-from raypd.run.manifest import Manifest
-from raypd.run.usage import RunCost
-from raypd.tasks.columns import shape_of
+from raypd.run import Manifest, RunCost, layout, left_out
+from raypd.tasks import shape_of
 from raypd.text import count, counted, duration, number, one_line, share, usd
 
 # Documents that are shown.
@@ -67,7 +64,9 @@ def _print_totals(manifest: Manifest, console: Console) -> None:
             style="red",
         )
     if manifest.left_out:
-        console.print(one_line(describe(manifest.left_out)), style="yellow", soft_wrap=True)
+        console.print(
+            one_line(left_out.describe(manifest.left_out)), style="yellow", soft_wrap=True
+        )
     console.print(
         f"tokens: {count(manifest.prefill_tokens)} prefilled, "
         f"{count(manifest.shared_tokens)} shared, "

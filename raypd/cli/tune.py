@@ -4,11 +4,9 @@ from pathlib import Path
 
 import typer
 
-from raypd.config import rewrite
-from raypd.config.load import load_config
+from raypd.config import load_config, rewrite
 from raypd.errors import ConfigError
-from raypd.estimation.tune import TuneOptions, describe, tune
-from raypd.estimation.views import show_tune, why
+from raypd.estimation import TuneOptions, show_tune, tune, views
 from raypd.run import console
 
 
@@ -38,7 +36,7 @@ def run(
         raise ConfigError(f"--agreement {options.agreement:g}: a share of values, from 0 to 1")
     measurements = target.with_suffix(".jsonl")
     try:
-        result = tune(config, options, measurements, verbose=verbose, say=console.say)
+        result = tune.tune(config, options, measurements, verbose=verbose, say=console.say)
     except KeyboardInterrupt:
         raise console.Interrupted(
             f"interrupted: the measurements so far are in {measurements}; run the same command "
@@ -47,8 +45,8 @@ def run(
     show_tune(result)
     changed = "nothing had to be changed"
     if result.best.changes:
-        changed = f"changed: {describe(result.best.changes)}"
-    rewrite.write(source, overrides, result.best.changes, target, f"{changed}\n{why(result)}")
+        changed = f"changed: {tune.describe(result.best.changes)}"
+    rewrite.write(source, overrides, result.best.changes, target, f"{changed}\n{views.why(result)}")
     print(f"configuration: {target}")
     print(f"measurements:  {measurements}")
     print(

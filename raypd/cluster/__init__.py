@@ -4,39 +4,36 @@ Other rooms import the names below from here, and the modules `driver`, `ledger_
 and `ray_session`. They are imported when they are used, because importing Ray takes a second.
 """
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from raypd.lazy import LazyExports
 
 if TYPE_CHECKING:
-    from raypd.cluster.actor_pool import map_in_pool
-    from raypd.cluster.driver import run_extract
-    from raypd.cluster.machines import Nodes
-    from raypd.cluster.one_worker import OneWorker
-    from raypd.cluster.ray_session import WorkerResources, worker_resources
-    from raypd.cluster.worker import EngineActor
+    from raypd.cluster import (
+        driver as driver,
+        ledger_actor as ledger_actor,
+        machines as machines,
+        ray_session as ray_session,
+    )
+    from raypd.cluster.actor_pool import map_in_pool as map_in_pool
+    from raypd.cluster.driver import run_extract as run_extract
+    from raypd.cluster.machines import Nodes as Nodes
+    from raypd.cluster.one_worker import OneWorker as OneWorker
+    from raypd.cluster.ray_session import (
+        WorkerResources as WorkerResources,
+        worker_resources as worker_resources,
+    )
+    from raypd.cluster.worker import EngineActor as EngineActor
 
-__all__ = [
-    "EngineActor",
-    "Nodes",
-    "OneWorker",
-    "WorkerResources",
-    "map_in_pool",
-    "run_extract",
-    "worker_resources",
-]
-_MODULES = {
-    "EngineActor": "worker",
-    "Nodes": "machines",
-    "OneWorker": "one_worker",
-    "WorkerResources": "ray_session",
-    "map_in_pool": "actor_pool",
-    "run_extract": "driver",
-    "worker_resources": "ray_session",
-}
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _MODULES:
-        raise AttributeError(f"module 'raypd.cluster' has no attribute {name!r}")
-    module = importlib.import_module(f"raypd.cluster.{_MODULES[name]}")
-    return getattr(module, name)
+__getattr__ = LazyExports(
+    __name__,
+    {
+        "actor_pool": ("map_in_pool",),
+        "driver": ("run_extract",),
+        "machines": ("Nodes",),
+        "one_worker": ("OneWorker",),
+        "ray_session": ("WorkerResources", "worker_resources"),
+        "worker": ("EngineActor",),
+    },
+    modules=("driver", "ledger_actor", "machines", "ray_session"),
+)

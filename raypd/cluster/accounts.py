@@ -12,8 +12,7 @@ from raypd.billing import book, budget
 from raypd.cluster.ray_session import WorkerResources
 from raypd.config import RunConfig, deadline_at
 from raypd.dataset import Plan
-from raypd.run.lease import RunLease
-from raypd.run.unit import Unit
+from raypd.run import RunLease, Unit
 from raypd.text import Say, counted, duration, number
 
 _ASK_SECONDS = 1.0  # between two questions to the ledger

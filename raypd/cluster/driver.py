@@ -7,23 +7,28 @@ from typing import TYPE_CHECKING
 
 import raypd.cluster.ray_session as ray_session
 from raypd import storage
-from raypd.answering import components, progress
-from raypd.answering.check import check_model
-from raypd.billing import book
-from raypd.billing.budget import BudgetReached
+from raypd.answering import check_model, components, progress
+from raypd.billing import BudgetReached, book
 from raypd.config import RunConfig
 from raypd.dataset import CommittedUnits, Plan, planner, summaries, take_apart, writer
 from raypd.errors import ConfigError, RunError
-from raypd.run import layout, manifest, records
-from raypd.run.console import Interrupted, say, signals
-from raypd.run.lease import RunLease, held
-from raypd.run.left_out import describe
-from raypd.run.manifest import Manifest
-from raypd.run.unit import Unit, UnitResult
-from raypd.run.unit_totals import UnitTotals
-from raypd.run.unreadable import Unreadable
-from raypd.tasks.columns import columns_of
-from raypd.tasks.prompting import check_template
+from raypd.run import (
+    Interrupted,
+    Manifest,
+    RunLease,
+    Unit,
+    UnitResult,
+    UnitTotals,
+    Unreadable,
+    held,
+    layout,
+    left_out,
+    manifest,
+    records,
+    say,
+    signals,
+)
+from raypd.tasks import check_template, columns_of
 from raypd.text import counted, share
 
 if TYPE_CHECKING:  # importing Ray takes a second, which a run without open units saves
@@ -76,7 +81,7 @@ def run_extract(
     writer.output_schema(columns_of(config), config.output.partition)
     planned = planned or planner.plan(config, output)
     if planned.left_out:
-        say(describe(planned.left_out))
+        say(left_out.describe(planned.left_out))
     done = writer.committed(output)
     _documents_done(planned, done, output)
     if len(done) == planned.units:

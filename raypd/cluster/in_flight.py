@@ -9,9 +9,9 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
-from raypd.answering.request_queue import Progress
+from raypd.answering import Progress
 from raypd.errors import RunError
-from raypd.run.unit import Unit, UnitResult
+from raypd.run import Unit, UnitResult
 
 _CANCEL_SECONDS = 2.0  # after which a cancellation that had no effect is repeated
 # A worker that dies this often while it loads its model will not start.

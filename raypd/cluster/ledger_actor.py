@@ -19,15 +19,11 @@ import ray
 
 import raypd.cluster.machines as machines
 from raypd import storage
-from raypd.billing import bill as billing
-from raypd.billing import book, prices
-from raypd.billing.bill import Bill
-from raypd.billing.meter import Receipt, WorkerTime
+from raypd.billing import Bill, Receipt, WorkerTime, bill as billing, book, prices
 from raypd.cluster.metrics import Metrics
 from raypd.config import RunConfig
 from raypd.errors import ConfigError
-from raypd.run import layout, read
-from raypd.run.unit import Unit, UnitResult
+from raypd.run import Unit, UnitResult, layout, read
 
 _ROUND_SECONDS = 3.0  # between two rounds of looking at the nodes and writing the bill
 _SILENT_SECONDS = 30.0  # a worker without a report for this long is gone

@@ -9,8 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import raypd.cluster.ray_private as ray_private
-from raypd.billing import prices
-from raypd.billing.bill import NodeTime
+from raypd.billing import NodeTime, prices
 from raypd.config import CostConfig
 
 # Returns the nodes of the cluster with prices, given the ids of nodes that had a worker.

@@ -7,7 +7,7 @@ They are a view of the ledger and never the source of truth. Ray exports each as
 from collections import Counter
 from collections.abc import Mapping
 
-from raypd.billing.bill import Bill
+from raypd.billing import Bill
 
 COUNTERS = {  # name: (description, the tag beside `run`)
     "raypd_documents": ("Documents that were committed, by status", "status"),

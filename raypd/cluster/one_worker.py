@@ -15,7 +15,7 @@ import raypd.cluster.ray_session as ray_session
 from raypd.cluster.ray_session import WorkerResources
 from raypd.config import RunConfig
 from raypd.errors import RunError, UserError
-from raypd.tasks.prompting import check_template
+from raypd.tasks import check_template
 
 _START_SECONDS = 1800.0  # for the worker to start, on a cluster that may have to add a node first
 

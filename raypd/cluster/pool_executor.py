@@ -22,8 +22,7 @@ from raypd.cluster.ray_session import WorkerResources
 from raypd.cluster.worker import DecodeWorker, WorkerSpec
 from raypd.config import ClusterConfig
 from raypd.errors import RunError
-from raypd.run import retry_policy
-from raypd.run.unit import Unit, UnitResult
+from raypd.run import Unit, UnitResult, retry_policy
 from raypd.text import Say
 
 _WAIT_SECONDS = 0.25

@@ -27,7 +27,7 @@ from raypd.cluster.unit_source import unit_blocks
 from raypd.cluster.worker import DecodeWorker, WorkerSpec
 from raypd.config import ClusterConfig
 from raypd.errors import RunError
-from raypd.run.unit import Unit, UnitResult
+from raypd.run import Unit, UnitResult
 from raypd.text import Say
 
 _WAIT_SECONDS = 0.1

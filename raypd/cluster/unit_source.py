@@ -12,7 +12,7 @@ from ray import data
 import raypd.cluster.ray_private as ray_private
 from raypd import storage
 from raypd.config import StorageConfig
-from raypd.run.unit import Unit
+from raypd.run import Unit
 
 _BLOCKS = 16_384  # about: Ray Data's driver holds some kB for every block
 _LAST = 1024  # units, at most, that have a block each whatever their number

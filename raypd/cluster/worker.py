@@ -19,28 +19,33 @@ from typing import Any, NoReturn
 
 import raypd.cluster.nodes as nodes
 from raypd import storage
-from raypd.answering import request_queue
-from raypd.answering.components import Build, build
-from raypd.answering.request_queue import (
+from raypd.answering import (
+    Build,
     Cancelled,
     EngineBroken,
     Progress,
     RequestQueue,
     UnitState,
+    build,
     end_process,
+    request_queue,
 )
-from raypd.billing import energy
-from raypd.billing.meter import Meter
+from raypd.billing import Meter, energy
 from raypd.cluster.faulty_gpus import FaultLog
 from raypd.config import RunConfig
 from raypd.dataset import read_unit, writer
 from raypd.errors import InputError, UserError
-from raypd.run import layout, retry_policy
-from raypd.run.retry_policy import Attempt, UnitLog
-from raypd.run.unit import Commit, Unit, UnitResult, UnitSummary
-from raypd.tasks.base import Document, Record
-from raypd.tasks.columns import columns_of, rows_of
-from raypd.tasks.documents import billed_as
+from raypd.run import (
+    Attempt,
+    Commit,
+    Unit,
+    UnitLog,
+    UnitResult,
+    UnitSummary,
+    layout,
+    retry_policy,
+)
+from raypd.tasks import Document, Record, billed_as, columns_of, rows_of
 
 _MAX_TRIES = 3  # tries of a unit that fails with an error of storage
 _RETRY_SECONDS = 2.0
@@ -97,7 +102,7 @@ class EngineActor:
             ConfigError: If the configuration does not fit the machine.
         """
         if self.gpus and self.config.model.has_weights and self.config.model.device == "auto":
-            from raypd.models.load import check_gpu
+            from raypd.models import check_gpu
 
             check_gpu()
         allocator_variables = {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"}

@@ -2,31 +2,130 @@
 
 Every key has a default; unknown keys are errors.
 """
-# ruff: noqa: F401, I001 -- what the other rooms import from here
 
-from raypd.config.cluster import ClusterConfig, CostConfig, deadline_at
-from raypd.config.data import TABLES, TEXT_FILES, InputConfig, OutputConfig, StorageConfig
-from raypd.config.model import (
-    SAMPLING_KEYS,
-    CascadeConfig,
-    DecodingConfig,
-    FakeConfig,
-    Method,
-    ModelConfig,
+from typing import TYPE_CHECKING
+
+from raypd.lazy import LazyExports
+
+if TYPE_CHECKING:
+    from raypd.config import (
+        model_card_file as model_card_file,
+        render as render,
+        rewrite as rewrite,
+    )
+    from raypd.config.cluster import (
+        ClusterConfig as ClusterConfig,
+        CostConfig as CostConfig,
+        deadline_at as deadline_at,
+    )
+    from raypd.config.data import (
+        EXCEL as EXCEL,
+        TABLES as TABLES,
+        TEXT_FILES as TEXT_FILES,
+        InputConfig as InputConfig,
+        OutputConfig as OutputConfig,
+        StorageConfig as StorageConfig,
+    )
+    from raypd.config.json_schema import (
+        UNSUPPORTED_KEYWORDS as UNSUPPORTED_KEYWORDS,
+        Conflict as Conflict,
+        Tree as Tree,
+        conjunction as conjunction,
+        permitted_values as permitted_values,
+        referred as referred,
+        types_of as types_of,
+        unsupported_keyword as unsupported_keyword,
+        validator as validator,
+    )
+    from raypd.config.load import (
+        load_config as load_config,
+        make_config as make_config,
+        value_at as value_at,
+        value_of as value_of,
+        with_changes as with_changes,
+    )
+    from raypd.config.model import (
+        MOST_REQUESTS as MOST_REQUESTS,
+        MOST_SEQS as MOST_SEQS,
+        SAMPLING_KEYS as SAMPLING_KEYS,
+        CascadeConfig as CascadeConfig,
+        DecodingConfig as DecodingConfig,
+        EngineConfig as EngineConfig,
+        FakeConfig as FakeConfig,
+        ModelConfig as ModelConfig,
+    )
+    from raypd.config.model_card_file import card_of as card_of
+    from raypd.config.run import RunConfig as RunConfig
+    from raypd.config.schema import (
+        DEEPEST as DEEPEST,
+        MOST_PROPERTIES as MOST_PROPERTIES,
+        imported as imported,
+        is_file as is_file,
+        task_of as task_of,
+    )
+    from raypd.config.secrets import (
+        HIDDEN as HIDDEN,
+        redact as redact,
+        without_credentials as without_credentials,
+    )
+    from raypd.config.sections import set_key as set_key, with_current_keys as with_current_keys
+    from raypd.config.tasks import (
+        ANSWER_KEYS as ANSWER_KEYS,
+        KINDS as KINDS,
+        METHODS as METHODS,
+        OWN_COLUMNS as OWN_COLUMNS,
+        Category as Category,
+        ExtractionConfig as ExtractionConfig,
+        GenerationConfig as GenerationConfig,
+        QuestionAnsweringConfig as QuestionAnsweringConfig,
+    )
+    from raypd.config.training import PreferenceConfig as PreferenceConfig
+    from raypd.config.yaml_file import dump as dump
+
+__getattr__ = LazyExports(
+    __name__,
+    {
+        "cluster": ("ClusterConfig", "CostConfig", "deadline_at"),
+        "data": ("EXCEL", "InputConfig", "OutputConfig", "StorageConfig", "TABLES", "TEXT_FILES"),
+        "json_schema": (
+            "Conflict",
+            "Tree",
+            "UNSUPPORTED_KEYWORDS",
+            "conjunction",
+            "permitted_values",
+            "referred",
+            "types_of",
+            "unsupported_keyword",
+            "validator",
+        ),
+        "load": ("load_config", "make_config", "value_at", "value_of", "with_changes"),
+        "sections": ("set_key", "with_current_keys"),
+        "model": (
+            "CascadeConfig",
+            "DecodingConfig",
+            "EngineConfig",
+            "FakeConfig",
+            "MOST_REQUESTS",
+            "MOST_SEQS",
+            "ModelConfig",
+            "SAMPLING_KEYS",
+        ),
+        "model_card_file": ("card_of",),
+        "run": ("RunConfig",),
+        "schema": ("DEEPEST", "MOST_PROPERTIES", "imported", "is_file", "task_of"),
+        "secrets": ("HIDDEN", "redact", "without_credentials"),
+        "tasks": (
+            "ANSWER_KEYS",
+            "Category",
+            "ExtractionConfig",
+            "GenerationConfig",
+            "KINDS",
+            "METHODS",
+            "OWN_COLUMNS",
+            "QuestionAnsweringConfig",
+        ),
+        "training": ("PreferenceConfig",),
+        "yaml_file": ("dump",),
+    },
+    modules=("model_card_file", "render", "rewrite"),
 )
-from raypd.config.run import RunConfig
-from raypd.config.secrets import HIDDEN, redact, without_credentials
-from raypd.config.tasks import (
-    ANSWER_KEYS,
-    KINDS,
-    METHODS,
-    OWN_COLUMNS,
-)
-from raypd.config.tasks import (
-    Category,
-    ExtractionConfig,
-    GenerationConfig,
-    QuestionAnsweringConfig,
-)
-from raypd.config.training import FitConfig, PreferenceConfig, TrainingConfig
-from raypd.schema import Attribute, bare

@@ -8,7 +8,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from raypd.config.options import OptionsOf
 from raypd.config.secrets import SECRETS, Uri, check_secrets
-from raypd.schema.section import Section
+from raypd.schema import Section
 
 # Files that are a document each, by the ends of their names.
 TEXT_FILES = dict.fromkeys((".txt", ".text", ".md", ".markdown"), "text") | {

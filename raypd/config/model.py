@@ -9,8 +9,8 @@ from pydantic import AfterValidator, Field, ValidationInfo, field_validator, mod
 from raypd.config.options import OptionsOf, section_of
 from raypd.config.secrets import Uri, check_secrets
 from raypd.config.tasks import ANSWER_KEYS
-from raypd.decoding.methods.registry import REGISTRY
-from raypd.schema.section import Section
+from raypd.decoding import REGISTRY
+from raypd.schema import Section
 
 if TYPE_CHECKING:
     Method = str

@@ -15,7 +15,7 @@ from pydantic import (
 
 from raypd.config.secrets import check_secrets, redact
 from raypd.errors import did_you_mean
-from raypd.schema.section import Section
+from raypd.schema import Section
 
 
 class OptionsError(ValueError):

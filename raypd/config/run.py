@@ -21,9 +21,8 @@ from raypd.config.model_card_file import card_of
 from raypd.config.moved import moved_to
 from raypd.config.tasks import METHODS, OWN_COLUMNS, ExtractionConfig, GenerationConfig, TaskConfig
 from raypd.config.training import FitConfig, TrainingConfig
-from raypd.decoding.methods.registry import REGISTRY
-from raypd.schema import Attribute
-from raypd.schema.section import Section
+from raypd.decoding import REGISTRY
+from raypd.schema import Attribute, Section
 
 # Others are of their own.
 VLLM_METHODS = ("autoregressive", "guided")

@@ -26,8 +26,7 @@ from raypd.config.json_schema import (
 )
 from raypd.config.yaml_file import parse
 from raypd.errors import ConfigError, in_words
-from raypd.schema import TYPES, Attribute, UnsupportedSchema
-from raypd.schema.types.number import bounds
+from raypd.schema import TYPES, Attribute, UnsupportedSchema, bounds
 
 # What the value of a keyword must be.
 _KEYWORD_TYPES: dict[str, Any] = {

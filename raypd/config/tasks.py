@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal, get_args
 from pydantic import AfterValidator, Field
 
 from raypd.config.data import InputConfig
-from raypd.decoding.methods.registry import REGISTRY
+from raypd.decoding import REGISTRY
 from raypd.schema import TYPES, Attribute, Section, bare
 
 # The columns of every row, whatever the task, with their Arrow types.

@@ -10,7 +10,7 @@ from pydantic import AfterValidator, Field
 from raypd.config.model import Keys
 from raypd.config.options import OptionsOf
 from raypd.config.secrets import Uri, check_secrets
-from raypd.schema.section import Section
+from raypd.schema import Section
 
 _SECTIONS = ("model", "decoding", "training", "engine")  # that a candidate of a fit may change
 

@@ -21,8 +21,7 @@ from raypd.dataset.jsonl import BOM, Line, line_limit, lines, open_lines
 from raypd.dataset.listing import objects
 from raypd.errors import ConfigError, InputError, RunError, raised_as
 from raypd.run import layout
-from raypd.tasks.base import Document
-from raypd.tasks.openai_batch import RESPONSE_FORMAT, SCHEMA, TOO_LONG, BadRequest, read_request
+from raypd.tasks import RESPONSE_FORMAT, SCHEMA, TOO_LONG, BadRequest, Document, read_request
 from raypd.text import one_line
 
 _SERVER_ERROR = "server_error"

@@ -18,7 +18,7 @@ from raypd import storage
 from raypd.config import InputConfig
 from raypd.dataset.jsonl import BLANK_LIMIT, BOM, line_limit, open_lines, too_many_blanks
 from raypd.errors import InputError, raised_as
-from raypd.run.unit import Part
+from raypd.run import Part
 from raypd.text import counted
 
 DELIMITERS = {"csv": ",", "tsv": "\t"}

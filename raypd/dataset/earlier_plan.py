@@ -12,8 +12,7 @@ from dataclasses import replace
 from raypd import storage
 from raypd.dataset.listing import InputObject
 from raypd.dataset.plan import Plan
-from raypd.run.temporary import temporary_space
-from raypd.run.unit import Part, Unit
+from raypd.run import Part, Unit, temporary_space
 
 _MAX_EXAMPLES = 5  # names of files that are gone or replaced, in a message
 _COLUMNS = ", ".join(InputObject._fields)

@@ -14,7 +14,7 @@ from raypd.dataset.jsonl import LARGE_WINDOW, window_bytes
 from raypd.dataset.listing import InputObject, partition_keys
 from raypd.dataset.wanted_columns import WantedColumns
 from raypd.errors import InputError
-from raypd.run.unit import Part
+from raypd.run import Part
 
 _one_large_window = threading.Lock()
 

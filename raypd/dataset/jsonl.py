@@ -12,7 +12,7 @@ import zstandard
 
 from raypd import storage
 from raypd.errors import InputError
-from raypd.run.unit import Part
+from raypd.run import Part
 
 _SKIP = 1 << 20  # bytes that are read at once of a line that is passed over
 _FRAME_HEADER_BYTES = 18  # the header of a zstd frame is no longer

@@ -12,11 +12,11 @@ import pyarrow.parquet as pq
 import raypd.dataset.delimited as delimited
 import raypd.dataset.jsonl as jsonl
 from raypd import storage
-from raypd.config.data import EXCEL
+from raypd.config import EXCEL
 from raypd.dataset.formats.json_files import json_values
 from raypd.dataset.formats.workbook import sheet_rows
 from raypd.errors import InputError, raised_as
-from raypd.tasks.missing import parse_json, plain_value
+from raypd.tasks import parse_json, plain_value
 
 # Ends of names that tell a file of labels from a run's folder.
 LABEL_ENDINGS = (".jsonl", ".json", ".csv", ".tsv", ".parquet", *EXCEL)

@@ -12,8 +12,7 @@ from raypd import storage
 from raypd.config import TABLES, InputConfig
 from raypd.dataset.formats import CustomReader, Detector, Format, what_is_read
 from raypd.errors import InputError
-from raypd.run.left_out import CACHE, HIDDEN, LINK, LeftOut
-from raypd.run.unit import Part
+from raypd.run import LeftOut, Part, left_out as run_left_out
 from raypd.storage import literal
 from raypd.text import counted
 
@@ -87,7 +86,7 @@ def _root_objects(
 
     def note_hidden(item: storage.Object) -> bool:
         format, _ = detector.detect(item.name)
-        left_out.add(HIDDEN, item.name, notable=format is not None)
+        left_out.add(run_left_out.HIDDEN, item.name, notable=format is not None)
         return False
 
     format_of = Detector(CustomReader.setting) if source.reader else detector
@@ -95,7 +94,7 @@ def _root_objects(
     first_skipped: storage.Object | None = None
     for item in storage.find(root, note_hidden):
         if _CACHE.fullmatch(item.name) and not item.path.endswith(root):
-            left_out.add(CACHE, item.name)
+            left_out.add(run_left_out.CACHE, item.name)
             continue
         format, compression = format_of.detect(item.name)
         if format is not None:
@@ -107,7 +106,7 @@ def _root_objects(
         if first_skipped is None:
             first_skipped = item
         if not storage.is_remote(item.path) and os.path.isdir(item.path):
-            left_out.add(LINK, item.name)
+            left_out.add(run_left_out.LINK, item.name)
         else:
             left_out.add(f"of another type ({what_is_read(source.format)})", item.name)
     if not has_readable and first_skipped is not None:

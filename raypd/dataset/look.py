@@ -11,15 +11,13 @@ import pyarrow as pa
 
 import raypd.dataset.tables as tables
 from raypd import storage
-from raypd.config.data import InputConfig
-from raypd.config.load import make_config
+from raypd.config import InputConfig, make_config
 from raypd.dataset.formats import FORMATS, settings_by_ending
 from raypd.dataset.formats.arrow_columns import text_rows as batch_rows
 from raypd.dataset.jsonl import UNREADABLE
 from raypd.dataset.listing import InputObject, objects, partition_keys
 from raypd.errors import InputError
-from raypd.tasks.columns import Row
-from raypd.tasks.labels import label_columns
+from raypd.tasks import Row, label_columns
 from raypd.text import Say
 
 __all__ = [

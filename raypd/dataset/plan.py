@@ -19,10 +19,16 @@ import pyarrow.parquet as pq
 
 from raypd import storage
 from raypd.errors import RunError
-from raypd.run import layout, records
-from raypd.run.left_out import LeftOutFiles
-from raypd.run.temporary import TemporaryFolder, temporary_space
-from raypd.run.unit import Part, Unit, make_unit
+from raypd.run import (
+    LeftOutFiles,
+    Part,
+    TemporaryFolder,
+    Unit,
+    layout,
+    make_unit,
+    records,
+    temporary_space,
+)
 
 # Parts of a chunk; while it is made or read it takes some tens of megabytes.
 _CHUNK_PARTS = 20_000

@@ -19,12 +19,10 @@ from raypd.dataset.earlier_plan import Listing, add_to_digest, unchanged_units
 from raypd.dataset.formats import FORMATS, Parquet
 from raypd.dataset.inspection import Inspected, inspect
 from raypd.dataset.listing import InputObject, objects
-from raypd.dataset.plan import Plan, PlanWriter, stored
-from raypd.dataset.plan import alone as stored_alone
+from raypd.dataset.plan import Plan, PlanWriter, alone as stored_alone, stored
 from raypd.dataset.wanted_columns import WantedColumns
 from raypd.errors import InputError, RunError, UserError
-from raypd.run.left_out import EMPTY, LeftOut
-from raypd.run.unit import Part, Unit, make_unit
+from raypd.run import LeftOut, Part, Unit, left_out as run_left_out, make_unit
 
 _THREADS = 32  # that look into files at once; mostly they wait for storage
 # If not one of so many files can be read, the fault is not in the files.
@@ -216,7 +214,7 @@ class _Planning:
         for item in inspected:
             first_parts = list(itertools.islice(item.parts, 2))
             if not first_parts:
-                self._empty_files.add(EMPTY, item.object.name)
+                self._empty_files.add(run_left_out.EMPTY, item.object.name)
             if not self._may_share_unit(item, first_parts):
                 for part in itertools.chain(first_parts, item.parts):
                     yield make_unit([part], self.fingerprint, item.damaged)
@@ -292,7 +290,7 @@ class _Planning:
         result = self.writer.finish(file_count, listing, len(self.alone), cut)
         result.totals.version = self.version
         result.totals.fingerprint = self.fingerprint
-        result.totals.empty = self._empty_files.group(EMPTY)
+        result.totals.empty = self._empty_files.group(run_left_out.EMPTY)
         if not result.units:
             paths = self.config.input.path
             shown = paths if isinstance(paths, str) else ", ".join(paths)

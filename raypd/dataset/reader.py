@@ -16,10 +16,9 @@ from raypd.dataset.formats.html import html_limit, visible_text
 from raypd.dataset.jsonl import UNREADABLE
 from raypd.dataset.listing import partition_keys
 from raypd.errors import InputError
-from raypd.run.unit import Part, Unit
+from raypd.run import Part, Unit
 from raypd.storage import SINCE_PLANNED
-from raypd.tasks.base import Document
-from raypd.tasks.documents import kind_of
+from raypd.tasks import Document, kind_of
 
 
 def read_unit(unit: Unit, config: RunConfig, columns: Sequence[str] = ()) -> list[Document]:

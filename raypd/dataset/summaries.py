@@ -20,12 +20,17 @@ import pyarrow.parquet as pq
 import raypd.dataset.writer as writer
 from raypd import storage
 from raypd.dataset.committed import CommittedUnits, digest, unit_id_of, unit_objects
-from raypd.run import layout
-from raypd.run.failure_reasons import FailureReason
-from raypd.run.records import from_json, tree
-from raypd.run.unit import Commit, UnitSummary
-from raypd.run.unit_totals import SessionUnits, UnitTotals
-from raypd.run.usage import UsageKey
+from raypd.run import (
+    Commit,
+    FailureReason,
+    SessionUnits,
+    UnitSummary,
+    UnitTotals,
+    UsageKey,
+    from_json,
+    layout,
+    tree,
+)
 
 # Units of a file. It is also written after so many seconds if it has fewer.
 _FILE_UNITS = 10_000

@@ -20,11 +20,16 @@ from raypd import storage
 from raypd.config import RunConfig
 from raypd.dataset.committed import CommittedUnits, unit_id_of, unit_objects
 from raypd.errors import ConfigError, Damaged, RunError
-from raypd.run import failure_reasons, layout
-from raypd.run.records import encoded, from_json
-from raypd.run.unit import Commit, UnitSummary
-from raypd.tasks.base import Document, Record
-from raypd.tasks.columns import OWN, columns_of, parts_of, record_row, typed_row
+from raypd.run import Commit, UnitSummary, encoded, failure_reasons, from_json, layout
+from raypd.tasks import (
+    Document,
+    Record,
+    columns as tasks_columns,
+    columns_of,
+    parts_of,
+    record_row,
+    typed_row,
+)
 
 COUNTS = ("prefill_tokens", "shared_tokens", "decode_tokens", "steps")
 _WHOLE_BYTES = 8 << 20  # a smaller file is read whole
@@ -64,12 +69,12 @@ def output_schema(task_columns: pa.Schema, partition: Iterable[str] = ()) -> pa.
         ConfigError: A partition's key is the name of a column.
         ValueError: A column of the task is called like one of raypd's own.
     """
-    repeated = set(OWN.names) & set(task_columns.names)
+    repeated = set(tasks_columns.OWN.names) & set(task_columns.names)
     if repeated:
         raise ValueError(
             f"the task's columns {sorted(repeated)} are names that every output has already"
         )
-    schema = pa.schema([*OWN, *task_columns])
+    schema = pa.schema([*tasks_columns.OWN, *task_columns])
     for key in partition:
         if key in schema.names:
             raise ConfigError(
@@ -143,7 +148,7 @@ def _writable(row: dict[str, Any], schema: pa.Schema) -> dict[str, Any]:
         pa.Table.from_pylist([row], schema)
         return row
     except _MISFITS as error:
-        error_row = {name: row.get(name) for name in OWN.names}
+        error_row = {name: row.get(name) for name in tasks_columns.OWN.names}
         error_row["status"] = "error"
         error_row["error"] = _printable(f"the answer cannot be written: {error}")
         return error_row

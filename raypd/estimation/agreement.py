@@ -15,7 +15,7 @@ from typing import Any, Literal
 import numpy as np
 
 from raypd.estimation.profile import DocumentCost
-from raypd.tasks.columns import row_values
+from raypd.tasks import row_values
 from raypd.text import counted
 
 _Z = 1.96  # of a two-sided interval of 95%

@@ -7,19 +7,13 @@ import numpy as np
 import raypd.estimation.bootstrap as bootstrap
 import raypd.estimation.sampling as sampling
 from raypd import storage
-from raypd.billing import book
-from raypd.billing.bill import MICRO, Bill
-from raypd.billing.prices import INSTANCES
+from raypd.billing import INSTANCES, MICRO, Bill, book
 from raypd.config import RunConfig
 from raypd.dataset import summaries
 from raypd.errors import ConfigError
 from raypd.estimation.machines import TOKENS, EstimateOptions, MethodSpeed, Overhead, assemble
 from raypd.estimation.records import Estimate
-from raypd.run import layout, records
-from raypd.run.left_out import describe
-from raypd.run.manifest import RunRecord
-from raypd.run.unit import UnitSummary
-from raypd.run.usage import UsageKey
+from raypd.run import RunRecord, UnitSummary, UsageKey, layout, left_out, records
 from raypd.text import counted
 
 # Units that the speed is taken from, evenly spread.
@@ -54,7 +48,7 @@ def estimate_from(config: RunConfig, options: EstimateOptions) -> Estimate:
         corpus = sampling.scan(config)
         documents = corpus.documents
         if corpus.left_out:
-            notes.append(describe(corpus.left_out))
+            notes.append(left_out.describe(corpus.left_out))
     result = assemble(config, options, documents, [speed], [], _overhead(bills), notes)
     micro_usd = _server_micro_usd(config, units)
     if micro_usd:

@@ -18,10 +18,9 @@ import raypd.estimation.prediction as prediction
 import raypd.estimation.profile as profile
 import raypd.estimation.sampling as sampling
 from raypd import storage
-from raypd.answering.check import check_model
+from raypd.answering import check_model
 from raypd.billing import prices
-from raypd.config import RunConfig
-from raypd.config.load import with_changes
+from raypd.config import RunConfig, with_changes
 from raypd.errors import ConfigError, RunError, raised_as
 from raypd.estimation.bootstrap import Array
 from raypd.estimation.machines import (
@@ -36,12 +35,7 @@ from raypd.estimation.profile import DocumentCost, Profile, check_sample
 from raypd.estimation.records import Estimate
 from raypd.estimation.sampling import CorpusSample
 from raypd.estimation.views import show_estimate
-from raypd.run import layout, records
-from raypd.run.console import Interrupted
-from raypd.run.layout import output_folder
-from raypd.run.left_out import describe
-from raypd.run.manifest import RunRecord
-from raypd.run.records import RecordError
+from raypd.run import Interrupted, RecordError, RunRecord, layout, left_out, output_folder, records
 from raypd.text import counted
 
 # Seconds to measure autoregressive decoding, unless --minutes is given.
@@ -339,7 +333,7 @@ def _notes(config: RunConfig, sample: CorpusSample, profiled: Profile) -> list[s
     scan = sample.scan
     notes = []
     if scan.left_out:
-        notes.append(describe(scan.left_out))
+        notes.append(left_out.describe(scan.left_out))
     if config.model.is_fake:
         notes.append("model: fake. These figures are made up: no model read the documents")
     if len(sample.documents) < _SMALL_SAMPLE:
@@ -378,7 +372,7 @@ def _with_given_speed(config: RunConfig | None, options: EstimateOptions) -> Est
         corpus = sampling.scan(config)
         documents = corpus.documents
         if corpus.left_out:
-            notes.append(describe(corpus.left_out))
+            notes.append(left_out.describe(corpus.left_out))
     elif options.model is not None:
         documents = bootstrap.exact(_MILLION)
         notes.append("for a million documents; --documents sets another number")

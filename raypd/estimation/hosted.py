@@ -8,9 +8,9 @@ import json
 import math
 from collections.abc import Callable
 
-from raypd.billing.prices import hosted
+from raypd.billing import hosted
 from raypd.config import CostConfig, ExtractionConfig, GenerationConfig, RunConfig
-from raypd.decoding.methods.registry import REGISTRY
+from raypd.decoding import REGISTRY
 from raypd.estimation.bootstrap import Array, figure
 from raypd.estimation.profile import DocumentCost
 from raypd.estimation.records import HostedEstimate
@@ -24,8 +24,8 @@ def counter(config: RunConfig) -> Callable[[str], int]:
     if config.model.endpoint is not None:
         # The counts of the server are used instead, so this function is not called for a result.
         return len
-    from raypd.models.load import load_tokenizer
-    from raypd.tasks.prompting import encode
+    from raypd.models import load_tokenizer
+    from raypd.tasks import encode
 
     tokenizer = load_tokenizer(config.model)
     return lambda text: len(encode(tokenizer, text, special=False))

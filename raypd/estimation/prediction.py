@@ -10,9 +10,8 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import raypd.estimation.bootstrap as bootstrap
-from raypd.billing.prices import INSTANCES
-from raypd.config import ModelConfig
-from raypd.config.model import MOST_SEQS, EngineConfig
+from raypd.billing import INSTANCES
+from raypd.config import MOST_SEQS, EngineConfig, ModelConfig
 from raypd.errors import ConfigError
 from raypd.estimation.machines import MethodSpeed
 
@@ -121,7 +120,7 @@ def shape_of(name: str) -> Shape:
     if name in SHAPES:
         return SHAPES[name]
     # This import loads torch.
-    from raypd.models.source import find_source, read_config
+    from raypd.models import find_source, read_config
 
     config = read_config(find_source(ModelConfig(name=name))).get_text_config()
     sizes: dict[str, Any] = {key: getattr(config, key, None) for key in Shape.__annotations__}

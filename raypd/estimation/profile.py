@@ -23,19 +23,22 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 import raypd.estimation.sampling as sampling
-from raypd.answering.components import WorkerComponents, build
-from raypd.answering.progress import ProgressLines
-from raypd.answering.request_queue import Cancelled, RequestQueue, UnitState
-from raypd.billing import bill as billing
-from raypd.billing import book
-from raypd.billing.meter import Meter
-from raypd.cluster.one_worker import OneWorker
+from raypd.answering import (
+    Cancelled,
+    ProgressLines,
+    RequestQueue,
+    UnitState,
+    WorkerComponents,
+    build,
+)
+from raypd.billing import Meter, bill as billing, book
+from raypd.cluster import OneWorker
 from raypd.config import ModelConfig, RunConfig
 from raypd.errors import RunError
 from raypd.estimation.bootstrap import Array
 from raypd.estimation.machines import TOKENS, instance_gpu
-from raypd.run.usage import Usage, UsageKey
-from raypd.tasks.base import Document
+from raypd.run import Usage, UsageKey
+from raypd.tasks import Document
 from raypd.text import counted
 
 # The window is cut into this many parts, whose speeds are compared.
@@ -186,7 +189,7 @@ class Profiler:
         self._progress = (0, 0)
         if weights:
             # The seconds of this import belong to the start of the process, not to a model's load.
-            import raypd.models.load  # noqa: F401
+            from raypd.models import load_model  # noqa: F401
 
     def ready(self) -> bool:
         return True
@@ -202,7 +205,7 @@ class Profiler:
             return WorkerFacts("fake engine")
         if model.endpoint is not None:
             return WorkerFacts(model.endpoint.url)
-        from raypd.models.load import resolve_device, resolve_dtype
+        from raypd.models import resolve_device, resolve_dtype
 
         device = resolve_device(model.device)
         dtype = str(resolve_dtype(model.dtype, device)).removeprefix("torch.")
@@ -345,7 +348,7 @@ class Profiler:
 
     def _load(self, model: Any) -> Any:
         """Load a model, or return the one that was loaded last if it is the same."""
-        from raypd.models.load import load_model
+        from raypd.models import load_model
 
         if self._model is None or self._model[0] != model:
             # Release the memory of the previous model first.
@@ -361,7 +364,7 @@ def _gpu_facts(
     """Describe a GPU and the weights that are worth a try on it."""
     import torch
 
-    from raypd.models.load import has_fp8
+    from raypd.models import has_fp8
 
     gpu = torch.cuda.get_device_properties(device)
     types = _plain_types(model, dtype, [best_dtype, "float16"])

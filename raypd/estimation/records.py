@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
-from raypd.billing.prices import HostedPrice
+from raypd.billing import HostedPrice
 from raypd.text import iso
 
 

@@ -14,12 +14,10 @@ import numpy as np
 
 import raypd.estimation.bootstrap as bootstrap
 from raypd.config import ExtractionConfig, QuestionAnsweringConfig, RunConfig
-from raypd.dataset import planner, read_unit
-from raypd.dataset.plan import Plan
+from raypd.dataset import Plan, planner, read_unit
 from raypd.errors import InputError
-from raypd.run.left_out import LeftOutFiles
-from raypd.run.unit import Unit
-from raypd.tasks.base import Document
+from raypd.run import LeftOutFiles, Unit
+from raypd.tasks import Document
 from raypd.text import counted
 
 # The first phase reads about this many documents.

@@ -11,9 +11,8 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any, Literal
 
-from raypd.config import METHODS, RunConfig
-from raypd.config.load import value_at
-from raypd.decoding.methods.registry import REGISTRY
+from raypd.config import METHODS, RunConfig, value_at
+from raypd.decoding import REGISTRY
 from raypd.estimation.agreement import Agreement, Answers, Floor, compare
 
 Changes = dict[str, Any]  # dotted key -> value

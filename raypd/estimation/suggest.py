@@ -12,18 +12,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import raypd.estimation.sampling as sampling
-from raypd.answering.check import check_model
-from raypd.answering.components import build
-from raypd.answering.request_queue import answer
-from raypd.billing.meter import Meter
-from raypd.config import Attribute, RunConfig, bare
-from raypd.config.load import make_config, with_changes
-from raypd.config.yaml_file import dump
+from raypd.answering import build, check_model, request_queue
+from raypd.billing import Meter
+from raypd.config import RunConfig, dump, make_config, with_changes
 from raypd.errors import RunError
-from raypd.run.console import say
-from raypd.schema.numbers import read_number
-from raypd.tasks.base import Document
-from raypd.tasks.documents import text_of
+from raypd.run import say
+from raypd.schema import Attribute, bare, read_number
+from raypd.tasks import Document, text_of
 from raypd.text import count, counted, one_line, share
 
 # Attributes per category, as in the paper (appendix E).
@@ -129,19 +124,19 @@ class Suggestion:
     invented: int = 0  # of these, lines whose value is not in the document
     failed: int = 0  # documents that the model could not be asked about
 
-    def read(self, category: str, document: str, answer: str) -> None:
+    def read(self, category: str, document: str, reply: str) -> None:
         """Count the lines of an answer about a document.
 
         Args:
             category: The document's category.
             document: Its text.
-            answer: What the model wrote.
+            reply: What the model wrote.
         """
         counts = self.categories.setdefault(category, _CategoryCounts())
         counts.documents += 1
         document_keys = bare(document)
         stated_keys = set()
-        for line in filter(None, map(str.strip, answer.splitlines())):
+        for line in filter(None, map(str.strip, reply.splitlines())):
             self.lines += 1
             name, value = _name_and_value(line)
             if not _is_name(name) or len(value) > _MAX_VALUE_CHARACTERS:
@@ -275,7 +270,10 @@ def _answers(config: RunConfig, documents: Sequence[str]) -> list[str | None]:
         prompt = [*prompt_start, {"role": "user", "content": heading + text}]
         questions.append(Document(index, str(index), {"prompt": prompt}))
     meter = Meter("", config.decoding.method)
-    return [records[-1].columns.get("text") for records in answer(components, questions, meter)]
+    return [
+        records[-1].columns.get("text")
+        for records in request_queue.answer(components, questions, meter)
+    ]
 
 
 def _is_name(name: str) -> bool:

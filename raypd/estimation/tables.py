@@ -3,7 +3,7 @@
 import math
 
 from raypd import text
-from raypd.billing.prices import is_old
+from raypd.billing import is_old
 from raypd.estimation.machines import GIVEN, TOKENS
 from raypd.estimation.records import Estimate, Figure, HostedEstimate, MachineEstimate
 

@@ -17,10 +17,9 @@ from typing import Any
 
 import raypd.estimation.sampling as sampling
 from raypd import storage
-from raypd.answering.check import check_model
+from raypd.answering import check_model
 from raypd.billing import prices
-from raypd.config import RunConfig
-from raypd.config.load import with_changes
+from raypd.config import RunConfig, with_changes
 from raypd.errors import ConfigError, RunError, UserError, raised_as
 from raypd.estimation.agreement import Floor, Judge, values_of
 from raypd.estimation.bootstrap import exact
@@ -28,7 +27,7 @@ from raypd.estimation.machines import NodeKind, here, known_type
 from raypd.estimation.profile import RemoteProfiler, WorkerFacts, check_sample, most_in_flight
 from raypd.estimation.search import Changes, OutOfTime, Reference, Search, Trial
 from raypd.run import records
-from raypd.tasks.base import Document
+from raypd.tasks import Document
 from raypd.text import Say, counted
 
 # A guess of the documents in flight, whose number is only known after a measurement.

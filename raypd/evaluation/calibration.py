@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from raypd.errors import InputError
-from raypd.tasks.calibration import Calibration, features
+from raypd.tasks import Calibration, features
 
 # The scale of an attribute's own intercept beside the other features. A small one makes a few
 # labels move it little.

@@ -8,8 +8,8 @@ from raypd.config import ModelConfig
 from raypd.errors import ConfigError, raised_as
 from raypd.evaluation.calibration import calibration_error, fit_calibration, reliability
 from raypd.evaluation.score import labelled_values
-from raypd.run.load import load_record
-from raypd.tasks.calibration import FILE, calibration_of
+from raypd.run import load_record
+from raypd.tasks import calibration as tasks_calibration, calibration_of
 
 
 def calibrate_run(
@@ -81,7 +81,7 @@ def _beside_weights(run: str, model: ModelConfig) -> Path:
     """Return the path of the calibration that every run with the model's weights uses."""
     for folder in (model.adapter, model.name):
         if folder and Path(folder).is_dir():
-            return Path(folder, FILE)
+            return Path(folder, tasks_calibration.FILE)
     raise ConfigError(
         f"{run}: its weights lie in no folder here; --output names a file for model.calibration"
     )

@@ -11,18 +11,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from raypd import storage
-from raypd.answering.check import check_model
-from raypd.config import CascadeConfig, RunConfig
-from raypd.config.load import with_changes
+from raypd.answering import check_model
+from raypd.config import CascadeConfig, RunConfig, with_changes
 from raypd.errors import ConfigError, InputError, raised_as
-from raypd.estimation import sampling
-from raypd.estimation.profile import DocumentCost, RemoteProfiler, check_sample
+from raypd.estimation import DocumentCost, RemoteProfiler, check_sample, sampling
 from raypd.evaluation.labels import Answers, Labels, labels_in
 from raypd.evaluation.score import Measure, f1_of
-from raypd.tasks.base import Document, Record
-from raypd.tasks.cascade import doubt, merged
-from raypd.tasks.documents import unpacked
-from raypd.tasks.labels import label_columns
+from raypd.tasks import Document, Record, doubt, label_columns, merged, unpacked
 
 # Thresholds, the safest first.
 _THRESHOLDS = (1.0, *(step / 20 for step in range(19, 0, -1)))

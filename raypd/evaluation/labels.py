@@ -5,12 +5,11 @@ from itertools import chain
 from typing import Any
 
 from raypd import storage
-from raypd.config import Attribute
-from raypd.dataset import rows_of, rows_with_ids
-from raypd.dataset.label_file import label_rows
+from raypd.dataset import label_rows, unit_rows
 from raypd.errors import InputError, raised_as
-from raypd.run.load import NoRun, load_record
-from raypd.tasks.labels import labels_of
+from raypd.run import NoRun, load_record
+from raypd.schema import Attribute
+from raypd.tasks import labels_of
 
 Row = dict[str, Any]
 Answers = dict[str, list[Row]]  # document id -> the rows that answer it; no rows if it failed
@@ -156,7 +155,7 @@ def read_answers(run: str) -> Answers:
         InputError: If the folder holds no answers.
     """
     answers: Answers = {}
-    for row in rows_of(run):
+    for row in unit_rows.rows_of(run):
         _add(answers, row)
     if not answers:
         raise _no_answers(run)
@@ -176,7 +175,7 @@ def answers_for(run: str, ids: Collection[str]) -> tuple[Answers, int]:
     Raises:
         InputError: If the folder holds no answers.
     """
-    rows, documents = rows_with_ids(run, ids)
+    rows, documents = unit_rows.with_ids(run, ids)
     if not documents:
         raise _no_answers(run)
     answers: Answers = {}

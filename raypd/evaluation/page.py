@@ -25,11 +25,8 @@ from raypd.evaluation.labels import (
 )
 from raypd.evaluation.outcome import NN, NV, VC, VN, outcome
 from raypd.evaluation.score import Evaluation
-from raypd.report import charts, page, review
-from raypd.report.charts import FULL, Chart, Table
-from raypd.report.svg import ROLES
-from raypd.report.texts import marked, text_in
-from raypd.run.load import load_run
+from raypd.report import FULL, ROLES, Chart, Table, charts, marked, page, review, text_in
+from raypd.run import load_run
 from raypd.text import count
 
 PAGE = "evaluation.html"

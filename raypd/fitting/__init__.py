@@ -4,25 +4,20 @@ Other rooms import the names below from here; each is loaded when it is first us
 brings training and matplotlib.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from raypd.lazy import LazyExports
 
 if TYPE_CHECKING:
-    from raypd.fitting.fit import missing, run_fit
-    from raypd.fitting.page import describe
-    from raypd.fitting.result import FitResult
+    from raypd.fitting.fit import missing as missing, run_fit as run_fit
+    from raypd.fitting.page import describe as describe
+    from raypd.fitting.result import FitResult as FitResult
 
-__all__ = ["FitResult", "describe", "missing", "run_fit"]
-
-_MODULES = {
-    "FitResult": "raypd.fitting.result",
-    "describe": "raypd.fitting.page",
-    "missing": "raypd.fitting.fit",
-    "run_fit": "raypd.fitting.fit",
-}
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _MODULES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(_MODULES[name]), name)
+__getattr__ = LazyExports(
+    __name__,
+    {
+        "fit": ("missing", "run_fit"),
+        "page": ("describe",),
+        "result": ("FitResult",),
+    },
+)

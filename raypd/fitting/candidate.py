@@ -5,12 +5,9 @@ from pathlib import Path
 from typing import Any
 
 from raypd import storage
-from raypd.config import RunConfig
-from raypd.config.load import with_changes
+from raypd.config import RunConfig, with_changes
 from raypd.errors import UserError
-from raypd.estimation.estimate import estimate
-from raypd.estimation.machines import EstimateOptions
-from raypd.estimation.records import Estimate, Figure
+from raypd.estimation import Estimate, EstimateOptions, Figure, estimate
 from raypd.evaluation import (
     calibration_error,
     f1_of,
@@ -22,9 +19,8 @@ from raypd.evaluation import (
 )
 from raypd.fitting.context import UNCALIBRATED, FitContext, extract, input_keys
 from raypd.fitting.result import CandidateScore
-from raypd.run import layout, read, records
-from raypd.run.training import TrainingRecord
-from raypd.tasks.calibration import FILE
+from raypd.run import TrainingRecord, layout, read, records
+from raypd.tasks import calibration as tasks_calibration
 from raypd.training import run_training
 
 # What an estimate depends on.
@@ -145,7 +141,7 @@ def _calibrate(context: FitContext, score: CandidateScore, weights: Path, folder
         context.say(f"{score.name}: not calibrated: {error}")
         return
     calibration.method = score.method
-    calibration.write(weights / FILE)
+    calibration.write(weights / tasks_calibration.FILE)
     values = labelled_values(storage.join(folder, "test"), context.part("test"), column)
     for points in (reliability(values), reliability(values, calibration)):
         score.calibration_error.append(calibration_error(points))
@@ -223,6 +219,6 @@ def _estimate(context: FitContext, config: RunConfig, name: str, run: str | None
         context.say(f"{name}: measuring what the corpus would cost")
         fit = context.config.fit
         options = EstimateOptions(fit.sample, fit.sample_minutes, run=run)
-        result = estimate(config, options, context.verbose)
+        result = estimate.estimate(config, options, context.verbose)
         records.write(path, result)
     return result

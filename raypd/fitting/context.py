@@ -5,16 +5,13 @@ from pathlib import Path
 from typing import Any
 
 from raypd import storage
-from raypd.billing import book
-from raypd.billing.budget import BudgetReached
-from raypd.cluster.driver import run_extract
-from raypd.config import RunConfig
-from raypd.config.load import with_changes
+from raypd.billing import BudgetReached, book
+from raypd.cluster import run_extract
+from raypd.config import RunConfig, with_changes
 from raypd.errors import RunError
-from raypd.run import layout
-from raypd.run.manifest import Manifest
+from raypd.run import Manifest, layout
 from raypd.text import Say
-from raypd.verify.retry import retry_errors
+from raypd.verify import retry_errors
 
 # The runs that label or are scored need every value, however unsure.
 UNCALIBRATED: dict[str, Any] = {"output.min_confidence": 0.0, "model.calibration": "none"}

@@ -15,19 +15,17 @@ from typing import Any
 import raypd.fitting.candidate as candidate
 import raypd.fitting.page as page
 from raypd import storage
-from raypd.answering.check import check_model
-from raypd.billing.budget import BudgetReached
+from raypd.answering import check_model
+from raypd.billing import BudgetReached
 from raypd.cluster import ray_session
-from raypd.config import RunConfig, deadline_at, rewrite
-from raypd.config.load import load_config
+from raypd.config import RunConfig, deadline_at, load_config, rewrite
 from raypd.errors import ConfigError, UserError
 from raypd.fitting.context import FitContext, is_run, teacher_config, teacher_keys
 from raypd.fitting.labels import UNLABELLED
 from raypd.fitting.parts import PARTS, parts_of
 from raypd.fitting.result import AS_CONFIGURED, TEACHER, CandidateScore, FitResult
-from raypd.models.load import check_model_config
-from raypd.run import console, layout, records
-from raypd.run.lease import held
+from raypd.models import check_model_config
+from raypd.run import console, held, layout, records
 from raypd.text import Say, usd
 from raypd.training import check_training
 

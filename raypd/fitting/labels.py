@@ -4,17 +4,13 @@ import json
 from typing import Any
 
 from raypd import storage
-from raypd.config import RunConfig
-from raypd.config.load import with_changes
-from raypd.dataset import kind_of, label_rows, read_unit, without_documents
-from raypd.dataset.planner import plan
+from raypd.config import RunConfig, with_changes
+from raypd.dataset import kind_of, label_rows, planner, read_unit, without_documents
 from raypd.errors import InputError
 from raypd.estimation import sampling
 from raypd.evaluation import flat_values
 from raypd.fitting.context import PLAIN_FILE, FitContext, extract, is_run, teacher_config
-from raypd.tasks.base import Document
-from raypd.tasks.documents import category_of, input_fields
-from raypd.tasks.labels import label_columns, labels_of
+from raypd.tasks import Document, category_of, input_fields, label_columns, labels_of
 from raypd.text import counted, share
 from raypd.training import label_documents
 from raypd.verify import dead_letters
@@ -73,7 +69,7 @@ def _documents_with_labels(config: RunConfig, labels: str) -> list[Document]:
     """Return documents of the corpus whose ids are in a file of labels, spread evenly over them."""
     ids = {key for _, key, _ in label_rows(labels, config.input.id_column)}
     documents = []
-    for unit in plan(config):
+    for unit in planner.plan(config):
         documents += [document for document in read_unit(unit, config) if document.id in ids]
     if not documents:
         raise InputError(
@@ -99,7 +95,7 @@ def _labelled_by_teacher(context: FitContext, documents: list[Document]) -> list
         raise InputError(
             f"fit.teacher answered none of {counted(manifest.documents, 'document')}: {reason}"
         )
-    answered = [document for unit in plan(run) for document in read_unit(unit, run)]
+    answered = [document for unit in planner.plan(run) for document in read_unit(unit, run)]
     label_documents(answered, manifest.output, config)
     return answered
 

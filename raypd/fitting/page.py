@@ -5,12 +5,10 @@ from dataclasses import dataclass, replace
 from matplotlib.axes import Axes
 
 from raypd import storage, text
-from raypd.estimation.records import Figure
+from raypd.estimation import Figure
 from raypd.evaluation import reliability_chart
 from raypd.fitting.result import CandidateScore, FitResult
-from raypd.report import charts, page
-from raypd.report.charts import FULL, Chart, Table
-from raypd.report.svg import ROLES
+from raypd.report import FULL, ROLES, Chart, Table, charts, page
 from raypd.run import layout
 
 _HEADS = [

@@ -14,9 +14,7 @@ from raypd.fitting.labels import (
     usable_rows,
     write_rows,
 )
-from raypd.tasks.base import Document
-from raypd.tasks.documents import text_of, words_of
-from raypd.tasks.few_shot import LabelledExamples
+from raypd.tasks import Document, LabelledExamples, text_of, words_of
 from raypd.text import counted
 
 PARTS = ("train", "validation", "test")

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Any
 
-from raypd.estimation.records import Figure
+from raypd.estimation import Figure
 
 # The names of the scores of models that are not trained.
 AS_CONFIGURED = "as configured"

@@ -1,0 +1,88 @@
+"""Model folders: finding, checking and loading weights, tokenizers, endpoints and drafts."""
+
+from typing import TYPE_CHECKING
+
+from raypd.lazy import LazyExports
+
+if TYPE_CHECKING:
+    from raypd.models import (
+        control_tokens as control_tokens,
+        draft as draft,
+        endpoint as endpoint,
+        endpoint_batch as endpoint_batch,
+        load as load,
+        medusa_heads as medusa_heads,
+        prepare as prepare,
+        source as source,
+    )
+    from raypd.models.control_tokens import (
+        CONTROL_TOKENS as CONTROL_TOKENS,
+        control_token as control_token,
+        markup_bytes as markup_bytes,
+    )
+    from raypd.models.draft import load_draft_model as load_draft_model
+    from raypd.models.embedded import quiet as quiet
+    from raypd.models.end_tokens import model_end_tokens as model_end_tokens
+    from raypd.models.endpoint import check_endpoint as check_endpoint
+    from raypd.models.load import (
+        LoadedModel as LoadedModel,
+        Purpose as Purpose,
+        check_gpu as check_gpu,
+        check_model_config as check_model_config,
+        context_length as context_length,
+        has_fp8 as has_fp8,
+        load_model as load_model,
+        load_tokenizer as load_tokenizer,
+        quantization_notice as quantization_notice,
+        resolve_device as resolve_device,
+        resolve_dtype as resolve_dtype,
+    )
+    from raypd.models.medusa_heads import load_heads as load_heads, save_heads as save_heads
+    from raypd.models.reasoning import (
+        answer_range as answer_range,
+        closing_of as closing_of,
+        is_mark as is_mark,
+        opens_reasoning as opens_reasoning,
+    )
+    from raypd.models.source import find_source as find_source, read_config as read_config
+    from raypd.models.vllm_engine import VLLMEngine as VLLMEngine, check_vllm as check_vllm
+    from raypd.models.vocabulary import token_bytes as token_bytes, token_texts as token_texts
+
+__getattr__ = LazyExports(
+    __name__,
+    {
+        "control_tokens": ("CONTROL_TOKENS", "control_token", "markup_bytes"),
+        "draft": ("load_draft_model",),
+        "embedded": ("quiet",),
+        "end_tokens": ("model_end_tokens",),
+        "endpoint": ("check_endpoint",),
+        "load": (
+            "LoadedModel",
+            "Purpose",
+            "check_gpu",
+            "check_model_config",
+            "context_length",
+            "has_fp8",
+            "load_model",
+            "load_tokenizer",
+            "quantization_notice",
+            "resolve_device",
+            "resolve_dtype",
+        ),
+        "medusa_heads": ("load_heads", "save_heads"),
+        "reasoning": ("answer_range", "closing_of", "is_mark", "opens_reasoning"),
+        "source": ("find_source", "read_config"),
+        "vllm_engine": ("VLLMEngine", "check_vllm"),
+        "vocabulary": ("token_bytes", "token_texts"),
+    },
+    modules=(
+        "control_tokens",
+        "draft",
+        "endpoint",
+        "endpoint_batch",
+        "load",
+        "medusa_heads",
+        "prepare",
+        "source",
+    ),
+)

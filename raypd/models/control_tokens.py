@@ -10,7 +10,7 @@ import torch
 from tokenizers import AddedToken
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from raypd.decoding.methods.registry import MASK, REGISTRY
+from raypd.decoding import MASK, REGISTRY
 from raypd.errors import ModelError
 from raypd.models.vocabulary import token_bytes
 

@@ -5,9 +5,7 @@ from collections.abc import Callable
 from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
 from raypd.config import ModelConfig, RunConfig
-from raypd.decoding.draft_model import DraftModel
-from raypd.decoding.engine import Engine
-from raypd.decoding.pack import pack_model
+from raypd.decoding import DraftModel, Engine, pack_model
 from raypd.errors import ModelError, raised_as
 from raypd.models.load import LoadedModel, check_model_config, load_tokenizer
 

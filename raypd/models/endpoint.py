@@ -24,9 +24,7 @@ from transformers.convert_slow_tokenizer import bytes_to_unicode
 from urllib3.exceptions import HTTPError, ReadTimeoutError
 
 from raypd.config import HIDDEN, RunConfig, redact
-from raypd.decoding.counts import Finished, TokenCounts
-from raypd.decoding.methods.autoregressive import Continuation
-from raypd.decoding.program import Program
+from raypd.decoding import Continuation, Finished, Program, TokenCounts
 from raypd.errors import ConfigError
 from raypd.models.reasoning import answer_range
 from raypd.models.timed_http import TimedAdapter

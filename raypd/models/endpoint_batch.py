@@ -13,10 +13,8 @@ from typing import Any, NamedTuple
 
 from transformers import PreTrainedTokenizerFast
 
-from raypd.config import RunConfig
-from raypd.config.model import MOST_REQUESTS
-from raypd.decoding.counts import Finished, TokenCounts
-from raypd.decoding.program import Program
+from raypd.config import MOST_REQUESTS, RunConfig
+from raypd.decoding import Finished, Program, TokenCounts
 from raypd.models.endpoint import EndpointEngine, Unreachable, is_answered, paid_counts
 
 _log = logging.getLogger(__name__)

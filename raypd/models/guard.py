@@ -12,10 +12,7 @@ from contextlib import contextmanager
 import torch
 from transformers import PretrainedConfig, PreTrainedModel
 
-from raypd.decoding.engine import Engine
-from raypd.decoding.program import Feed, Program
-from raypd.decoding.sequence import MIN_REGION_SLOTS
-from raypd.decoding.visibility import Reach
+from raypd.decoding import MIN_REGION_SLOTS, Engine, Feed, Program, Reach
 from raypd.errors import ModelError
 from raypd.models.elsewhere import who_runs
 

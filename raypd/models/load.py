@@ -22,8 +22,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 import raypd.models.embedded as embedded
 import raypd.models.modelopt as modelopt
 from raypd.config import ModelConfig
-from raypd.decoding import native
-from raypd.decoding.quantized import quantize
+from raypd.decoding import native, quantize
 from raypd.errors import ModelError, raised_as
 from raypd.models.adapter import attach_adapter, check_adapter, find_adapter, import_peft
 from raypd.models.elsewhere import who_reads, who_runs

@@ -11,8 +11,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from transformers import PreTrainedModel
 
-from raypd.decoding.methods.apar import Tree
-from raypd.decoding.methods.medusa import MedusaHeads
+from raypd.decoding import MedusaHeads, Tree
 from raypd.errors import ModelError, raised_as
 
 _KEY = "decoding.options.heads"

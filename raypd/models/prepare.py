@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from raypd.config import ModelConfig
-from raypd.decoding.methods.medusa import MedusaHeads
+from raypd.decoding import MedusaHeads
 from raypd.errors import ModelError
 from raypd.models.control_tokens import CONTROL_TOKENS, add_control_tokens
 from raypd.models.embedded import quiet, written_whole

@@ -17,9 +17,7 @@ import torch
 
 import raypd.models.embedded as embedded
 from raypd.config import RunConfig
-from raypd.decoding.counts import Finished, TokenCounts
-from raypd.decoding.program import ANY_OBJECT, Feed, Predictions, Program
-from raypd.decoding.sampling import Sampling
+from raypd.decoding import ANY_OBJECT, Feed, Finished, Predictions, Program, Sampling, TokenCounts
 from raypd.errors import ModelError
 from raypd.models.load import load_model, resolve_device, resolve_dtype
 from raypd.models.source import find_source

@@ -1,1 +1,19 @@
 """Every night the same command: what is new or changed in the input, and a table of all of it."""
+
+from typing import TYPE_CHECKING
+
+from raypd.lazy import LazyExports
+
+if TYPE_CHECKING:
+    from raypd.nights import table_check as table_check
+    from raypd.nights.nightly import Night as Night, run_night as run_night
+    from raypd.nights.state import NightState as NightState
+
+__getattr__ = LazyExports(
+    __name__,
+    {
+        "nightly": ("Night", "run_night"),
+        "state": ("NightState",),
+    },
+    modules=("table_check",),
+)

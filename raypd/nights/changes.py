@@ -21,11 +21,9 @@ from raypd import storage
 from raypd.config import RunConfig
 from raypd.dataset import Plan, read_unit
 from raypd.errors import InputError
-from raypd.run.unit import Unit, make_unit
-from raypd.run.unreadable import Unreadable
-from raypd.tasks.base import Document
-from raypd.verify.scratch import Scratch
-from raypd.verify.table_object import read_object, write_object
+from raypd.run import Unit, Unreadable, make_unit
+from raypd.tasks import Document
+from raypd.verify import Scratch, read_object, write_object
 
 _INDEX = pa.schema(
     {

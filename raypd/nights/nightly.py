@@ -13,19 +13,16 @@ import raypd.nights.delta as delta
 import raypd.nights.schema_change as schema_change
 import raypd.nights.table as table
 from raypd import storage
-from raypd.answering.components import Build
+from raypd.answering import Build
 from raypd.cluster import driver
 from raypd.config import RunConfig
 from raypd.dataset import Plan, PlanWriter, planner
 from raypd.errors import ConfigError, RunError, raised_as
 from raypd.nights.changes import Input
 from raypd.nights.state import NightState
-from raypd.run import console, layout, manifest, read, records
-from raypd.run.lease import RunLease, held
-from raypd.run.left_out import describe
-from raypd.run.unreadable import Unreadable
+from raypd.run import RunLease, Unreadable, console, held, layout, left_out, manifest, read, records
 from raypd.text import counted, iso
-from raypd.verify.scratch import Scratch, quoted
+from raypd.verify import Scratch, scratch as verify_scratch
 
 
 @dataclass
@@ -155,7 +152,7 @@ class NightRun:
         self._repair_list()
         plan = planner.plan(self.config)
         if plan.left_out:
-            console.say(describe(plan.left_out))
+            console.say(left_out.describe(plan.left_out))
         tonight = self._read_input(plan)
         if self.state is not None and self._nothing_new(self.state, tonight):
             return Night(
@@ -205,7 +202,9 @@ class NightRun:
         if self.retry_errors or self.change is not None:
             conditions.append("o.ok")
         if self.change is not None and self.change.anew:
-            conditions.append(f"o.category NOT IN ({quoted(sorted(self.change.anew))})")
+            conditions.append(
+                f"o.category NOT IN ({verify_scratch.quoted(sorted(self.change.anew))})"
+            )
         return f"({' AND '.join(conditions)})"
 
     def _read_state(self) -> tuple[NightState | None, str | None]:
@@ -322,7 +321,7 @@ class NightRun:
         config = self.config
         if self.change is not None:
             night.added_attributes = self.change.describe()
-            categories = quoted(self.change.added) or "NULL"
+            categories = verify_scratch.quoted(self.change.added) or "NULL"
             condition = f"file IS NOT NULL AND category IN ({categories})"
             config = schema_change.only_added(self.config, self.change)
         night.extracted += self._run_over(

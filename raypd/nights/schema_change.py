@@ -5,8 +5,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from raypd.config import Attribute, Category, ExtractionConfig, RunConfig
-from raypd.tasks.columns import record_of, value_in
+from raypd.config import Category, ExtractionConfig, RunConfig
+from raypd.schema import Attribute
+from raypd.tasks import record_of, value_in
 
 
 @dataclass

@@ -17,10 +17,9 @@ from raypd import storage
 from raypd.config import RunConfig
 from raypd.errors import RunError
 from raypd.nights.changes import statement
-from raypd.run.read import by_document
+from raypd.run import by_document
 from raypd.text import counted
-from raypd.verify.scratch import Scratch
-from raypd.verify.table_object import read_object, write_object
+from raypd.verify import Scratch, read_object, write_object
 
 _ROWS = pa.schema(
     {

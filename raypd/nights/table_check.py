@@ -6,10 +6,16 @@ from raypd import storage
 from raypd.config import RunConfig
 from raypd.dataset import planner, read_unit
 from raypd.errors import Damaged
-from raypd.run.unit import Unit
-from raypd.verify.scratch import Scratch
-from raypd.verify.table_object import objects, read_object
-from raypd.verify.verification import INPUT, OUTPUT, Verification, add_documents, add_rows
+from raypd.run import Unit
+from raypd.verify import (
+    Scratch,
+    Verification,
+    add_documents,
+    add_rows,
+    read_object,
+    table_object,
+    verification,
+)
 
 
 def verify_table(root: str, config: RunConfig, threads: int = 8) -> Verification:
@@ -27,13 +33,15 @@ def verify_table(root: str, config: RunConfig, threads: int = 8) -> Verification
     result = Verification(
         root, config.fingerprint(), damaged_allowed=config.input.on_damaged == "skip"
     )
-    files = objects(root)
+    files = table_object.objects(root)
     result.objects = len(files)
     result.delta = delta.difference(root, files)
     plan = planner.plan(config)
     result.units = plan.units
     result.left_out = plan.left_out
-    with Scratch(input=INPUT, damaged=changes.DAMAGED, output=OUTPUT) as scratch:
+    with Scratch(
+        input=verification.INPUT, damaged=changes.DAMAGED, output=verification.OUTPUT
+    ) as scratch:
 
         def read_input(ordinal: int, unit: Unit) -> None:
             add_documents(scratch, read_unit(unit, config), unit.id, committed=True)

@@ -2,3 +2,32 @@
 
 Everything is read from the run's folder, without Ray.
 """
+
+from typing import TYPE_CHECKING
+
+from raypd.lazy import LazyExports
+
+if TYPE_CHECKING:
+    from raypd.report import (
+        charts as charts,
+        data as data,
+        page as page,
+        review as review,
+        terminal as terminal,
+        texts as texts,
+    )
+    from raypd.report.charts import FULL as FULL, Chart as Chart, Table as Table
+    from raypd.report.status import Watch as Watch
+    from raypd.report.svg import ROLES as ROLES
+    from raypd.report.texts import marked as marked, text_in as text_in
+
+__getattr__ = LazyExports(
+    __name__,
+    {
+        "charts": ("Chart", "FULL", "Table"),
+        "status": ("Watch",),
+        "svg": ("ROLES",),
+        "texts": ("marked", "text_in"),
+    },
+    modules=("charts", "data", "page", "review", "terminal", "texts"),
+)

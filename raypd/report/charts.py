@@ -19,12 +19,11 @@ from matplotlib.path import Path
 from matplotlib.ticker import MaxNLocator
 
 from raypd import text
-from raypd.billing.meter import WorkerTime
+from raypd.billing import WorkerTime
 from raypd.report.data import ReportSession, RunReport
 from raypd.report.ledger import RunBill
 from raypd.report.svg import ROLES, inline
-from raypd.run.read import spread
-from raypd.run.training import TrainingRecord
+from raypd.run import TrainingRecord, spread
 
 # The kinds of a worker's time, and their names in the legend.
 KINDS = {"busy": "busy", "startup": "starting up", "idle": "idle", "lost": "work that was lost"}

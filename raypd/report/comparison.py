@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from raypd import text
-from raypd.billing.bill import NodeTime
-from raypd.estimation.records import BillEstimate, Estimate, Figure, MachineEstimate
+from raypd.billing import NodeTime
+from raypd.estimation import BillEstimate, Estimate, Figure, MachineEstimate
 from raypd.report.data import RunReport
 from raypd.report.ledger import RunBill
 

@@ -10,22 +10,26 @@ from itertools import islice
 from typing import Any
 
 from raypd import storage
-from raypd.billing.bill import Bill
-from raypd.config.secrets import redact
-from raypd.dataset import CommittedUnits
-from raypd.dataset.plan import PlanTotals
+from raypd.billing import Bill
+from raypd.config import redact
+from raypd.dataset import CommittedUnits, PlanTotals
 from raypd.errors import RunError, raised_as
-from raypd.estimation.records import Estimate
-from raypd.nights.state import NightState
+from raypd.estimation import Estimate
+from raypd.nights import NightState
 from raypd.report.ledger import read_bill
 from raypd.report.sample import read_sample
 from raypd.report.units import UnitReader, Units
-from raypd.run import layout, lease, read
-from raypd.run.left_out import describe
-from raypd.run.load import NoRun, load_record
-from raypd.run.manifest import Manifest
-from raypd.run.training import TrainingRecord
-from raypd.run.unit_totals import SessionUnits
+from raypd.run import (
+    Manifest,
+    NoRun,
+    SessionUnits,
+    TrainingRecord,
+    layout,
+    lease,
+    left_out,
+    load_record,
+    read,
+)
 
 # A session without a heartbeat for longer is considered dead.
 _ALIVE_SECONDS = 120.0
@@ -77,7 +81,7 @@ class RunFiles:
             self.unreadable = self.plan.damaged
         if self.manifest is not None:
             self.unreadable = max(self.unreadable, self.manifest.units_unreadable)
-            self.left_out = describe(self.manifest.left_out)
+            self.left_out = left_out.describe(self.manifest.left_out)
 
     def sessions_of(self, units: Units, runs: Sequence[str] | None = None) -> list[ReportSession]:
         """Return sessions, the oldest first, with their units and cost as far as known.

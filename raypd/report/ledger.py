@@ -5,11 +5,8 @@ from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from raypd import storage
-from raypd.billing import book
-from raypd.billing.bill import Bill, NodeTime
-from raypd.billing.meter import WorkerTime, added
-from raypd.run import layout
-from raypd.run.usage import RunCost
+from raypd.billing import Bill, NodeTime, WorkerTime, added, book
+from raypd.run import RunCost, layout
 
 _Time = TypeVar("_Time", NodeTime, WorkerTime)
 _PART_NAMES = {

@@ -18,7 +18,7 @@ from markupsafe import Markup
 import raypd.report.charts as charts
 import raypd.report.comparison as comparison
 from raypd import storage, text
-from raypd.config.yaml_file import dump
+from raypd.config import dump
 from raypd.errors import RunError, raised_as
 from raypd.estimation import tables
 from raypd.report.data import RunReport

@@ -15,18 +15,23 @@ from typing import Any
 
 import raypd.report.page as page
 from raypd import storage
-from raypd.config import Attribute, Category, ExtractionConfig, RunConfig
-from raypd.dataset import delimited, may_have, planner, read_unit, tables_of_paths, writer
+from raypd.config import Category, ExtractionConfig, RunConfig
+from raypd.dataset import delimited, may_have, planner, read_unit, unit_rows, writer
 from raypd.errors import ConfigError, InputError, raised_as
 from raypd.report.texts import marked, text_in
-from raypd.run.load import load_run
-from raypd.run.read import by_document, spread
-from raypd.run.unit import Unit
-from raypd.tasks.base import Document
-from raypd.tasks.columns import RowValue, record_of, record_row, row_values, value_row
-from raypd.tasks.documents import input_fields
-from raypd.tasks.labels import typed
-from raypd.tasks.values import check
+from raypd.run import Unit, by_document, load_run, spread
+from raypd.schema import Attribute
+from raypd.tasks import (
+    Document,
+    RowValue,
+    input_fields,
+    labels as tasks_labels,
+    record_of,
+    record_row,
+    row_values,
+    value_row,
+    values as tasks_values,
+)
 from raypd.text import is_formula
 
 PAGE = "review.html"
@@ -210,7 +215,7 @@ class _Labels:
                 f"{first_value!r} on line {first_line}; delete one of these lines"
             )
         with raised_as(InputError, f"{self._file}:{line}", ValueError):
-            self.values.setdefault(position, {})[name] = typed(attribute, value)
+            self.values.setdefault(position, {})[name] = tasks_labels.typed(attribute, value)
 
     def record(self, position: Position, values: Mapping[str, Any]) -> dict[str, Any]:
         """Return the record of a document; its null values are kept."""
@@ -242,7 +247,7 @@ def _chosen_rows(root: str, documents: int) -> dict[Position, dict[str, Any]]:
     """Choose rows of evenly spread units: half of them the least certain, half at random."""
     rows: dict[Position, dict[str, Any]] = {}
     objects = spread(sorted(writer.objects(root)), _UNITS)
-    for table in tables_of_paths(path for _, path in objects):
+    for table in unit_rows.of_paths(path for _, path in objects):
         for position, (row,) in by_document(writer.as_records(table)).items():
             if row["status"] == "ok":
                 rows[position] = record_row(row)
@@ -259,7 +264,7 @@ def _with_uncertain(value: RowValue, category: Category) -> RowValue:
     if value.status != "unsure" or value.raw is None:
         return value
     attribute = next(attribute for attribute in category.attributes if attribute.name == value.name)
-    checked = check(attribute, value.raw)
+    checked = tasks_values.check(attribute, value.raw)
     return replace(value, value=value_row(value.name, checked.value, "ok", None)["value"])
 
 

@@ -16,9 +16,8 @@ from raypd import storage
 from raypd.dataset import writer
 from raypd.errors import RunError
 from raypd.report.units import CommittedUnit
-from raypd.run import failure_reasons
-from raypd.run.read import by_document, spread
-from raypd.tasks.columns import Row, RowValue, row_values
+from raypd.run import by_document, failure_reasons, spread
+from raypd.tasks import Row, RowValue, row_values
 from raypd.text import NONE, clean, share
 from raypd.verify import dead_letters
 

@@ -6,13 +6,12 @@ This is cheap: it reads the footers of some units, and none of them twice.
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from raypd.billing.bill import Bill
-from raypd.dataset.plan import PlanTotals
+from raypd.billing import Bill
+from raypd.dataset import PlanTotals
 from raypd.report.data import RunFiles, is_fake
 from raypd.report.sample import failed_documents
 from raypd.report.units import CommittedUnit, UnitReader, Units
-from raypd.run import failure_reasons
-from raypd.run.load import load_record
+from raypd.run import failure_reasons, load_record
 from raypd.text import clean, counted
 
 # Footers that are read at a time.

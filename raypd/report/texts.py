@@ -10,9 +10,8 @@ from raypd.config import ExtractionConfig, RunConfig
 from raypd.dataset import planner, read_unit
 from raypd.errors import ConfigError, InputError, raised_as
 from raypd.report.data import RunReport
-from raypd.run.load import load_run
-from raypd.tasks.base import Document
-from raypd.tasks.documents import text_of
+from raypd.run import load_run
+from raypd.tasks import Document, text_of
 from raypd.text import clean
 
 # Units whose documents are read.

@@ -10,8 +10,7 @@ import pyarrow.compute as pc
 from raypd import storage
 from raypd.dataset import CommittedUnits, summaries
 from raypd.errors import RunError
-from raypd.run.unit import Commit, UnitSummary
-from raypd.run.unit_totals import UnitTotals
+from raypd.run import Commit, UnitSummary, UnitTotals
 
 # Of more units than this, an even choice is held, and the footers of an even choice are read.
 READ_UNITS = 20_000

@@ -6,8 +6,7 @@ from typing import Any
 import raypd.run.layout as layout
 import raypd.run.records as records
 from raypd import storage
-from raypd.config import RunConfig, StorageConfig
-from raypd.config.load import make_config, set_key, value_of, with_current_keys
+from raypd.config import RunConfig, StorageConfig, make_config, set_key, value_of, with_current_keys
 from raypd.errors import ConfigError, raised_as
 from raypd.run.manifest import RunRecord
 

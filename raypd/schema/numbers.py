@@ -4,7 +4,7 @@ import math
 import re
 import unicodedata
 
-from raypd.decoding.value_automata import UNIT_BYTES
+from raypd.decoding import UNIT_BYTES
 
 _MONEY = "$¢£¥€₩₪₫₱₹₺₽฿₦₴₸₡₲₵"
 # Blanks: also the no-break, the figure, the thin and the narrow one; and what is typed in place of

@@ -10,8 +10,10 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from re import _constants as codes  # type: ignore[attr-defined]
-from re import _parser as parser  # type: ignore[attr-defined]
+from re import (  # type: ignore[attr-defined]
+    _constants as codes,
+    _parser as parser,
+)
 from typing import Any
 
 ANYTHING = "(?s:.*)"  # any text, with line breaks

@@ -6,7 +6,7 @@ Their characters are the bytes of a text, as latin-1.
 from functools import lru_cache
 
 import raypd.schema.pattern_table as pattern_table
-from raypd.decoding.automata import TransitionTable
+from raypd.decoding import TransitionTable
 from raypd.schema.patterns import without_anchors
 from raypd.schema.separate_process import Unfinished, run_once
 

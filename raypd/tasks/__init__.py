@@ -1,68 +1,134 @@
-"""Tasks: a document -> a prompt with places for answers; decoded tokens -> checked records."""
+"""Tasks turn a document into a prompt with slots, and decoded tokens into checked records."""
 
-from pkgutil import resolve_name
 from typing import TYPE_CHECKING
 
-from raypd.config import RunConfig
-from raypd.decoding.methods.registry import REGISTRY
-from raypd.tasks.base import Task
+from raypd.lazy import LazyExports
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+    from raypd.tasks import (
+        calibration as calibration,
+        columns as columns,
+        labels as labels,
+        values as values,
+    )
+    from raypd.tasks.base import (
+        Document as Document,
+        Record as Record,
+        Request as Request,
+        Task as Task,
+    )
+    from raypd.tasks.build import (
+        build_task as build_task,
+        check_task as check_task,
+        task_alone as task_alone,
+    )
+    from raypd.tasks.calibration import (
+        Calibration as Calibration,
+        calibration_of as calibration_of,
+        features as features,
+    )
+    from raypd.tasks.cascade import (
+        Cascade as Cascade,
+        SecondProgram as SecondProgram,
+        doubt as doubt,
+        merged as merged,
+    )
+    from raypd.tasks.columns import (
+        SHAPES as SHAPES,
+        Row as Row,
+        RowValue as RowValue,
+        columns_of as columns_of,
+        parts_of as parts_of,
+        record_of as record_of,
+        record_row as record_row,
+        row_values as row_values,
+        rows_of as rows_of,
+        shape_of as shape_of,
+        typed_row as typed_row,
+        value_in as value_in,
+        value_row as value_row,
+    )
+    from raypd.tasks.distinct import Distinct as Distinct, gives_the_same as gives_the_same
+    from raypd.tasks.documents import (
+        billed_as as billed_as,
+        category_of as category_of,
+        conversation as conversation,
+        input_fields as input_fields,
+        kind_of as kind_of,
+        text_of as text_of,
+        unpacked as unpacked,
+        words_of as words_of,
+    )
+    from raypd.tasks.extraction import ExtractionTask as ExtractionTask
+    from raypd.tasks.few_shot import LabelledExamples as LabelledExamples
+    from raypd.tasks.generation import GenerationTask as GenerationTask
+    from raypd.tasks.labels import label_columns as label_columns, labels_of as labels_of
+    from raypd.tasks.missing import (
+        json_constant as json_constant,
+        parse_json as parse_json,
+        plain_value as plain_value,
+    )
+    from raypd.tasks.model_card import (
+        check_card as check_card,
+        untrained as untrained,
+        write_card as write_card,
+    )
+    from raypd.tasks.openai_batch import (
+        RESPONSE_FORMAT as RESPONSE_FORMAT,
+        SCHEMA as SCHEMA,
+        TOO_LONG as TOO_LONG,
+        BadRequest as BadRequest,
+        read_request as read_request,
+    )
+    from raypd.tasks.prompting import (
+        DOCUMENTS as DOCUMENTS,
+        check_template as check_template,
+        encode as encode,
+        end_of_turn as end_of_turn,
+        messages as messages,
+    )
 
-    from raypd.decoding.draft_model import DraftModel
-
-# By kind, and imported when one is built: they bring torch. The columns of their rows are in
-# `columns.SHAPES`.
-TASKS = {
-    "extraction": "raypd.tasks.extraction:ExtractionTask",
-    "question_answering": "raypd.tasks.question_answering:QuestionAnsweringTask",
-    "generation": "raypd.tasks.generation:GenerationTask",
-}
-
-
-def build_task(
-    config: RunConfig,
-    tokenizer: "PreTrainedTokenizerBase",
-    context_length: int,
-    model: "PreTrainedModel | None" = None,
-    drafter: "DraftModel | None" = None,
-) -> Task:
-    """Build the task that a configuration names.
-
-    Args:
-        config: Of the run.
-        tokenizer: Of the model.
-        context_length: Positions that the model has.
-        model: Medusa heads follow its device; with None they stay as they were saved.
-        drafter: The draft model, where the decoding method has one.
-
-    Raises:
-        ConfigError: If prompt and answer cannot fit the context, or a template or example cannot be
-            used.
-        ModelError: If the tokenizer lacks control tokens of the method, or its heads do not fit the
-            model.
-    """
-    task = resolve_name(TASKS[config.task.kind])
-    if drafter is None:
-        return task(config, tokenizer, context_length, model)
-    return task(config, tokenizer, context_length, model, drafter)
-
-
-def check_task(config: RunConfig) -> None:
-    """Makes the task out of the tokenizer alone, without context and heads, before a start.
-
-    Raises as `build_task`.
-    """
-    if config.model.has_weights and not REGISTRY[config.decoding.method].heads:
-        task_alone(config)
-
-
-def task_alone(config: RunConfig) -> Task:
-    """The task of a model whose weights are not in this process. Raises as `build_task`."""
-    from raypd.models.load import context_length, load_tokenizer
-    from raypd.models.source import find_source, read_config
-
-    tokenizer = load_tokenizer(config.model)
-    context = context_length(config.model.name, read_config(find_source(config.model)), tokenizer)
-    return build_task(config, tokenizer, context)
+__getattr__ = LazyExports(
+    __name__,
+    {
+        "base": ("Document", "Record", "Request", "Task"),
+        "build": ("build_task", "check_task", "task_alone"),
+        "calibration": ("Calibration", "calibration_of", "features"),
+        "cascade": ("Cascade", "SecondProgram", "doubt", "merged"),
+        "columns": (
+            "Row",
+            "RowValue",
+            "SHAPES",
+            "columns_of",
+            "parts_of",
+            "record_of",
+            "record_row",
+            "row_values",
+            "rows_of",
+            "shape_of",
+            "typed_row",
+            "value_in",
+            "value_row",
+        ),
+        "distinct": ("Distinct", "gives_the_same"),
+        "documents": (
+            "billed_as",
+            "category_of",
+            "conversation",
+            "input_fields",
+            "kind_of",
+            "text_of",
+            "unpacked",
+            "words_of",
+        ),
+        "extraction": ("ExtractionTask",),
+        "few_shot": ("LabelledExamples",),
+        "generation": ("GenerationTask",),
+        "labels": ("label_columns", "labels_of"),
+        "missing": ("json_constant", "parse_json", "plain_value"),
+        "model_card": ("check_card", "untrained", "write_card"),
+        "openai_batch": ("BadRequest", "RESPONSE_FORMAT", "SCHEMA", "TOO_LONG", "read_request"),
+        "prompting": ("DOCUMENTS", "check_template", "encode", "end_of_turn", "messages"),
+    },
+    modules=("calibration", "columns", "labels", "values"),
+)

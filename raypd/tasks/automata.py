@@ -2,14 +2,9 @@
 
 from transformers import PreTrainedTokenizerBase
 
-from raypd.decoding.automata import Automaton, one_of
-from raypd.decoding.value_automata import JsonObject
-from raypd.decoding.vocabulary import Vocabulary
-from raypd.models.vocabulary import token_bytes
-from raypd.schema import Attribute
-from raypd.schema.slots import pattern_automaton
-from raypd.schema.types.number import NumberType
-from raypd.schema.types.text import JSON_STRING
+from raypd.decoding import Automaton, JsonObject, Vocabulary, one_of
+from raypd.models import token_bytes
+from raypd.schema import JSON_STRING, Attribute, NumberType, pattern_automaton
 from raypd.tasks.prompting import encode
 
 _JSON_NUMBER = NumberType.json_pattern + r"([eE][+-]?[0-9]+)?"

@@ -21,12 +21,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
-from raypd.run.usage import FIRST
+from raypd.run import FIRST
 
 if TYPE_CHECKING:
     # Both import torch, which a worker without weights does not need.
-    from raypd.decoding.program import Program
-    from raypd.decoding.sampling import Sampling
+    from raypd.decoding import Program, Sampling
 
 
 @dataclass

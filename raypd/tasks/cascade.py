@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any
 
 from raypd.config import Category, RunConfig
-from raypd.run.usage import FIRST, SECOND
+from raypd.run import FIRST, SECOND
 from raypd.tasks.base import Document, Record, Request, Task
 from raypd.tasks.columns import Row, record_of, value_in
 

@@ -11,7 +11,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from raypd.config import OWN_COLUMNS, Attribute, Category, ExtractionConfig, RunConfig
+from raypd.config import OWN_COLUMNS, Category, ExtractionConfig, RunConfig
+from raypd.schema import Attribute
 from raypd.tasks.base import Record
 
 Row = dict[str, Any]

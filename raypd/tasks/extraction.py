@@ -13,18 +13,28 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from raypd.config import Attribute, RunConfig
-from raypd.decoding.grammar import UNREACHABLE, Grammar
-from raypd.decoding.methods.autoregressive import Continuation, Prompt, autoregressive
-from raypd.decoding.methods.guided import guided
-from raypd.decoding.methods.hyper_parallel import Slot, SlottedPrompt, Value, hyper_parallel
-from raypd.decoding.methods.registry import REGISTRY
-from raypd.decoding.methods.speculative import PromptLookup, TextDrafter, speculative
-from raypd.decoding.program import Program
-from raypd.decoding.vocabulary import Vocabulary
+from raypd.config import RunConfig
+from raypd.decoding import (
+    REGISTRY,
+    UNREACHABLE,
+    Continuation,
+    Grammar,
+    Program,
+    Prompt,
+    PromptLookup,
+    Slot,
+    SlottedPrompt,
+    TextDrafter,
+    Value,
+    Vocabulary,
+    autoregressive,
+    guided,
+    hyper_parallel,
+    speculative,
+)
 from raypd.errors import ConfigError, raised_as
-from raypd.models.vocabulary import token_texts
-from raypd.schema import record_pattern, record_schema
+from raypd.models import token_texts
+from raypd.schema import Attribute, record_pattern, record_schema
 from raypd.tasks.automata import automaton_of, vocabulary_of
 from raypd.tasks.base import Document, Record, Request, confidence, seed_of
 from raypd.tasks.calibration import calibration_of

@@ -15,18 +15,31 @@ from typing import Any
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from raypd.config import GenerationConfig, RunConfig
-from raypd.decoding.grammar import Bounded, Grammar
-from raypd.decoding.methods.autoregressive import autoregressive
-from raypd.decoding.methods.registry import REGISTRY
-from raypd.decoding.methods.speculative import TextDrafter
-from raypd.decoding.program import ANY_OBJECT, Program
-from raypd.decoding.sampling import Sampling
-from raypd.decoding.text import GeneratedText, Prompt, TextAnswer, TextMethod, TextModel
-from raypd.decoding.vocabulary import Vocabulary
-from raypd.models.control_tokens import control_token, markup_bytes
-from raypd.models.medusa_heads import load_heads
-from raypd.models.reasoning import answer_range, is_mark, opens_reasoning
-from raypd.models.vocabulary import token_bytes
+from raypd.decoding import (
+    ANY_OBJECT,
+    REGISTRY,
+    Bounded,
+    GeneratedText,
+    Grammar,
+    Program,
+    Prompt,
+    Sampling,
+    TextAnswer,
+    TextDrafter,
+    TextMethod,
+    TextModel,
+    Vocabulary,
+    autoregressive,
+)
+from raypd.models import (
+    answer_range,
+    control_token,
+    is_mark,
+    load_heads,
+    markup_bytes,
+    opens_reasoning,
+    token_bytes,
+)
 from raypd.tasks.automata import json_object, vocabulary_of
 from raypd.tasks.base import Document, Record, Request, confidence, seed_of
 from raypd.tasks.json_schema import mismatch

@@ -14,7 +14,9 @@ from typing import Any
 import jsonschema
 from referencing.exceptions import Unresolvable
 
-from raypd.config.json_schema import (
+from raypd.config import (
+    DEEPEST,
+    MOST_PROPERTIES,
     UNSUPPORTED_KEYWORDS,
     Conflict,
     Tree,
@@ -25,16 +27,15 @@ from raypd.config.json_schema import (
     unsupported_keyword,
     validator,
 )
-from raypd.config.schema import DEEPEST, MOST_PROPERTIES
-from raypd.schema import FORMATS
-from raypd.schema.patterns import (
+from raypd.schema import (
+    FORMATS,
     LengthBounds,
     Node,
     UnsupportedPattern,
     match_tree,
+    patterns,
     search_tree,
     simplified,
-    written,
 )
 
 _MOST_LETTERS = 1 << 20  # of an expression: a longer one has more states than are ready in seconds
@@ -414,7 +415,7 @@ def _string(branch: Tree) -> str | None:
             tree = search_tree(pattern)
         if tree is not None:
             bounded = LengthBounds().bounded(tree, fewest, most)
-            return None if bounded is None else f'"{written(simplified(bounded), True)}"'
+            return None if bounded is None else f'"{patterns.written(simplified(bounded), True)}"'
     except UnsupportedPattern as error:
         raise ValueError(f"pattern {pattern!r:.100}: {error}") from None
     if most is not None:

@@ -5,7 +5,8 @@ spreadsheet.
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
-from raypd.config import Attribute, Category
+from raypd.config import Category
+from raypd.schema import Attribute
 from raypd.tasks.documents import unpacked
 
 

@@ -8,8 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 import raypd
-from raypd.config import ANSWER_KEYS, ExtractionConfig, RunConfig
-from raypd.config.model_card_file import CARD, card_of
+from raypd.config import ANSWER_KEYS, ExtractionConfig, RunConfig, card_of, model_card_file
 from raypd.errors import ModelError, raised_as
 from raypd.tasks.prompting import template_text
 
@@ -37,7 +36,7 @@ def write_card(
         "validation_loss": validation_loss,
         "version": raypd.__version__,
     }
-    (folder / CARD).write_text(
+    (folder / model_card_file.CARD).write_text(
         json.dumps(card, indent=1, ensure_ascii=False) + "\n", encoding="utf-8"
     )
 
@@ -47,7 +46,7 @@ def check_card(config: RunConfig) -> None:
     its card's.
     """
     for key, name in (("model.adapter", config.model.adapter), ("model.name", config.model.name)):
-        file = Path(name or "", CARD)
+        file = Path(name or "", model_card_file.CARD)
         if name is None or not file.is_file():
             continue
         with raised_as(

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from raypd.config import Category, ExtractionConfig, RunConfig
 from raypd.errors import ConfigError, ModelError
-from raypd.models.end_tokens import model_end_tokens
-from raypd.models.reasoning import closing_of
+from raypd.models import closing_of, model_end_tokens
 from raypd.tasks.few_shot import LabelledExamples
 from raypd.tasks.sandbox import BoundedSandbox, TemplateFault, render, render_apart, time_limit
 

@@ -13,12 +13,20 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from raypd.config import QuestionAnsweringConfig, RunConfig
-from raypd.decoding.automata import Choice
-from raypd.decoding.grammar import Bounded, Grammar
-from raypd.decoding.methods.autoregressive import Continuation, Prompt, autoregressive
-from raypd.decoding.methods.intra_prompt import Context, PromptTree, Question, intra_prompt
+from raypd.decoding import (
+    Bounded,
+    Choice,
+    Context,
+    Continuation,
+    Grammar,
+    Prompt,
+    PromptTree,
+    Question,
+    autoregressive,
+    intra_prompt,
+)
 from raypd.errors import ConfigError
-from raypd.models.vocabulary import token_texts
+from raypd.models import token_texts
 from raypd.tasks.automata import vocabulary_of
 from raypd.tasks.base import Document, Record, Request, confidence, seed_of
 from raypd.tasks.documents import text_of, unpacked

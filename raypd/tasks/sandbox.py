@@ -70,7 +70,7 @@ def render_apart(text: str, values: list[dict[str, Any]]) -> list[str]:
     memory.
     """
     # Imported here, because the process that renders reads this file, too, and needs nothing of it.
-    from raypd.schema.separate_process import Unfinished, run_apart
+    from raypd.schema import Unfinished, run_apart
 
     try:
         answer = run_apart(__file__, [text, values])

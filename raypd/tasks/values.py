@@ -5,13 +5,14 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from raypd.schema import Attribute, bare
-from raypd.schema.reading import (
+from raypd.schema import (
     BARE_VALUE,
     DASHES,
     STRING_BODY,
+    Attribute,
     CheckedValue,
     Status,
+    bare,
     dumps,
     string_end,
     structure_end,

@@ -7,8 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from raypd.config import Attribute
-from raypd.schema.types import ListType
+from raypd.schema import Attribute, ListType
 from raypd.tasks.values import CheckedValue, Rated
 
 # A window may begin after a line or a sentence.

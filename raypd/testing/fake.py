@@ -23,13 +23,19 @@ from raypd.config import (
     QuestionAnsweringConfig,
     RunConfig,
 )
-from raypd.decoding.counts import Finished, TokenCounts
-from raypd.decoding.methods.registry import REGISTRY
-from raypd.tasks import columns
-from raypd.tasks.base import Document, Record, Request
-from raypd.tasks.documents import category_of, text_of, unpacked
-from raypd.tasks.openai_batch import read_request
-from raypd.tasks.prompting import DOCUMENTS, messages
+from raypd.decoding import REGISTRY, Finished, TokenCounts
+from raypd.tasks import (
+    DOCUMENTS,
+    Document,
+    Record,
+    Request,
+    category_of,
+    columns,
+    messages,
+    read_request,
+    text_of,
+    unpacked,
+)
 
 
 @dataclass

@@ -13,10 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from raypd.config import RunConfig
-from raypd.dataset import read_unit, rows_of
-from raypd.dataset.planner import plan
+from raypd.dataset import planner, read_unit, rows_of
 from raypd.errors import InputError
-from raypd.tasks.base import Document
+from raypd.tasks import Document
 from raypd.training.example import Skip
 from raypd.training.structure import MAX_TOPIC_WORDS, MIN_BLOCK_WORDS, Piece, Promise, Sync
 
@@ -32,7 +31,7 @@ _PROMPT = (Path(__file__).parent / "templates" / "annotate.txt").read_text(encod
 def requests(config: RunConfig) -> Iterator[dict[str, str]]:
     """Yield the teacher's prompt for every response of the input, as rows {id, prompt}."""
     column = config.training.labels_column
-    for unit in plan(config):
+    for unit in planner.plan(config):
         for document in read_unit(unit, config, [column]):
             for turn, answer in enumerate(_responses(document, column)):
                 if isinstance(answer, str) and answer.strip():

@@ -10,7 +10,7 @@ from transformers import TrainingArguments
 
 from raypd.config import RunConfig
 from raypd.errors import ConfigError, did_you_mean
-from raypd.models.load import LoadedModel, resolve_dtype
+from raypd.models import LoadedModel, resolve_dtype
 
 # What `training.trainer` changes.
 _DEFAULTS: dict[str, Any] = {

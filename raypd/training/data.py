@@ -10,12 +10,10 @@ import raypd.training.annotate as annotate
 import raypd.training.preference as preference
 import raypd.training.teacher as teacher
 from raypd.config import RunConfig
-from raypd.dataset import read_unit
-from raypd.dataset.planner import plan
+from raypd.dataset import planner, read_unit
 from raypd.errors import ConfigError, InputError
-from raypd.run.training import TrainingData
-from raypd.tasks.base import Document
-from raypd.tasks.labels import label_columns
+from raypd.run import TrainingData
+from raypd.tasks import Document, label_columns
 from raypd.training.example import Example, Examples, listed
 from raypd.training.extraction import ExtractionExamples
 from raypd.training.generation import GenerationExamples
@@ -69,9 +67,9 @@ def check_input(config: RunConfig) -> None:
         InputError: If there are none.
         RunError: If storage fails.
     """
-    plan(config)
+    planner.plan(config)
     if config.training.validation is not None:
-        plan(_validation_config(config))
+        planner.plan(_validation_config(config))
 
 
 def prepare(
@@ -166,7 +164,7 @@ def _documents(config: RunConfig) -> list[Document]:
         if config.task.kind == "extraction":
             columns += label_columns(config.extraction.categories)
     documents: list[Document] = []
-    for unit in plan(config):
+    for unit in planner.plan(config):
         for document in read_unit(unit, config, columns):
             document.index = len(documents)
             documents.append(document)

@@ -17,12 +17,17 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from raypd.config import RunConfig
-from raypd.decoding.methods.autoregressive import autoregressive
-from raypd.decoding.program import Feed, Predictions, Program
-from raypd.decoding.text import Prompt
-from raypd.decoding.visibility import grown, one_segment, visible
-from raypd.tasks.base import Document
-from raypd.tasks.prompting import encode
+from raypd.decoding import (
+    Feed,
+    Predictions,
+    Program,
+    Prompt,
+    autoregressive,
+    grown,
+    one_segment,
+    visible,
+)
+from raypd.tasks import Document, encode
 
 IGNORED = -100  # the label that torch's cross entropy leaves out
 # Returns, for a feed, the gold tokens at its `sample_at`.

@@ -10,15 +10,19 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from raypd.config import Attribute, Category, RunConfig
-from raypd.decoding.program import Feed, Program
-from raypd.schema import LabelError
-from raypd.tasks.base import Document, Record
-from raypd.tasks.columns import lacks, value_in
-from raypd.tasks.documents import category_of
-from raypd.tasks.extraction import ExtractionTask
-from raypd.tasks.labels import labels_of
-from raypd.tasks.prompting import end_of_turn
+from raypd.config import Category, RunConfig
+from raypd.decoding import Feed, Program
+from raypd.schema import Attribute, LabelError
+from raypd.tasks import (
+    Document,
+    ExtractionTask,
+    Record,
+    category_of,
+    columns,
+    end_of_turn,
+    labels_of,
+    value_in,
+)
 from raypd.training.example import Example, Examples, Skip, Teacher, check_usable, trace, written
 
 _NULL = "null says that there is no value"
@@ -81,7 +85,7 @@ class ExtractionExamples(Examples):
             labels = document.fields[self.column]
             category = self._category(document)
             for attribute in category.attributes:
-                if lacks(labels, attribute, category):
+                if columns.lacks(labels, attribute, category):
                     is_lacking.append(True)
                     texts.append("\n")
                 else:
@@ -126,7 +130,7 @@ class ExtractionExamples(Examples):
                 self._skip_label(f"labels of {name!r}, which the category does not have")
         # One bad label makes the document unusable: the model would learn a wrong value or null.
         for attribute in category.attributes:
-            if not attribute.nullable or not lacks(labels, attribute, category):
+            if not attribute.nullable or not columns.lacks(labels, attribute, category):
                 value_text(attribute, value_in(labels, attribute))
             elif self.config.decoding.method == "autoregressive":  # which writes every attribute
                 raise Skip(f"attribute {attribute.name!r}: no label; {_NULL}")
@@ -142,7 +146,9 @@ class ExtractionExamples(Examples):
             raise Skip(f"a label {message[message.find('is no value') :]}") from None
         if not isinstance(labels, dict):
             raise Skip(f"column {self.column!r}: expected an object of attribute: value")
-        if not labels and any(lacks(labels, attribute, category) for attribute in attributes):
+        if not labels and any(
+            columns.lacks(labels, attribute, category) for attribute in attributes
+        ):
             raise Skip(f"column {self.column!r}: empty")
         return labels
 

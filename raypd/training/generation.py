@@ -14,16 +14,23 @@ from transformers import PreTrainedTokenizerBase
 
 import raypd.training.annotate as annotate
 from raypd.config import RunConfig
-from raypd.decoding.methods.apar import apar
-from raypd.decoding.methods.pasta import Interpreter
-from raypd.decoding.methods.registry import CHILD, CLOSE, FORK, MASK, OPEN, PROMISE, SYNC
-from raypd.decoding.program import Feed
-from raypd.decoding.text import Prompt
-from raypd.decoding.visibility import Reach, grown
-from raypd.models.control_tokens import control_token, markup_bytes
-from raypd.tasks.base import Document
-from raypd.tasks.generation import GenerationTask
-from raypd.tasks.prompting import encode
+from raypd.decoding import (
+    CHILD,
+    CLOSE,
+    FORK,
+    MASK,
+    OPEN,
+    PROMISE,
+    SYNC,
+    Feed,
+    Interpreter,
+    Prompt,
+    Reach,
+    apar,
+    grown,
+)
+from raypd.models import control_token, markup_bytes
+from raypd.tasks import Document, GenerationTask, encode
 from raypd.training.example import Example, Examples, Skip, check_usable, trace, written
 from raypd.training.structure import Piece, Promise, Sync, outline, promises
 

@@ -21,25 +21,24 @@ from pyarrow import fs
 from ray.util.queue import Empty, Queue
 
 from raypd import storage, text
-from raypd.billing import book
-from raypd.billing.budget import BudgetReached
+from raypd.billing import BudgetReached, book
 from raypd.cluster import ledger_actor, ray_session
 from raypd.config import RunConfig
 from raypd.errors import ConfigError, InputError, ModelError, RunError, UserError
-from raypd.models.load import check_gpu, check_model_config
-from raypd.run import console, layout, manifest, records
-from raypd.run.temporary import TemporaryFolder
-from raypd.run.training import (
+from raypd.models import check_gpu, check_model_config
+from raypd.run import (
     Curve,
+    TemporaryFolder,
     TrainingAttempt,
     TrainingData,
     TrainingProgress,
     TrainingRecord,
+    console,
+    layout,
+    manifest,
+    records,
 )
-from raypd.tasks import check_task
-from raypd.tasks.calibration import FILE as CALIBRATION
-from raypd.tasks.model_card import write_card
-from raypd.tasks.prompting import check_template
+from raypd.tasks import calibration as tasks_calibration, check_task, check_template, write_card
 from raypd.training.data import check_input, check_training, prepare
 from raypd.training.weights import export, kind_of_weights, load_for_training
 
@@ -201,8 +200,7 @@ def _ray_trainer(
     board: Queue,
 ) -> Any:
     """Return Ray Train's trainer for one learning rate."""
-    from ray.train import CheckpointConfig, FailureConfig, ScalingConfig
-    from ray.train import RunConfig as TrainRun
+    from ray.train import CheckpointConfig, FailureConfig, RunConfig as TrainRun, ScalingConfig
     from ray.train.torch import TorchTrainer
     from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
 
@@ -365,7 +363,7 @@ def _finish(config: RunConfig, output: str, outcomes: list[_Outcome]) -> Trainin
     """Write the weights of the best learning rate, their model card, and the training's record."""
     best = min(outcomes, key=lambda outcome: outcome.attempt.validation_loss)
     weights = storage.join(output, kind_of_weights(config))
-    calibration = storage.join(weights, CALIBRATION)
+    calibration = storage.join(weights, tasks_calibration.FILE)
     if storage.exists(calibration):  # that of weights which were trained before
         storage.delete(calibration)
     with (

@@ -17,16 +17,11 @@ from typing import Any
 
 from raypd import storage
 from raypd.config import ANSWER_KEYS, GenerationConfig, RunConfig
-from raypd.dataset import read_unit, rows_of
-from raypd.dataset.planner import plan
-from raypd.decoding.methods.pasta_lang import Lexer, Piece, readable
-from raypd.decoding.methods.registry import PastaOptions
+from raypd.dataset import planner, read_unit, rows_of
+from raypd.decoding import Lexer, PastaOptions, Piece, readable
 from raypd.errors import ConfigError, InputError, raised_as
-from raypd.run.load import load_record
-from raypd.run.read import by_document
-from raypd.tasks.base import Document, Record
-from raypd.tasks.documents import conversation
-from raypd.tasks.prompting import encode
+from raypd.run import by_document, load_record
+from raypd.tasks import Document, Record, conversation, encode
 from raypd.training.example import Example, Skip, listed, trace
 from raypd.training.generation import GenerationExamples, ThreadsTeacher, TokenPiece
 from raypd.training.teacher import DocumentKey, Row
@@ -181,7 +176,7 @@ def comparisons(config: RunConfig, skipped: Counter[str]) -> Iterator[dict[str, 
     """
     assert isinstance(config.task, GenerationConfig)
     documents: dict[DocumentKey, Document] = {}
-    for unit in plan(config):
+    for unit in planner.plan(config):
         for document in read_unit(unit, config):
             documents[document.source, document.place] = document
     for key, answer, rows in _compared(_runs(config), skipped):

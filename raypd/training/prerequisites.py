@@ -14,13 +14,11 @@ from typing import Any
 import raypd.training.annotate as annotate
 import raypd.training.preference as preference
 from raypd import storage
-from raypd.cluster.driver import run_extract
-from raypd.config import RunConfig
-from raypd.config.load import with_changes
+from raypd.cluster import run_extract
+from raypd.config import RunConfig, with_changes
 from raypd.errors import ConfigError, ModelError, raised_as
-from raypd.models.load import Purpose, check_model_config
-from raypd.run import console, layout
-from raypd.run.training import TrainingRecord
+from raypd.models import Purpose, check_model_config
+from raypd.run import TrainingRecord, console, layout
 from raypd.training.data import check_training
 from raypd.training.example import listed
 from raypd.training.job import run_training

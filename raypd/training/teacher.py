@@ -8,12 +8,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from raypd.config import RunConfig
-from raypd.dataset import LABEL_ENDINGS as ENDINGS
-from raypd.dataset import label_rows, rows_of
+from raypd.dataset import LABEL_ENDINGS as ENDINGS, label_rows, rows_of
 from raypd.errors import InputError
-from raypd.run.read import by_document
-from raypd.tasks.base import Document
-from raypd.tasks.labels import label_columns
+from raypd.run import by_document
+from raypd.tasks import Document, label_columns
 
 Row = dict[str, Any]
 DocumentKey = tuple[str, int]  # the source of a document, and its row or offset in the source

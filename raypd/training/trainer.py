@@ -19,8 +19,8 @@ from transformers import (
 )
 
 from raypd.config import PreferenceConfig, RunConfig
-from raypd.models.load import LoadedModel
-from raypd.run.training import TrainingProgress
+from raypd.models import LoadedModel
+from raypd.run import TrainingProgress
 from raypd.training.arguments import training_arguments
 from raypd.training.example import IGNORED, Example
 from raypd.training.packing import Batch, Layout, pack

@@ -14,14 +14,19 @@ from transformers.modeling_outputs import CausalLMOutput
 
 import raypd.training.attention as attention
 from raypd.config import RunConfig
-from raypd.decoding.methods.medusa import MedusaHeads
-from raypd.decoding.methods.registry import REGISTRY
+from raypd.decoding import REGISTRY, MedusaHeads
 from raypd.errors import ModelError
-from raypd.models.control_tokens import CONTROL_TOKENS
-from raypd.models.embedded import quiet
-from raypd.models.load import LoadedModel, load_model, load_tokenizer
-from raypd.models.medusa_heads import load_heads, save_heads
-from raypd.models.source import find_source, read_config
+from raypd.models import (
+    CONTROL_TOKENS,
+    LoadedModel,
+    find_source,
+    load_heads,
+    load_model,
+    load_tokenizer,
+    quiet,
+    read_config,
+    save_heads,
+)
 
 
 def load_for_training(config: RunConfig) -> LoadedModel:

@@ -10,9 +10,7 @@ import pyarrow.compute as pc
 
 from raypd import storage
 from raypd.dataset import summaries, writer
-from raypd.run import failure_reasons, read, retry_policy
-from raypd.run.failure_reasons import OTHER, FailureReason, normalize
-from raypd.run.layout import is_nightly
+from raypd.run import OTHER, FailureReason, failure_reasons, is_nightly, read, retry_policy
 from raypd.verify.table_object import objects, read_object
 
 # Examples per reason, and of how many of the most frequent reasons.
@@ -160,7 +158,7 @@ class _Counter:
         """Add the rows of one document, one for each kind of reason, where examples are missing."""
         first_rows: dict[str, dict[str, Any]] = {}
         for row in rows:
-            kind = normalize(row["source"], row["reason"])
+            kind = failure_reasons.normalize(row["source"], row["reason"])
             if kind not in self.reasons:
                 kind = OTHER
             first_rows.setdefault(kind, row)

@@ -10,13 +10,12 @@ from pathlib import Path
 import pyarrow as pa
 
 from raypd import storage
-from raypd.config.load import with_changes
-from raypd.dataset import unit_tables, writer
+from raypd.config import with_changes
+from raypd.dataset import unit_rows, writer
 from raypd.errors import ConfigError
-from raypd.run.layout import is_nightly
-from raypd.run.load import load_run
+from raypd.run import is_nightly, load_run
 from raypd.storage import local
-from raypd.tasks.columns import columns_of
+from raypd.tasks import columns_of
 from raypd.text import clean, is_formula
 from raypd.verify.scratch import Scratch
 from raypd.verify.table_object import objects, read_object
@@ -58,7 +57,7 @@ def _tables(run: str) -> Iterator[pa.Table]:
     if is_nightly(run):
         yield from storage.in_threads(read_object, objects(run), _THREADS)
     else:
-        yield from unit_tables(run)
+        yield from unit_rows.tables(run)
 
 
 def _batches(tables: Iterable[pa.Table]) -> Iterator[pa.Table]:

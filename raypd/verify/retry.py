@@ -14,18 +14,24 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from raypd import storage
-from raypd.answering.components import Build
-from raypd.billing import book
-from raypd.billing.budget import BudgetReached
-from raypd.billing.meter import added
+from raypd.answering import Build
+from raypd.billing import BudgetReached, added, book
 from raypd.cluster import driver
 from raypd.config import RunConfig
 from raypd.dataset import Plan, PlanWriter, planner, stored, summaries, writer
 from raypd.errors import ConfigError, RunError
-from raypd.run import console, failure_reasons, layout, manifest, records
-from raypd.run.lease import held
-from raypd.run.read import by_document
-from raypd.run.unit import Commit, Unit, UnitSummary
+from raypd.run import (
+    Commit,
+    Unit,
+    UnitSummary,
+    by_document,
+    console,
+    failure_reasons,
+    held,
+    layout,
+    manifest,
+    records,
+)
 from raypd.text import counted, usd
 
 _THREADS = 16

@@ -12,7 +12,7 @@ from typing import Any
 import duckdb
 import pyarrow as pa
 
-from raypd.run.temporary import TemporaryFolder, temporary_space
+from raypd.run import TemporaryFolder, temporary_space
 
 _MEMORY = "256MB"
 _BUFFERED_ROWS = 100_000

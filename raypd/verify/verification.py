@@ -14,11 +14,9 @@ from raypd import storage
 from raypd.config import RunConfig
 from raypd.dataset import planner, read_unit, writer
 from raypd.errors import Damaged, InputError
-from raypd.run.left_out import LeftOutFiles
-from raypd.run.unit import Unit, UnitSummary
+from raypd.run import LeftOutFiles, Unit, UnitSummary
 from raypd.storage import SINCE_PLANNED
-from raypd.tasks.base import Document
-from raypd.tasks.columns import parts_of
+from raypd.tasks import Document, parts_of
 from raypd.verify.scratch import Scratch
 
 _EXAMPLES = 20

@@ -10,9 +10,10 @@ import pytest
 from raypd.answering.cascade_engine import CascadeEngine
 from raypd.config import FakeConfig
 from raypd.decoding.engine import Engine
-from raypd.decoding.methods.autoregressive import Prompt, autoregressive
+from raypd.decoding.methods.autoregressive import autoregressive
 from raypd.decoding.program import Feed
 from raypd.decoding.sampling import GREEDY
+from raypd.decoding.text import Prompt
 from raypd.models.endpoint import EndpointEngine, byte_tokenizer
 from raypd.models.endpoint_batch import BatchEngine
 from raypd.tasks.cascade import SecondProgram

@@ -7,8 +7,9 @@ import torch
 from benchmarks import exact_match
 from benchmarks.exact_match import Difference, ExactMatch, Reference, difference, with_gaps
 from raypd.decoding.engine import Engine
-from raypd.decoding.methods.autoregressive import Continuation, Prompt, autoregressive
+from raypd.decoding.methods.autoregressive import Continuation, autoregressive
 from raypd.decoding.sampling import AllowedTokens
+from raypd.decoding.text import Prompt
 from raypd.models.load import LoadedModel
 from tests.decoding import reference
 from tests.decoding.cases import pair

@@ -10,11 +10,9 @@ from types import SimpleNamespace
 from unittest import mock
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
-from raypd.billing import bill as billing
-from raypd.billing import book, energy
+from raypd.billing import bill as billing, book, energy
 from raypd.billing.bill import Bill, NodeTime, apportion, make, shared_seconds
 from raypd.billing.book import Book
 from raypd.billing.meter import Meter, Seconds, UsageChange, WorkerTime, coarser, joined, zero

@@ -8,8 +8,7 @@ from datetime import datetime
 from types import SimpleNamespace
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from raypd.billing import budget
 from raypd.cluster import accounts as accounts_module

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from raypd.config import RunConfig
-from raypd.config.load import load_config, make_config, value_at, with_changes, with_current_keys
+from raypd.config.load import load_config, make_config, value_at, with_changes
 from raypd.config.model_card_file import CARD
+from raypd.config.sections import with_current_keys
 from raypd.errors import ConfigError, ModelError
 from raypd.tasks.model_card import check_card, untrained
 from raypd.tasks.prompting import messages, template_text

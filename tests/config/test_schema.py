@@ -11,11 +11,11 @@ from typing import Any
 import jsonschema
 import pytest
 
-from raypd.config import Attribute
 from raypd.config.load import load_config, make_config
 from raypd.config.render import render
 from raypd.config.schema import categories_of, task_of
 from raypd.errors import ConfigError
+from raypd.schema import Attribute
 from raypd.tasks.base import Document
 from raypd.tasks.documents import category_of
 from raypd.tasks.values import check

@@ -8,7 +8,6 @@ from typing import get_args
 
 import pytest
 
-from raypd import dataset
 from raypd.cli import init
 from raypd.config import InputConfig, RunConfig
 from raypd.config.data import ENDINGS
@@ -149,13 +148,3 @@ def test_the_configuration_tells_a_setting_from_the_same_endings_as_the_formats(
                 dict.fromkeys(format.endings, format.name)
             )
     assert endings == ENDINGS
-
-
-def test_the_room_exports_every_name_that_it_lists():
-    for name in dataset.__all__:
-        assert getattr(dataset, name) is not None
-
-
-def test_the_room_has_no_attribute_that_it_does_not_list():
-    with pytest.raises(AttributeError, match="has no attribute 'no_such_name'"):
-        _ = dataset.no_such_name

@@ -7,7 +7,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from raypd import storage
-from raypd.dataset import CommittedUnits, rows_of, rows_with_ids, summaries, writer
+from raypd.dataset import CommittedUnits, rows_of, summaries, unit_rows, writer
 from raypd.run.failure_reasons import FailureReason
 from raypd.run.unit import Commit, UnitSummary
 from raypd.run.unit_totals import SessionUnits, UnitTotals
@@ -210,7 +210,7 @@ def test_rows_are_found_by_ids_and_units_that_cannot_have_them_are_not_read(outp
         return read_table(*arguments)
 
     monkeypatch.setattr(writer, "read_table", recorded)
-    rows, documents = rows_with_ids(output, ["1-1", "2-5", "3-2"])
+    rows, documents = unit_rows.with_ids(output, ["1-1", "2-5", "3-2"])
     assert sorted(row["answer"] for row in rows) == ["1-1", "3-2"]
     assert documents == 12
     # The last one has an id that is too long for its summary.

@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 from raypd.decoding.draft_model import DraftModel
 from raypd.decoding.engine import Engine
 from raypd.decoding.methods.apar import AparAnswer, Paragraph, Tree, apar, restore
-from raypd.decoding.methods.autoregressive import Prompt, autoregressive
+from raypd.decoding.methods.autoregressive import autoregressive
 from raypd.decoding.methods.guided import guided
 from raypd.decoding.methods.hyper_parallel import Slot, SlottedPrompt, Value, hyper_parallel
 from raypd.decoding.methods.intra_prompt import Context, PromptTree, Question, intra_prompt
@@ -27,6 +27,7 @@ from raypd.decoding.methods.space import space
 from raypd.decoding.methods.speculative import LookupText, speculative
 from raypd.decoding.program import Program
 from raypd.decoding.sampling import AllowedTokens
+from raypd.decoding.text import Prompt
 from tests.decoding import pasta_script, reference
 from tests.decoding.drivers import INSTRUCTION, changed, prompts_of, steered, tokens_of
 from tests.decoding.reference import Picked

@@ -10,8 +10,8 @@ from transformers import PreTrainedModel
 from raypd.decoding.counts import Finished
 from raypd.decoding.engine import Engine
 from raypd.decoding.llama import Llama
-from raypd.decoding.methods.autoregressive import Prompt
 from raypd.decoding.program import Feed, Predictions, Program
+from raypd.decoding.text import Prompt
 
 INSTRUCTION = [random.Random(1).randrange(3, 256) for _ in range(23)]
 

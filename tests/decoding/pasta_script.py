@@ -4,9 +4,9 @@ step.
 
 from dataclasses import dataclass, field
 
-from raypd.decoding.methods.autoregressive import Prompt
 from raypd.decoding.methods.pasta import Interpreter, PastaAnswer
 from raypd.decoding.program import Feed
+from raypd.decoding.text import Prompt
 from tests.decoding import reference
 from tests.decoding.drivers import drive
 

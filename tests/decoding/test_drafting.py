@@ -13,12 +13,13 @@ import torch
 
 from raypd.decoding.engine import Engine
 from raypd.decoding.methods.apar import Paragraph, Tree, apar, restore
-from raypd.decoding.methods.autoregressive import Prompt, autoregressive
+from raypd.decoding.methods.autoregressive import autoregressive
 from raypd.decoding.methods.medusa import MedusaHeads, cartesian_tree, medusa
 from raypd.decoding.methods.space import segments_seen, space
 from raypd.decoding.program import Predictions
 from raypd.decoding.sampling import Sampling, probabilities
 from raypd.decoding.sequence import TOKEN
+from raypd.decoding.text import Prompt
 from raypd.decoding.visibility import NO_TOKEN, POSITION, SEGMENT, grown, one_segment, visible
 from raypd.errors import ModelError
 from raypd.models.medusa_heads import load_heads, save_heads

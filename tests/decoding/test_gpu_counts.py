@@ -16,8 +16,7 @@ from torch.utils._pytree import tree_leaves
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from benchmarks.gpu import LARGE, SHAPES, Work
-from raypd.decoding import kv_cache
-from raypd.decoding import passes as packing
+from raypd.decoding import kv_cache, passes as packing
 from raypd.decoding.attention import plan, sdpa, step
 from raypd.decoding.engine import Engine
 from raypd.decoding.llama import Llama

@@ -15,10 +15,11 @@ from raypd.decoding.engine import Engine, size_cache
 from raypd.decoding.kv_cache import KVCache, OutOfSlots
 from raypd.decoding.linear import is_possible
 from raypd.decoding.memory import MIN_PASS_TOKENS, TokenBudget, is_out_of_memory
-from raypd.decoding.methods.autoregressive import Prompt, autoregressive
+from raypd.decoding.methods.autoregressive import autoregressive
 from raypd.decoding.pack import pack_model
 from raypd.decoding.sampling import Sampling
 from raypd.decoding.sequence import ProgramError
+from raypd.decoding.text import Prompt
 from tests.decoding.cases import CASES, pair, run_all
 from tests.decoding.drivers import INSTRUCTION, finished, never, prompts_of, small_device, tokens_of
 from tests.tiny import in_float64, tiny_model

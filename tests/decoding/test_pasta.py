@@ -4,8 +4,7 @@ import random
 import re
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from raypd.decoding.methods.pasta import PastaAnswer
 from raypd.decoding.methods.pasta_lang import LONGEST_TAG, Lexer

@@ -11,19 +11,19 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from transformers import PreTrainedModel
 
 from raypd.decoding.attention.step import Span
 from raypd.decoding.counts import Finished
 from raypd.decoding.engine import Engine
-from raypd.decoding.methods.autoregressive import Prompt, autoregressive
+from raypd.decoding.methods.autoregressive import autoregressive
 from raypd.decoding.methods.hyper_parallel import Slot, SlottedPrompt, hyper_parallel
 from raypd.decoding.methods.intra_prompt import Context, PromptTree, Question, header, intra_prompt
 from raypd.decoding.program import Feed
 from raypd.decoding.scheduler import Chunk
 from raypd.decoding.sequence import MIN_REGION_SLOTS, ProgramError
+from raypd.decoding.text import Prompt
 from raypd.decoding.visibility import (
     NO_TOKEN,
     Reach,

@@ -11,10 +11,10 @@ import pytest
 
 from raypd.decoding.draft_model import DraftModel
 from raypd.decoding.engine import Engine
-from raypd.decoding.methods.autoregressive import Prompt
 from raypd.decoding.methods.speculative import PromptLookup, SpeculativeAnswer, speculative
 from raypd.decoding.program import Feed, Predictions, Program
 from raypd.decoding.sequence import TOKEN
+from raypd.decoding.text import Prompt
 from raypd.decoding.visibility import POSITION
 from tests.decoding.cases import draft_model, pair
 from tests.decoding.drivers import drive, never, prompts_of

@@ -24,8 +24,7 @@ from raypd.config import RunConfig
 from raypd.config.load import with_changes
 from raypd.dataset import planner
 from raypd.errors import ConfigError, InputError
-from raypd.estimation import bootstrap, earlier, machines, profile, sampling
-from raypd.estimation import estimate as estimates
+from raypd.estimation import bootstrap, earlier, estimate as estimates, machines, profile, sampling
 from raypd.estimation.bootstrap import Array, exact, figure
 from raypd.estimation.estimate import estimate
 from raypd.estimation.machines import EstimateOptions, NodeKind, Overhead

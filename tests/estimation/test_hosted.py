@@ -16,8 +16,7 @@ from raypd.cli.main import app
 from raypd.config import CostConfig, RunConfig
 from raypd.config.load import make_config
 from raypd.errors import ConfigError
-from raypd.estimation import estimate as estimates
-from raypd.estimation import hosted, sampling
+from raypd.estimation import estimate as estimates, hosted, sampling
 from raypd.estimation.estimate import estimate
 from raypd.estimation.machines import EstimateOptions
 from raypd.estimation.prediction import SHAPES, DocumentTokens, seconds_of, shape_of

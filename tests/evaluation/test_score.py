@@ -21,8 +21,7 @@ from raypd.cli.main import app
 from raypd.cluster import driver
 from raypd.config import ModelConfig
 from raypd.errors import ConfigError, InputError, ModelError
-from raypd.evaluation import calibration_file, page, score
-from raypd.evaluation import labels as label_files
+from raypd.evaluation import calibration_file, labels as label_files, page, score
 from raypd.evaluation.calibration import (
     LabelledValue,
     calibration_error,

@@ -9,8 +9,7 @@ import sys
 import time
 from pathlib import Path
 
-from raypd.answering.components import WorkerComponents
-from raypd.answering.components import build as real
+from raypd.answering.components import WorkerComponents, build as real
 from raypd.config import RunConfig
 from tests.cluster import fakes
 

@@ -18,8 +18,7 @@ from raypd.config.load import load_config, with_changes
 from raypd.dataset.plan import Plan
 from raypd.errors import ConfigError, InputError, UserError
 from raypd.estimation.records import Figure
-from raypd.fitting import candidate, labels, page
-from raypd.fitting import context as fit_context
+from raypd.fitting import candidate, context as fit_context, labels, page
 from raypd.fitting.context import FitContext, teacher_config, teacher_keys
 from raypd.fitting.fit import _begin, missing, recommend, run_fit
 from raypd.fitting.parts import PARTS, parts_of, split

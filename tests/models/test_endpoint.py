@@ -28,14 +28,14 @@ from raypd.billing import book
 from raypd.billing.meter import Meter
 from raypd.cluster import driver
 from raypd.cluster.driver import run_extract
-from raypd.config import Attribute, ModelConfig
+from raypd.config import ModelConfig
 from raypd.decoding.program import Feed
 from raypd.errors import ConfigError
 from raypd.models import endpoint_batch
 from raypd.models.endpoint import EndpointEngine, NoAnswer, byte_tokenizer, is_answered
 from raypd.models.endpoint_batch import BatchEngine, _BatchRequest
 from raypd.models.load import load_model
-from raypd.schema import record_schema
+from raypd.schema import Attribute, record_schema
 from raypd.tasks.base import Document
 from raypd.tasks.prompting import rendered
 from raypd.training import teacher

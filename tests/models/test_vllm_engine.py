@@ -12,14 +12,14 @@ from types import ModuleType, SimpleNamespace
 import pytest
 
 from raypd import LLM
-from raypd.config import Attribute
 from raypd.config.load import make_config
-from raypd.decoding.methods.autoregressive import Prompt, autoregressive
+from raypd.decoding.methods.autoregressive import autoregressive
 from raypd.decoding.program import ANY_OBJECT
 from raypd.decoding.sampling import GREEDY, AllowedTokens, Sampling
+from raypd.decoding.text import Prompt
 from raypd.errors import ConfigError, ModelError
 from raypd.models.vllm_engine import VLLMEngine
-from raypd.schema import record_pattern
+from raypd.schema import Attribute, record_pattern
 from tests.decoding.drivers import finished
 from tests.runs import config_tree, extraction
 

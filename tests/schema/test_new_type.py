@@ -11,13 +11,12 @@ import pyarrow.dataset as ds
 import pydantic
 import pytest
 
-from raypd.config import Attribute
 from raypd.config.load import load_config
 from raypd.config.schema import categories_of
 from raypd.dataset import writer
 from raypd.decoding.engine import Engine
 from raypd.run.unit import UnitSummary
-from raypd.schema import TYPES, LabelError, record_pattern, record_schema
+from raypd.schema import TYPES, Attribute, LabelError, record_pattern, record_schema
 from raypd.schema.types.formatted import FormattedText
 from raypd.tasks import build_task
 from raypd.tasks.base import Document

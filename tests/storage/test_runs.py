@@ -23,8 +23,7 @@ from tests import s3
 from tests.cluster import fakes
 from tests.fault_proxy import Faults
 from tests.processes import LONG, end_all, ended, wait_for
-from tests.runs import parquet as as_parquet
-from tests.runs import run_process, with_keys
+from tests.runs import parquet as as_parquet, run_process, with_keys
 
 
 @pytest.fixture

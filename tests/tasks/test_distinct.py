@@ -8,11 +8,11 @@ from itertools import pairwise
 
 import pyarrow as pa
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
-from raypd.config import Attribute, RunConfig
+from raypd.config import RunConfig
 from raypd.decoding.engine import Engine
+from raypd.schema import Attribute
 from raypd.tasks import build_task
 from raypd.tasks.base import Document, Record, Request
 from raypd.tasks.columns import columns_of, record_row, typed_row

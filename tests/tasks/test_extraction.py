@@ -10,11 +10,12 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from raypd.config import Attribute, RunConfig
+from raypd.config import RunConfig
 from raypd.decoding.engine import Engine
 from raypd.decoding.methods.autoregressive import Continuation
 from raypd.decoding.methods.hyper_parallel import Slot
 from raypd.errors import ConfigError
+from raypd.schema import Attribute
 from raypd.tasks import build_task
 from raypd.tasks.base import Document, Request
 from raypd.tasks.columns import EXTRACTION

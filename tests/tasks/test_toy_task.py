@@ -27,7 +27,8 @@ TaskConfig = Annotated[
 TASK = '''
 """What a document is called, shouted."""
 
-from raypd.decoding.methods.autoregressive import Prompt, autoregressive
+from raypd.decoding.methods.autoregressive import autoregressive
+from raypd.decoding.text import Prompt
 from raypd.tasks.base import Record, Request, seed_of
 from raypd.tasks.documents import text_of
 from raypd.tasks.prompting import encode, end_of_turn
@@ -50,7 +51,7 @@ class ToyTask:
 '''  # noqa: E501
 EDITS = {
     "config/tasks.py": ("\nTaskConfig = Annotated[\n   ", SECTION),
-    "tasks/__init__.py": ("\nTASKS = {", '\nTASKS = {\n    "toy": "raypd.tasks.toy:ToyTask",'),
+    "tasks/build.py": ("\nTASKS = {", '\nTASKS = {\n    "toy": "raypd.tasks.toy:ToyTask",'),
     "tasks/columns.py": (
         "\nSHAPES = {",
         '\nTOY = pa.schema([("prompt", pa.string()), ("shout", pa.string())])'

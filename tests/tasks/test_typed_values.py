@@ -14,22 +14,23 @@ import jsonschema
 import numpy as np
 import pydantic
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from outlines_core.json_schema import build_regex_from_schema
 
-from raypd.config import Attribute, Category
+from raypd.config import Category
 from raypd.config.schema import categories_of
 from raypd.decoding.automata import DEAD, OneOf, one_of
 from raypd.decoding.engine import Engine
 from raypd.decoding.grammar import Bounded, Grammar
-from raypd.decoding.methods.autoregressive import Continuation, Prompt, autoregressive
+from raypd.decoding.methods.autoregressive import Continuation, autoregressive
 from raypd.decoding.methods.guided import guided
 from raypd.decoding.methods.hyper_parallel import Slot, SlottedPrompt
 from raypd.decoding.program import Predictions
 from raypd.decoding.sampling import AllowedTokens
+from raypd.decoding.text import Prompt
 from raypd.decoding.vocabulary import Vocabulary
 from raypd.errors import ConfigError
+from raypd.schema import Attribute
 from raypd.tasks import build_task
 from raypd.tasks.automata import automaton_of, json_object, vocabulary_of
 from raypd.tasks.columns import record_of, value_in

@@ -7,10 +7,9 @@ import re
 from functools import cache
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
-from raypd.config import Attribute, ModelConfig
+from raypd.config import ModelConfig
 from raypd.decoding.automata import DEAD
 from raypd.decoding.engine import Engine
 from raypd.decoding.grammar import Grammar
@@ -20,6 +19,7 @@ from raypd.decoding.vocabulary import Vocabulary
 from raypd.errors import ModelError
 from raypd.models.load import load_tokenizer
 from raypd.models.vocabulary import token_bytes
+from raypd.schema import Attribute
 from raypd.tasks.values import JsonObjectEnd, check, find_value
 from tests.decoding.drivers import changed
 from tests.tasks.test_extraction import CONTEXT, document, make

@@ -7,14 +7,14 @@ from unicodedata import category
 import hypothesis
 import pytest
 import torch
-from hypothesis import assume, given, settings
-from hypothesis import strategies as st
+from hypothesis import assume, given, settings, strategies as st
 from torch.nn.functional import cross_entropy
 from transformers import AttentionInterface
 
-from raypd.config import Attribute, Category, RunConfig
+from raypd.config import Category, RunConfig
 from raypd.config.schema import categories_of
 from raypd.errors import ConfigError, InputError
+from raypd.schema import Attribute
 from raypd.tasks.base import Document
 from raypd.training import attention
 from raypd.training.data import check_training, prepare

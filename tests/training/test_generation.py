@@ -9,8 +9,7 @@ from unittest import mock
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from raypd.config import RunConfig
 from raypd.config.load import make_config

@@ -22,8 +22,7 @@ from raypd.billing.budget import BudgetReached
 from raypd.cli.main import app
 from raypd.cluster import driver
 from raypd.config import RunConfig, StorageConfig
-from raypd.dataset import planner
-from raypd.dataset import writer as commit
+from raypd.dataset import planner, writer as commit
 from raypd.dataset.plan import Plan
 from raypd.dataset.reader import read_unit
 from raypd.errors import ConfigError, RunError

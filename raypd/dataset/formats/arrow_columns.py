@@ -7,8 +7,8 @@ from typing import Any
 import pyarrow as pa
 
 from raypd.dataset.formats.base import Columns, Fields, SourceRow
-from raypd.run.unit import Part
-from raypd.tasks.missing import plain_value
+from raypd.run import Part
+from raypd.tasks import plain_value
 
 # Some writers do not mark text as text.
 _TEXT_TYPES = (

@@ -15,7 +15,7 @@ from raypd.dataset.formats.ranges import (
     parts_between,
     row_parts,
 )
-from raypd.run.unit import Part
+from raypd.run import Part
 
 # Rows of a file in which columns are looked for while it is planned.
 SAMPLED_ROWS = 100

@@ -9,7 +9,7 @@ from raypd.config import InputConfig, RunConfig
 from raypd.dataset.formats.base import Columns, Fields, Format, SeenColumns, SourceRow, Split
 from raypd.dataset.formats.ranges import even_boundaries, parts_between
 from raypd.dataset.jsonl import UNREADABLE, stream_error
-from raypd.run.unit import Part
+from raypd.run import Part
 from raypd.text import counted
 
 

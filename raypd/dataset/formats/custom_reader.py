@@ -4,14 +4,12 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from raypd import storage
-from raypd.config import InputConfig
-from raypd.config.schema import imported
+from raypd.config import InputConfig, imported
 from raypd.dataset.formats.base import Fields
 from raypd.dataset.formats.object_rows import ObjectFormat
 from raypd.errors import InputError
-from raypd.run.unit import Part
-from raypd.tasks.documents import kind_of
-from raypd.tasks.missing import plain_value
+from raypd.run import Part
+from raypd.tasks import kind_of, plain_value
 
 
 class CustomReader(ObjectFormat):

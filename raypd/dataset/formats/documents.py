@@ -12,7 +12,7 @@ from raypd.dataset.formats.base import Columns, Fields, RowFormat, SeenColumns, 
 from raypd.dataset.formats.ranges import RowGroups
 from raypd.dataset.jsonl import open_lines
 from raypd.errors import InputError, raised_as
-from raypd.run.unit import Part
+from raypd.run import Part
 
 # The columns of the only row of such a file: its name and its text.
 ID = "id"

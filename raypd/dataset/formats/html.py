@@ -16,7 +16,7 @@ from raypd.dataset.formats.documents import (
 )
 from raypd.dataset.jsonl import BOM
 from raypd.dataset.parser_process import parse
-from raypd.run.unit import Part
+from raypd.run import Part
 
 # HTML up to this size (bytes) cannot take long to parse, so it needs no process of its own.
 _SHORT_HTML = 32 << 10

@@ -9,9 +9,8 @@ from raypd.config import InputConfig
 from raypd.dataset.formats.base import Fields
 from raypd.dataset.formats.object_rows import ObjectFormat, read_whole
 from raypd.errors import InputError, in_words
-from raypd.run.unit import Part
-from raypd.tasks.documents import kind_of
-from raypd.tasks.missing import json_constant
+from raypd.run import Part
+from raypd.tasks import json_constant, kind_of
 
 _VALUE_START = re.compile(r"\S")
 _DECODER = json.JSONDecoder(parse_constant=json_constant)

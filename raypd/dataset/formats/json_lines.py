@@ -40,9 +40,8 @@ from raypd.dataset.jsonl import (
     stream_error,
 )
 from raypd.errors import InputError, in_words
-from raypd.run.unit import Part
-from raypd.tasks.documents import kind_of
-from raypd.tasks.missing import parse_json
+from raypd.run import Part
+from raypd.tasks import kind_of, parse_json
 
 # Bytes of a plain file that planning reads: it counts lines and sees columns in them.
 HEAD_BYTES = 1 << 20

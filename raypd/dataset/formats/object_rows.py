@@ -18,7 +18,7 @@ from raypd.dataset.formats.base import (
 from raypd.dataset.formats.ranges import RowGroups
 from raypd.dataset.jsonl import open_lines
 from raypd.errors import InputError
-from raypd.run.unit import Part
+from raypd.run import Part
 
 # As objects of Python these are about a gigabyte.
 _MAX_BYTES = 1 << 27

@@ -10,7 +10,7 @@ from raypd.config import InputConfig, RunConfig
 from raypd.dataset.formats.arrow_columns import needed_names, rows_of_batches, text_rows
 from raypd.dataset.formats.base import Columns, Fields, RowFormat, SeenColumns, SourceRow
 from raypd.dataset.formats.ranges import RowGroups
-from raypd.run.unit import Part
+from raypd.run import Part
 
 _BATCH_ROWS = 1024
 # Small batches and buffers, so that a look does not read a whole row group.

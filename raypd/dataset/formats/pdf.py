@@ -6,7 +6,7 @@ import logging
 from raypd.config import InputConfig
 from raypd.dataset.formats.documents import DocumentFormat
 from raypd.dataset.parser_process import parse
-from raypd.run.unit import Part
+from raypd.run import Part
 from raypd.text import counted
 
 _log = logging.getLogger(__name__)

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import NamedTuple
 
-from raypd.run.unit import Part
+from raypd.run import Part
 
 # Runs of rows that lie together in a file, each as (rows, bytes).
 RowGroups = list[tuple[int, int]]

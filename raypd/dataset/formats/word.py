@@ -5,7 +5,7 @@ import json
 from raypd.config import InputConfig
 from raypd.dataset.formats.documents import DocumentFormat
 from raypd.dataset.parser_process import parse
-from raypd.run.unit import Part
+from raypd.run import Part
 
 
 class Word(DocumentFormat):

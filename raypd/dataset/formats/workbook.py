@@ -5,13 +5,12 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from raypd.config import InputConfig
-from raypd.config.data import EXCEL
+from raypd.config import EXCEL, InputConfig
 from raypd.dataset.formats.base import Fields
 from raypd.dataset.formats.object_rows import ObjectFormat, read_whole
 from raypd.dataset.parser_process import parse
 from raypd.errors import InputError
-from raypd.run.unit import Part
+from raypd.run import Part
 
 
 class Workbook(ObjectFormat):

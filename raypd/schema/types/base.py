@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
-from raypd.decoding.automata import Automaton, TransitionTable
-from raypd.decoding.value_automata import OrNull
+from raypd.decoding import Automaton, OrNull, TransitionTable
 from raypd.schema.reading import NULLS, CheckedValue, Status, as_text, dumps, read_scalar
 
 if TYPE_CHECKING:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from raypd.decoding.automata import Automaton, OneOf, TransitionTable, one_of
+from raypd.decoding import Automaton, OneOf, TransitionTable, one_of
 from raypd.schema.reading import dumps
 from raypd.schema.types.base import LabelError, Tree, ValueType
 

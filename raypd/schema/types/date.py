@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import date
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from raypd.decoding.automata import TransitionTable, intersection
+from raypd.decoding import TransitionTable, intersection
 from raypd.schema.slots import quoted_pattern_automaton
 from raypd.schema.types.base import Tree
 from raypd.schema.types.formatted import (

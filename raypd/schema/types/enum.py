@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from raypd.decoding.automata import Automaton, OneOf, TransitionTable, one_of
+from raypd.decoding import Automaton, OneOf, TransitionTable, one_of
 from raypd.schema.names import PLAIN, fits_json
 from raypd.schema.reading import as_text, dumps
 from raypd.schema.record import literal

@@ -7,7 +7,7 @@ from typing import Any
 
 import regex
 
-from raypd.decoding.automata import TransitionTable
+from raypd.decoding import TransitionTable
 from raypd.schema.patterns import ANYTHING, UnsupportedPattern, in_json_string, whole_text
 from raypd.schema.slots import quoted_pattern_automaton
 from raypd.schema.types.base import UnsupportedSchema, ValueType

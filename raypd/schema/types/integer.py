@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-from raypd.decoding.automata import Automaton, TransitionTable
-from raypd.decoding.value_automata import OrNull
+from raypd.decoding import Automaton, OrNull, TransitionTable
 from raypd.schema.slots import pattern_edges
 from raypd.schema.types.base import Tree, ValueType
 from raypd.schema.types.number import NumberType

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from raypd.decoding.automata import Automaton
-from raypd.decoding.value_automata import ListOf, OrNull
+from raypd.decoding import Automaton, ListOf, OrNull
 from raypd.schema.reading import CheckedValue, list_items
 from raypd.schema.types.base import AttributeKeys, Tree, ValueType
 

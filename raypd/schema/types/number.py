@@ -8,8 +8,7 @@ import re
 from functools import reduce
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from raypd.decoding.automata import Automaton, TransitionTable, one_of
-from raypd.decoding.value_automata import Number, OrNull
+from raypd.decoding import Automaton, Number, OrNull, TransitionTable, one_of
 from raypd.schema.numbers import read_number
 from raypd.schema.reading import CheckedValue, Status
 from raypd.schema.record import literal

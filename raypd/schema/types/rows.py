@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from raypd.decoding.automata import TransitionTable, joined, one_of
+from raypd.decoding import TransitionTable, joined, one_of
 from raypd.schema.names import bare
 from raypd.schema.reading import DECODER, NULLS, CheckedValue, dumps, repaired
 from raypd.schema.record import members, record_schema

@@ -6,8 +6,7 @@ import re
 from dataclasses import replace
 from typing import Any
 
-from raypd.decoding.automata import Automaton, TransitionTable
-from raypd.decoding.value_automata import BARE_TEXT, STRING, JsonString
+from raypd.decoding import BARE_TEXT, STRING, Automaton, JsonString, TransitionTable
 from raypd.schema.reading import CheckedValue, Status, as_text, dumps
 from raypd.schema.types.base import LabelError, Tree, ValueType
 

@@ -1,0 +1,131 @@
+"""Messages for a configuration that pydantic rejects: one line per mistake, with file and line."""
+
+import re
+from datetime import date
+from typing import Any
+
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails
+
+from raypd.config.moved import moved_to
+from raypd.config.options import OptionsError
+from raypd.config.run import RunConfig
+from raypd.config.secrets import redact
+from raypd.config.tasks import KINDS, Category
+from raypd.config.yaml_file import YamlFile
+from raypd.errors import did_you_mean
+from raypd.schema import Attribute
+
+Location = tuple[str | int, ...]
+
+
+def explain(error: ValidationError, source: YamlFile) -> str:
+    """Return one line for each mistake in a configuration.
+
+    Args:
+        error: What pydantic found.
+        source: The configuration as it was read; it knows the line of each key.
+    """
+    lines = []
+    for item in error.errors():
+        keys = tuple(part for part in item["loc"] if isinstance(part, (str, int)))
+        location = _written_location(keys, source)
+        problem = item.get("ctx", {}).get("error")
+        if isinstance(problem, OptionsError):
+            lines += _explain_options(problem, location, source)
+        else:
+            lines.append(_line(location, _explain_item(item, keys, location), source))
+    return "\n".join(lines)
+
+
+def _line(location: Location, problem: str, source: YamlFile) -> str:
+    """Return `file:line: key: problem`, without the parts that are not known."""
+    parts = (source.where(location), ".".join(map(str, location)), problem)
+    return ": ".join(part for part in parts if part)
+
+
+def _written_location(keys: Location, source: YamlFile) -> Location:
+    """Return the keys under which the user wrote what pydantic calls by other ones."""
+    location = keys
+    # Pydantic names the kind of a task, which is not a key.
+    if keys[:1] == ("task",) and len(keys) > 1 and keys[1] in KINDS:
+        location = ("task", *keys[2:])
+    # `task.attributes` is short for a category called record.
+    is_short = "attributes" in source.tree.get("task", {})
+    if is_short and location[:4] == ("task", "categories", "record", "attributes"):
+        location = ("task", *location[3:])
+    return location
+
+
+def _explain_item(item: ErrorDetails, keys: Location, location: Location) -> str:
+    """Say what is wrong with one key."""
+    error_type = item["type"]
+    value = item["input"]
+    if error_type == "extra_forbidden":
+        return moved_to(".".join(map(str, location))) or _explain_unknown_key(keys, location)
+    if error_type == "missing":
+        return "missing"
+    if error_type == "string_type" and isinstance(value, (bool, int, float, date)):
+        text = str(value).lower()
+        return f"YAML reads it as the {_yaml_kind(value)} {text}, not as text: quote it"
+    if error_type == "literal_error":
+        problem = _explain_choice(item)
+    else:
+        problem = item["msg"].removeprefix("Value error, ")
+    if error_type != "value_error" and not isinstance(value, (dict, list)):
+        problem = f"{problem} (it is {redact(value)!r})"
+    return problem
+
+
+def _explain_choice(item: ErrorDetails) -> str:
+    """Name the values that a key may have, and the one that was probably meant."""
+    choices = re.findall("'([^']*)'", item["ctx"]["expected"])
+    hint = did_you_mean(str(item["input"]), choices)
+    return f"{hint} choose from {', '.join(choices)}".strip()
+
+
+def _yaml_kind(value: Any) -> str:
+    if isinstance(value, bool):
+        return "boolean"
+    if isinstance(value, date):
+        return "date"
+    return "number"
+
+
+def _explain_unknown_key(keys: Location, location: Location) -> str:
+    """Name similar keys of the same section, and sections that have the key."""
+    name = location[-1]
+    hints = [did_you_mean(str(name), _keys_of(keys[:-1]))]
+    for section in RunConfig.model_fields:
+        if name in _keys_of((section,)):
+            hints.append(f"there is {section}.{name}")
+    hint = " ".join(hint for hint in hints if hint)
+    return f"unknown key; {hint or '`raypd config show` lists all keys'}"
+
+
+def _keys_of(location: Location) -> list[str]:
+    """Return the keys that the section at a location may have."""
+    section: Any = RunConfig
+    for part in location:
+        if part in KINDS:
+            section = KINDS[str(part)]
+        elif part == "categories":
+            return [*Category.model_fields, *Attribute.model_fields]
+        elif part != "task" and part in getattr(section, "model_fields", {}):
+            section = section.model_fields[part].annotation
+    return list(getattr(section, "model_fields", {}))
+
+
+def _explain_options(error: OptionsError, location: Location, source: YamlFile) -> list[str]:
+    """Return one line for each wrong option of a mapping.
+
+    Args:
+        error: What is wrong with the options.
+        location: The keys that lead to the mapping.
+        source: The configuration as it was read.
+    """
+    lines = []
+    for name, problem in error.problems:
+        option_keys = name.split(".") if name else []
+        lines.append(_line((*location, *option_keys), problem, source))
+    return lines

@@ -1,0 +1,78 @@
+"""Dotted keys of a configuration that is still a tree of plain mappings."""
+
+import copy
+from typing import Any
+
+from raypd.config.model import METHOD_OPTIONS
+from raypd.config.moved import MOVED
+from raypd.schema import Section
+
+
+def section_at(tree: Any, name: str) -> Any:
+    """Return a section of a mapping, or None if there is none.
+
+    `model: NAME` is short for `model: {name: NAME}`, by which it is replaced.
+    """
+    if not isinstance(tree, dict):
+        return None
+    if name == "model" and isinstance(tree.get(name), str):
+        tree[name] = {"name": tree[name]}
+    return tree.get(name)
+
+
+def set_key(tree: Any, key: str, value: Any) -> None:
+    """Set a dotted key in a mapping of mappings; missing sections are added.
+
+    Raises:
+        TypeError: A part of the key holds a value, not keys.
+    """
+    *parents, last = key.split(".")
+    section = tree
+    for parent in parents:
+        if section_at(section, parent) is None:
+            section[parent] = {}
+        section = section[parent]
+        if not isinstance(section, dict):
+            raise TypeError(f"{parent!r} holds no keys")
+    section[last] = value
+
+
+def drop_options(tree: dict[str, Any], method: str) -> None:
+    """Remove the options that a decoding method lacks, if it replaces the method of the tree."""
+    decoding = tree.get("decoding")
+    if not isinstance(decoding, dict) or decoding.get("method", method) == method:
+        return
+    options = decoding.get("options")
+    if isinstance(options, dict):
+        decoding["options"] = _known_options(options, method)
+
+
+def _known_options(options: dict[str, Any], method: str) -> dict[str, Any]:
+    """Return the options that a decoding method has."""
+    known = METHOD_OPTIONS.get(method, Section).model_fields
+    return {name: value for name, value in options.items() if name in known}
+
+
+def with_current_keys(recorded: dict[str, Any]) -> dict[str, Any]:
+    """Return the configuration of an earlier release's run with the keys of this release.
+
+    Options of decoding methods other than its own, which that release recorded too, are left out.
+    """
+    tree = copy.deepcopy(recorded)
+    for old, new in MOVED.items():
+        section, _, name = old.partition(".")
+        if not isinstance(tree.get(section), dict) or name not in tree[section]:
+            continue
+        _, mapping_name, *option = new.split(".")
+        value = tree[section].pop(name)
+        if isinstance(value, dict):
+            options = value
+        else:
+            options = {option[-1]: value}
+        mapping = tree[section].setdefault(mapping_name, {})
+        for option_name, option_value in options.items():
+            mapping.setdefault(option_name, option_value)
+    decoding = tree.get("decoding")
+    if isinstance(decoding, dict) and "options" in decoding:
+        decoding["options"] = _known_options(decoding["options"], decoding.get("method", ""))
+    return tree
