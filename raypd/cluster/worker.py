@@ -332,6 +332,8 @@ class DecodeWorker(EngineActor):
             EngineBroken: If the engine failed.
             Cancelled: If the unit was cancelled.
         """
+        if writer.is_committed(self.spec.output, unit.id, self.config.output.partition):
+            return writer.read_summary(self.spec.output, unit.id)
         summary, _ = self._process(unit, attempt or Attempt())
         return summary
 
@@ -344,8 +346,6 @@ class DecodeWorker(EngineActor):
         partition = self.config.output.partition
         began = time.time()
         started = time.monotonic()
-        if writer.is_committed(output, unit.id, partition):
-            return writer.read_summary(output, unit.id), None
         with self.request_queue.unit(unit.id) as state:
             documents = read_unit(unit, self.config)
             self.request_queue.count(
