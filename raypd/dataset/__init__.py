@@ -22,10 +22,14 @@ if TYPE_CHECKING:
         unit_rows as unit_rows,
         writer as writer,
     )
-    from raypd.dataset.committed import CommittedUnits as CommittedUnits
+    from raypd.dataset.committed import (
+        CommittedUnits as CommittedUnits,
+        unit_objects as unit_objects,
+    )
     from raypd.dataset.label_file import (
         LABEL_ENDINGS as LABEL_ENDINGS,
         label_rows as label_rows,
+        was_reviewed as was_reviewed,
         without_documents as without_documents,
     )
     from raypd.dataset.look import (
@@ -55,8 +59,8 @@ if TYPE_CHECKING:
 __getattr__ = LazyExports(
     __name__,
     {
-        "committed": ("CommittedUnits",),
-        "label_file": ("LABEL_ENDINGS", "label_rows", "without_documents"),
+        "committed": ("CommittedUnits", "unit_objects"),
+        "label_file": ("LABEL_ENDINGS", "label_rows", "was_reviewed", "without_documents"),
         "look": ("Look", "MOST_ROWS", "batch_rows", "look_for_columns"),
         "plan": ("Plan", "PlanTotals", "PlanWriter", "stored", "take_apart"),
         "planner": ("documents_of_last_unit",),

@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 
 from raypd.billing import Bill
 from raypd.dataset import PlanTotals
+from raypd.report.answer_check import Progress, check, read_answers
 from raypd.report.data import RunFiles, is_fake
-from raypd.report.sample import failed_documents
+from raypd.report.sample import AnswerSample, failed_documents
 from raypd.report.units import CommittedUnit, UnitReader, Units
 from raypd.run import failure_reasons, load_record
 from raypd.text import clean, counted
@@ -67,6 +68,7 @@ class Status:
     running_seconds: float
     extracted: int | None = None
     unreadable: int = 0
+    on_gpu: bool = False
     documents_per_second: float | None = None
     eta_seconds: float | None = None
     usd: float | None = None
@@ -78,6 +80,10 @@ class Status:
     workers: list[WorkerState] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    model: str = ""  # which model answers
+    confidence: str = ""  # what the confidences are
+    warnings: list[str] = field(default_factory=list)  # of answers that say nothing
+    next_step: str = ""
 
     @property
     def answered(self) -> int:
@@ -99,7 +105,10 @@ class Watch:
 
     def __init__(self, root: str, overrides: Sequence[str] = ()) -> None:
         self.root = root
-        self._fake = is_fake(load_record(root, overrides).config)
+        self._record = load_record(root, overrides)
+        self._fake = is_fake(self._record.config)
+        self._answers = AnswerSample()
+        self._answered_units = 0  # committed when the answers were read
         self._reader = UnitReader(_FOOTERS)
         # (path, time of the commit) of a unit of an earlier version -> the reasons of its failures.
         self._errors: dict[tuple[str, float], list[str]] = {}
@@ -155,9 +164,29 @@ class Watch:
             status.usd = files.bill.usd
             status.budget_usd = newest_bill.budget_usd
             status.deadline = newest_bill.deadline
+            status.on_gpu = files.bill.cost.gpu_use is not None
             status.workers = _workers(newest_bill)
         _forecast(status, newest_bill)
+        self._check_answers(status)
         return status
+
+    def _check_answers(self, status: Status) -> None:
+        """Fill in what the answers show; they are read again when there are twice as many."""
+        if status.units >= 2 * self._answered_units or status.state != "running":
+            self._answers = read_answers(self.root)
+            self._answered_units = status.units
+        progress = Progress(
+            state=status.state,
+            documents=status.documents,
+            failed=status.failed,
+            seconds=status.running_seconds,
+            on_gpu=status.on_gpu,
+        )
+        answer_check = check(self.root, self._record, self._answers, progress)
+        status.model = answer_check.model
+        status.confidence = answer_check.confidence
+        status.warnings = answer_check.warnings
+        status.next_step = answer_check.next_step
 
     def _last_errors(self, units: Units) -> list[str]:
         """Return distinct reasons of the last failures."""
@@ -197,6 +226,8 @@ def _notes(files: RunFiles, documents: int) -> list[str]:
         )
     if files.bill is not None:
         notes += files.bill.cost.notes
+        if files.bill.cost.input_bound_note:
+            notes.append(files.bill.cost.input_bound_note)
     else:
         notes.append("no bill is kept for this run")
     return notes

@@ -413,7 +413,9 @@ class ExtractionTask:
         for attribute, (body, window, (checked, rating)) in zip(
             category.attributes, answers, strict=True
         ):
-            span = span_of(checked.value, body.text, shift + body.begin, source)
+            span = span_of(
+                checked.value, body.text, shift + body.begin, source, first.document.boxes
+            )
             if rating is not None and self._calibration is not None:
                 null = checked.value is None
                 stands = span["span"] is not None

@@ -45,8 +45,6 @@ def ledger_of(output: str, workers: int, clock: Clock) -> Ledger:
     ledger = Ledger.__new__(Ledger)
     ledger._output = output
     ledger.book = book.Book(Bill("s", clock.now, 0.0), run_config())
-    ledger._heard = {}
-    ledger._starts = 0
     nodes = []
     for number in range(-(-workers // WORKERS_PER_NODE)):
         nodes.append(NodeTime(f"n{number}", clock.now, usd_per_hour=36.0, slots=WORKERS_PER_NODE))
@@ -84,7 +82,7 @@ def simulate(folder: Path, workers: int, categories: int, seconds: int) -> dict[
         began = time.process_time()
         receipts = []
         for meter, report in reports:
-            receipts.append((meter, pickle.dumps(ledger.report(pickle.loads(report), (0, 0)))))
+            receipts.append((meter, pickle.dumps(ledger.report(pickle.loads(report)))))
         ledger.standing()
         if second % BILL_SECONDS == 0:
             bill = ledger.book.bill(clock.now)
