@@ -4,10 +4,11 @@ A row that cannot be read becomes a document with an error, so that none is lost
 """
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import pyarrow as pa
 
+import raypd.dataset.cursors as cursors
 from raypd import storage
 from raypd.config import InputConfig, RunConfig
 from raypd.dataset.formats import FORMATS, Fields, SourceRow
@@ -74,7 +75,10 @@ def _read_part(
         if key in needed:
             path_fields[key] = value
     try:
-        rows = FORMATS[part.format].read(part, source, needed)
+        if cursors.applies(part):
+            rows: Iterable[SourceRow] = cursors.default.rows(part, source, needed)
+        else:
+            rows = FORMATS[part.format].read(part, source, needed)
         for number, row in enumerate(rows, first_number):
             documents.append(_document(number, row, part, config, path_fields))
     except storage.Changed as error:
