@@ -963,4 +963,4 @@ def test_a_night_with_nothing_new_costs_a_listing_and_others_look_into_new_files
     write("b.parquet", {"3": "other"})
     assert after(config)["3"] == "other"
     # These two share a unit.
-    assert looked == ["c.parquet", "a.parquet", "b.parquet"]
+    assert sorted(looked[1:]) == ["a.parquet", "b.parquet"]
