@@ -12,6 +12,7 @@ from raypd import storage
 from raypd.config import InputConfig, RunConfig
 from raypd.dataset.formats import FORMATS, Fields, SourceRow
 from raypd.dataset.formats.arrow_columns import column_values, needed_names
+from raypd.dataset.formats.documents import BOXES
 from raypd.dataset.formats.html import html_limit, visible_text
 from raypd.dataset.jsonl import UNREADABLE
 from raypd.dataset.listing import partition_keys
@@ -132,6 +133,7 @@ def _fill(document: Document, fields: Fields, config: RunConfig) -> None:
     Raises:
         ValueError: The fields cannot be used; the text says why.
     """
+    document.boxes = fields.pop(BOXES, [])
     fields = _without_spaces(fields)
     for name, value in fields.items():
         if isinstance(value, UnicodeDecodeError):

@@ -28,6 +28,7 @@ ESTIMATE = "estimate.json"  # the result of `raypd estimate`
 TRAINING = "training.json"  # the result of `raypd train`
 CHECKPOINTS = "checkpoints"  # training checkpoints, by learning rate
 FIT = "fit.json"  # the result of `raypd fit`
+LABELS = "labels.jsonl"  # what `raypd review --apply` makes of corrected values
 REPORT = "report.html"  # the page that `raypd report` writes
 
 STATE = "state.json"  # nightly runs: the last successful night

@@ -3,6 +3,7 @@
 Both go to one local file: CSV, JSON lines or Parquet.
 """
 
+import json
 import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -15,7 +16,7 @@ from raypd.dataset import writer
 from raypd.errors import ConfigError
 from raypd.run import is_nightly, load_run
 from raypd.storage import local
-from raypd.tasks import columns_of
+from raypd.tasks import columns, columns_of
 from raypd.text import clean, is_formula
 from raypd.verify.scratch import Scratch
 from raypd.verify.table_object import objects, read_object
@@ -24,8 +25,8 @@ from raypd.verify.table_object import objects, read_object
 _FORMATS = {".csv": "csv, HEADER", ".jsonl": "json", ".parquet": "parquet, COMPRESSION zstd"}
 # Follows the name of a file that is being written.
 _PART = ".part-"
-# Columns about an answer, which the exported table leaves out.
-_DETAIL_COLUMNS = ("__status", "__span", "__window", "__model")
+# Details of answers that the exported table leaves out.
+_DETAILS = ("span", "window", "model")
 
 
 def export(run: str, path: str, overrides: Iterable[str] = ()) -> int:
@@ -44,9 +45,9 @@ def export(run: str, path: str, overrides: Iterable[str] = ()) -> int:
     """
     config = with_changes(load_run(run, list(overrides)), {"output.columns": "typed"})
     schema = writer.output_schema(columns_of(config))
-    columns = pa.schema([field for field in schema if not field.name.endswith(_DETAIL_COLUMNS)])
+    fields = [field for field in schema if not columns.is_detail(field.name, *_DETAILS)]
     tables = (writer.typed_table(table, config) for table in _tables(run))
-    return write_file(path, columns, tables)
+    return write_file(path, pa.schema(fields), tables)
 
 
 def _tables(run: str) -> Iterator[pa.Table]:
@@ -81,6 +82,8 @@ def write_file(path: str, schema: pa.Schema, tables: Iterable[pa.Table]) -> int:
     target = local.local_path(path)
     local.clean_beside(target, _PART)
     part = f"{target}{_PART}{local.writer_name()}"
+    if is_csv:
+        schema = _csv_schema(schema)
     try:
         with Scratch(rows=schema) as scratch:
             for table in tables:
@@ -118,13 +121,25 @@ def _identifier(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'
 
 
+def _csv_schema(schema: pa.Schema) -> pa.Schema:
+    """Return the columns of a CSV, in which lists and objects are JSON."""
+    fields = []
+    for column in schema:
+        if pa.types.is_nested(column.type):
+            column = column.with_type(pa.string())
+        fields.append(column)
+    return pa.schema(fields)
+
+
 def _harmless_table(table: pa.Table, schema: pa.Schema) -> pa.Table:
-    """Return a table without cells that a spreadsheet would run as formulas."""
+    """Return a table for a CSV: lists and objects as JSON, and no cell that runs as a formula."""
     rows = [{name: _cell(value) for name, value in row.items()} for row in table.to_pylist()]
     return pa.Table.from_pylist(rows, schema)
 
 
 def _cell(value: object) -> object:
+    if isinstance(value, (list, dict)):
+        return clean(json.dumps(value, ensure_ascii=False, default=str))
     if isinstance(value, str):
         return _harmless_text(value)
     return value

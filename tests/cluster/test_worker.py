@@ -26,7 +26,7 @@ from raypd.dataset import writer
 from raypd.dataset.planner import plan
 from raypd.decoding.counts import Finished, TokenCounts
 from raypd.errors import ModelError, RunError
-from raypd.models.load import resolve_device
+from raypd.models.device import resolve_device
 from raypd.run import manifest, records, retry_policy
 from raypd.run.retry_policy import Attempt, AttemptRecord, UnitLog, attempts_path
 from raypd.run.unit import Unit
