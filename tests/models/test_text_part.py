@@ -145,7 +145,13 @@ CASES: dict[str, Case] = {
         "LlamaForCausalLM",
     ),
 }
-FAST = {"LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"}
+FAST = {
+    "LlamaForCausalLM",
+    "MistralForCausalLM",
+    "Qwen2ForCausalLM",
+    "Qwen3ForCausalLM",
+    "Qwen3MoeForCausalLM",
+}
 
 
 def build(case: str, **overrides: Any) -> PreTrainedModel:
