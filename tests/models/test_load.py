@@ -365,7 +365,7 @@ def test_a_model_of_the_hub(hub: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert torch.equal(loaded.model(TOKENS).logits, tiny_model("llama")(TOKENS).logits)
     assert loaded.name == "owner/tiny"
     assert "no revision 'nope' on the Hub" in refused(name="owner/tiny", revision="nope")
-    assert "is no model on the Hub" in refused(name="owner/absent")
+    assert "is not a model on the Hub" in refused(name="owner/absent")
     assert "accept its terms" in refused(name="owner/gated")
     assert "no adapter_config.json" in refused(name="owner/tiny", adapter="owner/tiny")
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)  # what is in the cache still loads
