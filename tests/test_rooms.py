@@ -53,6 +53,7 @@ NEEDS_TRITON = {
     for name in (
         "attention/triton_kernel.py",
         "layers/in_triton.py",
+        "layers/triton_experts.py",
         "layers/triton_kernels.py",
     )
 }

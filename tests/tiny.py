@@ -82,6 +82,8 @@ _EXTRA: dict[str, dict[str, Any]] = {
     "cohere2": {"logit_scale": 1.0},
     **_HYBRIDS,
     "gpt_oss": {"num_local_experts": 4, "num_experts_per_tok": 2},
+    "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2},
+    "qwen2_moe": {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64},
     "qwen3_moe": {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64},
 }
 

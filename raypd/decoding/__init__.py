@@ -29,6 +29,7 @@ if TYPE_CHECKING:
         Bounded as Bounded,
         Grammar as Grammar,
     )
+    from raypd.decoding.layers.expert_weights import QuantizedExperts as QuantizedExperts
     from raypd.decoding.methods.apar import Tree as Tree, apar as apar
     from raypd.decoding.methods.autoregressive import (
         Continuation as Continuation,
@@ -130,6 +131,7 @@ __getattr__ = LazyExports(
         "engine": ("Engine",),
         "grammar": ("Bounded", "Grammar", "UNREACHABLE"),
         "models.hybrid": ("attention_layers", "has_recurrent_layers", "unknown_layers"),
+        "layers.expert_weights": ("QuantizedExperts",),
         "methods.apar": ("Tree", "apar"),
         "methods.autoregressive": ("Continuation", "autoregressive"),
         "methods.guided": ("guided",),

@@ -11,6 +11,12 @@ import torch
 from transformers import PreTrainedModel
 
 import raypd.decoding.native as native
+from raypd.decoding.layers.expert_weights import (
+    ExpertWeights,
+    QuantizedExperts,
+    gate_of,
+    read_weights,
+)
 
 E4M3 = torch.float8_e4m3fn
 _E4M3_MAX = torch.finfo(E4M3).max
@@ -46,10 +52,7 @@ class Int8Linear(_Linear):
     @classmethod
     def of(cls, linear: torch.nn.Linear) -> "Int8Linear":
         """Quantize a linear layer."""
-        weight = linear.weight.detach().float()
-        scale = (weight.abs().amax(1) / 127).clamp_min(_MIN_SCALE)
-        rounded = (weight / scale[:, None]).round()
-        return cls(rounded.to(torch.int8), scale, linear.bias)
+        return cls(*in_int8(linear.weight.detach()), linear.bias)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[..., in_features] -> [..., out_features]"""
@@ -89,6 +92,17 @@ class Fp8Linear(_Linear):
         )
 
 
+def in_int8(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Convert rows [rows, dim] to int8.
+
+    Returns:
+        The rows in int8, and the float32 scales [rows] by which they are to be multiplied.
+    """
+    weight = rows.float()
+    scale = (weight.abs().amax(1) / 127).clamp_min(_MIN_SCALE)
+    return (weight / scale[:, None]).round().to(torch.int8), scale
+
+
 def in_fp8(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Convert rows [rows, dim] to FP8.
 
@@ -106,7 +120,9 @@ def quantize(
     device: torch.device | None = None,
     codes: Callable[[torch.nn.Linear], tuple[torch.Tensor, torch.Tensor] | None] | None = None,
 ) -> None:
-    """Quantize every linear layer of a bfloat16 model, except its output embeddings.
+    """Quantize a bfloat16 model: every linear layer except its output embeddings, and all experts.
+
+    Routers stay as they are.
 
     Args:
         model: The model, which is changed in place.
@@ -115,12 +131,15 @@ def quantize(
             these layers in bfloat16.
         codes: For "fp8", finds the codes [out_features, in_features] and the scale, without
             dimensions, of a layer that its checkpoint has in FP8. It returns None for other layers,
-            which then stay as they are. Without it all layers are rounded anew.
+            which then stay as they are, and so do experts. Without it all are rounded anew.
     """
     convert = {"w8a8": Int8Linear.of, "fp8": Fp8Linear.of}[kind]
     head = model.get_output_embeddings()
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
+            if codes is None and gate_of(child) is not None:
+                setattr(parent, name, _quantized_experts(child, kind, device))
+                continue
             if type(child) is not torch.nn.Linear or child is head:
                 continue
             if child.in_features % 16 or child.out_features % 16:
@@ -137,3 +156,52 @@ def quantize(
                 setattr(parent, name, Fp8Linear(weight, scales, child.bias))
     if device is not None:
         model.to(device)
+
+
+def _quantized_experts(
+    experts: torch.nn.Module, kind: str, device: torch.device | None
+) -> torch.nn.Module:
+    """Return experts with codes in 8 bits; the same ones if their sizes are not multiples of 16.
+
+    The other arguments are those of `quantize`.
+    """
+    if isinstance(experts, QuantizedExperts):
+        return experts
+    weights = read_weights(experts)
+    sizes = (*weights.gate_up.shape[1:], *weights.down.shape[1:])
+    if any(size % 16 for size in sizes):
+        return experts
+    gate_up, gate_up_scale = _in_8_bits(weights.gate_up, kind, device)
+    down, down_scale = _in_8_bits(weights.down, kind, device)
+    gate_up_bias = weights.gate_up_bias
+    down_bias = weights.down_bias
+    if device is not None and gate_up_bias is not None and down_bias is not None:
+        gate_up_bias = gate_up_bias.to(device)
+        down_bias = down_bias.to(device)
+    return QuantizedExperts(
+        ExpertWeights(
+            weights.gate, gate_up, down, gate_up_bias, down_bias, gate_up_scale, down_scale
+        )
+    )
+
+
+def _in_8_bits(
+    weights: torch.Tensor, kind: str, device: torch.device | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Quantize weights [experts, outputs, inputs], one expert after the other.
+
+    Returns:
+        The codes, and the float32 scales [experts, outputs].
+    """
+    where = device or weights.device
+    dtype = E4M3 if kind == "fp8" else torch.int8
+    codes = torch.empty(weights.shape, dtype=dtype, device=where)
+    scales = torch.empty(weights.shape[:2], dtype=torch.float32, device=where)
+    for number, weight in enumerate(weights):
+        if kind == "fp8":
+            rows, scale = in_fp8(weight.to(where))
+        else:
+            rows, scale = in_int8(weight.to(where))
+        codes[number] = rows
+        scales[number] = scale.flatten()
+    return codes, scales

@@ -22,7 +22,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 import raypd.models.embedded as embedded
 import raypd.models.modelopt as modelopt
 from raypd.config import ModelConfig
-from raypd.decoding import native, quantize
+from raypd.decoding import QuantizedExperts, native, quantize
 from raypd.errors import ModelError, raised_as
 from raypd.models.adapter import attach_adapter, check_adapter, find_adapter, import_peft
 from raypd.models.elsewhere import who_reads, who_runs
@@ -475,8 +475,8 @@ def _quantization(kind: str, dtype: torch.dtype, device: torch.device) -> Any:
 
 
 def _check_quantized(config: ModelConfig, model: PreTrainedModel) -> None:
-    """Linear layers alone are quantized: a mixture whose experts are held otherwise would stay as
-    large.
+    """Raises ModelError where most weights stay as they are: bitsandbytes quantizes linear layers
+    alone, so a mixture would stay as large.
     """
     layer = _QUANTIZED_LAYER[config.quantization]
     # Full_weights: in matrices of decoder layers that stay as they are.
@@ -484,7 +484,9 @@ def _check_quantized(config: ModelConfig, model: PreTrainedModel) -> None:
     for module_name, module in model.named_modules():
         quantized = type(module).__name__ == layer
         for weight_name, weight in module.named_parameters(recurse=False):
-            if quantized and weight_name == "weight":
+            if isinstance(module, QuantizedExperts):
+                quantized_weights += weight.numel()
+            elif quantized and weight_name == "weight":
                 quantized_weights += module.in_features * module.out_features
             elif weight.dim() >= 2 and re.search(r"\.\d+(\.|$)", module_name):
                 full_weights += weight.numel()

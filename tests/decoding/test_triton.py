@@ -193,6 +193,78 @@ def test_the_kernels_around_it_compile(capability, monkeypatch, tmp_path):
         assert stack == 0
 
 
+@needs_triton
+@pytest.mark.parametrize(
+    ("capability", "dtype", "rows", "flags"),
+    [
+        (89, "bf16", 64, {"GATE": 1}),
+        (90, "bf16", 16, {"GATE": 2, "BIAS": True}),
+        (90, "fp8e4nv", 64, {"GATE": 1, "SCALED": True, "DEPTH": 128}),
+        *slow(
+            (80, "bf16", 64, {"WEIGHTED": True, "BIAS": True}),
+            (89, "fp8e4nv", 64, {"WEIGHTED": True, "SCALED": True, "DEPTH": 128}),
+            (89, "fp16", 16, {"WEIGHTED": True}),
+            (90, "bf16", 64, {"GATE": 2, "BIAS": True}),
+        ),
+    ],
+)
+def test_the_products_of_experts_compile(capability, dtype, rows, flags, monkeypatch, tmp_path):
+    from raypd.decoding.layers import triton_experts
+
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    constants = {
+        "INPUTS": 2048,
+        "OUTPUTS": 768,
+        "EXPERTS": 128,
+        "K": 8,
+        "GATE": 0,
+        "BIAS": False,
+        "SCALED": False,
+        "WEIGHTED": False,
+        "ROWS": rows,
+        "COLUMNS": 64,
+        "DEPTH": 64,
+        "EXPERT_BLOCK": 128,
+        **flags,
+    }
+    # The weights are read along their inputs.
+    constants["input_stride"] = 1
+    types = {
+        **dict.fromkeys(["x", "weight"], f"*{dtype}"),
+        **dict.fromkeys(["x_scale", "weight_scale", "entry_weights"], "*fp32"),
+        **dict.fromkeys(["bias", "out"], "*bf16"),
+        **dict.fromkeys(["counts", "order"], "*i32"),
+        **dict.fromkeys(["alpha", "limit"], "fp32"),
+    }
+    result, stack = compiled(triton_experts._grouped, capability, types, constants, 4)
+    assert result.metadata.shared <= SHARED_MEMORY
+    assert stack == 0
+    assert re.search(r"\b(wgmma\.)?mma[._]", result.asm["ptx"])
+
+
+@needs_triton
+def test_the_kernels_around_the_experts_compile(monkeypatch, tmp_path):
+    from raypd.decoding.layers import triton_experts
+
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    types = {
+        **dict.fromkeys(["logits", "entries", "residual"], "*bf16"),
+        "weights": "*fp32",
+        **dict.fromkeys(["numbers", "ranks", "counts", "order"], "*i32"),
+    }
+    experts = {"EXPERTS": 128, "EXPERT_BLOCK": 128, "BLOCK": triton_experts._ENTRIES}
+    choice = {"EXPERTS": 128, "K": 8, "BLOCK": 128, "RENORMALIZE": True}
+    count = {"entries": "i32"}
+    for kernel, more_types, constants in (
+        (triton_experts._choose, {}, choice),
+        (triton_experts._rank, count, {"BLOCK": triton_experts._ENTRIES}),
+        (triton_experts._place, count, experts),
+        (triton_experts._mix, {}, {"DIM": 2048, "K": 8, "BLOCK": triton_experts._BLOCK}),
+    ):
+        _, stack = compiled(kernel, 89, types | more_types, constants, 4)
+        assert stack == 0
+
+
 @pytest.mark.parametrize(
     ("dtype", "capability", "error", "message"),
     [

@@ -97,12 +97,18 @@ def test_other_precisions(dtype, atol):
         ("mistral", {"sliding_window": 7}),
         ("qwen3", {}),
         ("llama", {"attention_bias": True}),
-        *slow(("qwen2", {})),
+        ("qwen3_moe", {}),
+        ("gpt_oss", {"sliding_window": 7}),
+        *slow(
+            ("qwen2", {}), ("mixtral", {}), ("qwen2_moe", {"shared_expert_intermediate_size": 64})
+        ),
     ],
 )
 @torch.inference_mode()
 def test_layers_for_gpus_give_the_logits_of_transformers(kind, extra):
     model = in_float64(tiny_model(kind, **extra))
+    if hasattr(model.config, "num_experts_per_tok"):
+        model.set_experts_implementation("eager")
     ids = torch.arange(5, 33)
     expected = model(ids[None]).logits[0]
     half = tiny_model(kind, **extra).half()
@@ -151,8 +157,9 @@ def test_inputs_in_fp8_are_what_a_layer_would_make_of_them(dim):
 
 @pytest.mark.usefixtures("rounded_to_fp8")
 @torch.inference_mode()
-def test_layers_in_fp8_are_those_in_torch():
-    model = tiny_model("qwen3", head_dim=32).half()
+@pytest.mark.parametrize("kind", ["qwen3", "qwen3_moe", "gpt_oss"])
+def test_layers_in_fp8_are_those_in_torch(kind):
+    model = tiny_model(kind, head_dim=32).half()
     quantize(model, "fp8")
     builder = CudaBuilder()
     assert layers_error(model, builder, triton_kernel.attend) <= 0.05
@@ -210,6 +217,8 @@ def test_layers_without_norms_fail_the_check():
 
     model = tiny_model("qwen3").half()
     assert layers_error(model, CudaBuilder(), triton_kernel.attend) <= 0.05
+    mixture = tiny_model("qwen3_moe").half()
+    assert layers_error(mixture, CudaBuilder(), triton_kernel.attend) <= 0.05
     assert layers_error(model, Unnormed(), triton_kernel.attend) > 0.05
 
 
@@ -288,6 +297,17 @@ def test_a_method_decodes_the_same_by_graphs(method, kind, monkeypatch):
     case = CASES[method](stock)
     replays = Replays(monkeypatch)
     engine = replays.engine(model, max_num_seqs=3, max_num_batched_tokens=60)
+    case.check(engine.run(case.programs()), 1e-9)
+    assert 0 < replays.captured < replays.replayed < engine.steps
+
+
+@pytest.mark.parametrize("kind", ["qwen3_moe", "gpt_oss"])
+def test_layers_for_gpus_of_every_family_run_in_graphs(kind, monkeypatch):
+    model, stock = (in_float64(loaded) for loaded in pair(kind))
+    stock.set_experts_implementation("eager")
+    case = CASES["hyper_parallel"](stock)
+    replays = Replays(monkeypatch)
+    engine = replays.engine(built(model, CudaBuilder()), max_num_seqs=3, max_num_batched_tokens=60)
     case.check(engine.run(case.programs()), 1e-9)
     assert 0 < replays.captured < replays.replayed < engine.steps
 

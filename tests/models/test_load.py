@@ -21,8 +21,9 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from raypd import storage
 from raypd.answering.components import warm_up
 from raypd.config import ModelConfig
-from raypd.decoding import llama, native
+from raypd.decoding import QuantizedExperts, native
 from raypd.decoding.engine import Engine
+from raypd.decoding.layers import in_torch
 from raypd.errors import ModelError
 from raypd.models import load
 from raypd.models.guard import check_decodable, reason_in_rope
@@ -222,6 +223,13 @@ def test_quantization_where_it_cannot_work(
     save_tiny(tmp_path / "moe", "qwen3_moe", num_experts=8)
     with pytest.raises(ModelError, match="quantizes only"):
         load_model(ModelConfig(name=str(tmp_path / "moe"), quantization="nf4", device="cpu"))
+    if native.refusal() is None:
+        loaded = load_model(
+            ModelConfig(
+                name=str(tmp_path / "moe"), quantization="w8a8", device="cpu", dtype="bfloat16"
+            )
+        )
+        assert type(loaded.model.model.layers[0].mlp.experts) is QuantizedExperts
     there = load.importlib.util.find_spec
     monkeypatch.setattr(
         load.importlib.util, "find_spec", lambda name: None if "bits" in name else there(name)
@@ -590,5 +598,5 @@ def test_the_self_test_sees(
 def test_it_holds_the_own_code_of_a_family_to_transformers(
     kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(llama, "_rotate", lambda x, cos, sin: x)
+    monkeypatch.setattr(in_torch, "rotate", lambda x, rope: x)
     assert "other logits than apart" in refusal(tiny_model(kind))

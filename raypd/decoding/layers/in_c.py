@@ -4,24 +4,44 @@ Sums in float32 may be added up in another order than in torch. One product comp
 and values. Another one computes gate and up, and multiplies them in bfloat16.
 """
 
+from itertools import pairwise
 from typing import Any
 
 import torch
 
 import raypd.decoding.native as native
 from raypd.decoding.attention.step import Step
-from raypd.decoding.layers.in_torch import Attention, Builder, Mlp, Norm, Product, Projected
+from raypd.decoding.layers.expert_weights import (
+    ExpertWeights,
+    Gate,
+    GateKind,
+    gate_of,
+    read_weights,
+)
+from raypd.decoding.layers.in_torch import (
+    Attention,
+    Builder,
+    Experts,
+    Mlp,
+    Norm,
+    Product,
+    Projected,
+    Router,
+    Shared,
+)
 from raypd.decoding.layers.sources import (
     AttentionSource,
+    ExpertsSource,
     Linears,
     MlpSource,
     NormStyle,
     Rope,
+    SoftmaxRouter,
     epsilon,
     in_order,
     projected_rows,
 )
-from raypd.decoding.linear import PackedLinear, PanelLinear, has_pairs
+from raypd.decoding.linear import GroupedPanels, PackedLinear, PanelLinear, has_pairs
 from raypd.decoding.quantized import Int8Linear
 
 AnyProduct = PanelLinear | PackedLinear | Int8Linear
@@ -136,6 +156,94 @@ class CMlp(Mlp):
         return self.activation(gate) * up
 
 
+class CRouter(Router):
+    """A softmax router whose linear layer is packed."""
+
+    def __init__(self, source: SoftmaxRouter, product: PanelLinear | PackedLinear) -> None:
+        torch.nn.Module.__init__(self)
+        self.product = product
+        self.k = source.k
+        self.renormalizes = source.renormalizes
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        weights, numbers = self.product(x).float().softmax(-1).topk(self.k)
+        if self.renormalizes:
+            weights = weights / weights.sum(-1, keepdim=True)
+        return weights, numbers
+
+
+class CExperts(Experts):
+    """A mixture whose tokens are sorted by expert, for products of many tokens each."""
+
+    def __init__(
+        self,
+        source: ExpertsSource,
+        router: Router,
+        shared: Shared | None,
+        gate_up: torch.nn.Module,
+        down: torch.nn.Module,
+    ) -> None:
+        """
+        Args:
+            source: The router and the experts.
+            router: Chooses the experts.
+            shared: The MLP for all tokens, if there is one.
+            gate_up: The products up to and with the activation, as `GroupedPanels`.
+            down: Reads these.
+        """
+        super().__init__(source, router, shared)
+        self.gate_up = gate_up
+        self.down = down
+
+    def take(self, source: ExpertsSource) -> None:
+        self.count = 0
+        source.drop()
+
+    def mix(
+        self,
+        x: torch.Tensor,
+        weights: torch.Tensor,
+        numbers: torch.Tensor,
+        residual: torch.Tensor,
+    ) -> torch.Tensor:
+        k = numbers.shape[1]
+        _, order = numbers.flatten().sort(stable=True)
+        starts = torch.zeros(self.count + 1, dtype=torch.int64)
+        torch.cumsum(numbers.flatten().bincount(minlength=self.count), 0, out=starts[1:])
+        rows = self.down(self.gate_up(x.index_select(0, order // k), starts), starts)
+        # The row of each token's experts.
+        places = torch.empty_like(order)
+        places[order] = torch.arange(len(order))
+        return native.mix(rows, places.view(numbers.shape), weights.float(), residual)
+
+
+class GroupedLoop(torch.nn.Module):
+    """Products one after the other, each of which reads rows of its own."""
+
+    def __init__(self, products: list[Any], gate: Gate | None) -> None:
+        """
+        Args:
+            products: The products.
+            gate: The activation behind them, or None.
+        """
+        super().__init__()
+        self.products = torch.nn.ModuleList(products)
+        self.gate = gate
+
+    def forward(self, x: torch.Tensor, starts: torch.Tensor) -> torch.Tensor:
+        """Compute as `GroupedPanels.forward` does."""
+        parts: list[torch.Tensor] = []
+        for product, (start, end) in zip(self.products, pairwise(starts.tolist()), strict=True):
+            if end > start:
+                parts.append(product(x[start:end]))
+        joined = torch.cat(parts)
+        if self.gate is None:
+            return joined
+        if self.gate.kind == GateKind.SWIGLU:
+            return native.swiglu(joined)
+        return self.gate(joined)
+
+
 class CBuilder(Builder):
     """Builds the parts by native.c."""
 
@@ -183,6 +291,54 @@ class CBuilder(Builder):
         gated = self.joined(source.inputs, gated=fused)
         return CMlp(source, gated, self.joined(source.down), fused)
 
+    def experts(self, source: ExpertsSource) -> Experts:
+        router = self.router(source)
+        shared = self.shared_mlp(source)
+        reason = self._expert_refusal(source)
+        if reason is not None:
+            self.fallbacks.append(reason)
+            return Experts(source, router, shared)
+        weights = read_weights(source.experts)
+        gate = weights.gate
+        if weights.gate_up_scale is None:
+            gate_up, down = self.grouped(weights)
+        else:
+            gate_up = GroupedLoop(_int8_products(weights, "gate_up"), gate)
+            down = GroupedLoop(_int8_products(weights, "down"), None)
+        experts = CExperts(source, router, shared, gate_up, down)
+        experts.count = len(weights.gate_up)
+        return experts
+
+    def router(self, source: ExpertsSource) -> Router:
+        """Build the router of a mixture."""
+        softmax = source.softmax
+        if softmax is None or not has_pairs(softmax.weight):
+            self.fallbacks.append(f"router {type(source.router).__name__}")
+            return Router(source)
+        bias = None if softmax.bias is None else softmax.bias.detach()
+        return CRouter(softmax, self.linear(softmax.weight.detach(), bias))
+
+    def grouped(self, weights: ExpertWeights) -> tuple[torch.nn.Module, torch.nn.Module]:
+        """Make the products of experts in bfloat16."""
+        gate = weights.gate
+        gate_up = GroupedPanels(
+            weights.gate_up, weights.gate_up_bias, int(gate.kind), gate.alpha, gate.limit
+        )
+        return gate_up, GroupedPanels(weights.down, weights.down_bias)
+
+    @staticmethod
+    def _expert_refusal(source: ExpertsSource) -> str | None:
+        """Say why the experts are left to torch; None if they are not."""
+        name = type(source.experts).__name__
+        if gate_of(source.experts) is None:
+            return f"activation of {name}"
+        weights = read_weights(source.experts)
+        if weights.gate_up_scale is None and not has_pairs(weights.gate_up):
+            return f"dtype of {name}"
+        if weights.gate_up.shape[1] % 32 or weights.down.shape[1] % 16:
+            return f"sizes of {name}"
+        return None
+
     def joined(
         self, linears: Linears, gated: bool = False, rows: torch.Tensor | None = None
     ) -> AnyProduct:
@@ -229,6 +385,18 @@ class AmxBuilder(CBuilder):
     ) -> PackedLinear:
         return PackedLinear(weight, bias)
 
+    def grouped(self, weights: ExpertWeights) -> tuple[torch.nn.Module, torch.nn.Module]:
+        gate_up = GroupedLoop(self._products(weights.gate_up, weights.gate_up_bias), weights.gate)
+        return gate_up, GroupedLoop(self._products(weights.down, weights.down_bias), None)
+
+    def _products(self, weights: torch.Tensor, bias: torch.Tensor | None) -> list[PackedLinear]:
+        products: list[PackedLinear] = []
+        for number, weight in enumerate(weights):
+            products.append(
+                self.linear(weight.contiguous(), None if bias is None else bias[number])
+            )
+        return products
+
 
 def _are_packable(linears: Linears) -> bool:
     """Tell whether linear layers can be joined into a packed product."""
@@ -250,3 +418,15 @@ def _outputs(linears: Linears) -> int:
 def _has_swiglu(source: MlpSource) -> bool:
     """Tell whether native.c has the activation of an MLP of this size."""
     return source.is_silu and _outputs(source.inputs) % 32 == 0
+
+
+def _int8_products(weights: ExpertWeights, name: str) -> list[Int8Linear]:
+    """Make a product of each expert's codes; `name` is "gate_up" or "down"."""
+    codes = getattr(weights, name)
+    scales = getattr(weights, f"{name}_scale")
+    biases = getattr(weights, f"{name}_bias")
+    products: list[Int8Linear] = []
+    for number in range(len(codes)):
+        bias = None if biases is None else biases[number]
+        products.append(Int8Linear(codes[number], scales[number], bias))
+    return products

@@ -4,6 +4,7 @@ They call the modules of transformers, whatever these are (quantized, with an ad
 makes them, and the builders of other devices override what these compute in another way.
 """
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -168,27 +169,68 @@ class Mlp(torch.nn.Module):
         return residual + self(x)
 
 
+class Router(torch.nn.Module):
+    """The choice of each token's experts, by its module of transformers."""
+
+    def __init__(self, source: ExpertsSource) -> None:
+        super().__init__()
+        self.module = source.router
+        self.inputs = source.router_inputs
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Choose experts.
+
+        Args:
+            x: [tokens, hidden size]
+
+        Returns:
+            The weights and the numbers of each token's experts, [tokens, k] each.
+        """
+        *_, weights, numbers = self.module(x, *self.inputs)
+        return weights, numbers
+
+
+class Shared(torch.nn.Module):
+    """The MLP of a mixture that all tokens go through."""
+
+    def __init__(self, mlp: Mlp, gate: Product | None) -> None:
+        """
+        Args:
+            mlp: The MLP.
+            gate: Gives a number per token, whose sigmoid scales the MLP's outputs.
+        """
+        super().__init__()
+        self.mlp = mlp
+        self.gate = gate
+
+    def add(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+        """Return residual + outputs, [tokens, hidden size]; maybe in the place of `residual`."""
+        if self.gate is None:
+            return self.mlp.add(x, residual)
+        return residual + torch.sigmoid(self.gate(x)) * self.mlp(x)
+
+
 class Experts(torch.nn.Module):
     """A mixture of experts by transformers' code."""
 
-    # Whether it reads rows in FP8.
+    # It reads the same rows more than once, so they are not in FP8.
     reads_fp8 = False
 
-    def __init__(self, source: ExpertsSource, shared: Mlp | None) -> None:
+    def __init__(self, source: ExpertsSource, router: Router, shared: Shared | None) -> None:
         """
         Args:
             source: The router and the experts.
+            router: Chooses the experts.
             shared: The MLP for all tokens, if there is one.
         """
         super().__init__()
-        self.route = source.route
+        self.router = router
         self.shared = shared
-        self.shared_gate = source.shared_gate
         self.take(source)
 
     def take(self, source: ExpertsSource) -> None:
         """Take the weights of the experts."""
-        self.experts = source.module
+        self.experts = source.experts
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[tokens, hidden size] -> [tokens, hidden size]"""
@@ -196,27 +238,39 @@ class Experts(torch.nn.Module):
 
     def add(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
         """Return residual + the mixture, [tokens, hidden size]; maybe in the place of residual."""
-        weights, numbers = self.route(x)
-        out = residual + self.mix(x, weights, numbers)
+        weights, numbers = self.router(x)
+        out = self.mix(x, weights, numbers, residual)
         if self.shared is None:
             return out
-        if self.shared_gate is None:
-            return self.shared.add(x, out)
-        return out + torch.sigmoid(self.shared_gate(x)) * self.shared(x)
+        return self.shared.add(x, out)
 
-    def mix(self, x: torch.Tensor, weights: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
-        """Return the sum of what a token's experts give, times their weights.
+    def mix(
+        self,
+        x: torch.Tensor,
+        weights: torch.Tensor,
+        numbers: torch.Tensor,
+        residual: torch.Tensor,
+    ) -> torch.Tensor:
+        """Add what each token's experts give, times their weights.
 
         Args:
             x: [tokens, hidden size]
             weights: [tokens, k]
             numbers: The numbers of the experts, [tokens, k].
+            residual: [tokens, hidden size]
 
         Returns:
             [tokens, hidden size]
         """
-        mixed: torch.Tensor = self.experts(x, numbers, weights)
-        return mixed
+        forward = self.experts.forward
+        if x.dtype == torch.float64:
+            # Grouped products have no float64. The code that transformers wraps has one product per
+            # expert.
+            original = getattr(type(self.experts).forward, "__wrapped__", None)
+            if original is not None:
+                forward = partial(original, self.experts)
+        mixed: torch.Tensor = forward(x, numbers, weights)
+        return residual + mixed
 
 
 class Builder:
@@ -259,10 +313,11 @@ class Builder:
         return Mlp(source)
 
     def experts(self, source: ExpertsSource) -> Experts:
-        return Experts(source, self.shared_mlp(source))
+        return Experts(source, Router(source), self.shared_mlp(source))
 
-    def shared_mlp(self, source: ExpertsSource) -> Mlp | None:
-        """Build the MLP of a mixture that all tokens go through."""
+    def shared_mlp(self, source: ExpertsSource) -> Shared | None:
+        """Build the MLP of a mixture that all tokens go through, if there is one."""
         if source.shared is None:
             return None
-        return self.mlp(source.shared)
+        gate = None if source.shared_gate is None else self.product(source.shared_gate)
+        return Shared(self.mlp(source.shared), gate)

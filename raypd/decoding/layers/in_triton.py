@@ -19,20 +19,34 @@ from typing import Any
 
 import torch
 
+import raypd.decoding.layers.triton_experts as experts_kernels
 import raypd.decoding.layers.triton_kernels as kernels
 from raypd.decoding.attention.plan import power_of_two
 from raypd.decoding.attention.step import Step
-from raypd.decoding.layers.in_torch import Attention, Builder, Mlp, Norm, Product, Projected
+from raypd.decoding.layers.expert_weights import QuantizedExperts, gate_of, read_weights
+from raypd.decoding.layers.in_torch import (
+    Attention,
+    Builder,
+    Experts,
+    Mlp,
+    Norm,
+    Product,
+    Projected,
+    Router,
+)
 from raypd.decoding.layers.sources import (
     AttentionSource,
+    ExpertsSource,
     Linears,
     MlpSource,
     NormStyle,
     Rope,
+    SoftmaxRouter,
     epsilon,
     in_order,
     projected_rows,
 )
+from raypd.decoding.layers.triton_experts import GroupedWeights
 from raypd.decoding.quantized import Fp8Linear, Fp8Rows
 
 
@@ -156,6 +170,56 @@ class CudaMlp(Mlp):
         return self.activation(gate) * up
 
 
+class CudaRouter(Router):
+    """A softmax router in a product and one launch."""
+
+    def __init__(self, source: SoftmaxRouter) -> None:
+        torch.nn.Module.__init__(self)
+        self.weight = source.weight
+        self.bias = source.bias
+        self.k = source.k
+        self.renormalizes = source.renormalizes
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        logits = torch.nn.functional.linear(x, self.weight, self.bias)
+        return experts_kernels.choose(logits, self.k, self.renormalizes)
+
+
+class CudaExperts(Experts):
+    """A mixture in five launches behind its router, in FP8 in seven."""
+
+    def take(self, source: ExpertsSource) -> None:
+        weights = read_weights(source.experts)
+        self.gate = weights.gate
+        self.gate_up = GroupedWeights(weights.gate_up, weights.gate_up_bias, weights.gate_up_scale)
+        self.down = GroupedWeights(weights.down, weights.down_bias, weights.down_scale)
+        source.drop()
+
+    def mix(
+        self,
+        x: torch.Tensor,
+        weights: torch.Tensor,
+        numbers: torch.Tensor,
+        residual: torch.Tensor,
+    ) -> torch.Tensor:
+        k = numbers.shape[1]
+        places = experts_kernels.find_places(numbers, len(self.gate_up.weight))
+        rows, scale = self._inputs(x)
+        between = experts_kernels.gated_rows(
+            rows, scale, k, places, self.gate_up, self.gate, x.dtype
+        )
+        rows, scale = self._inputs(between)
+        entries = experts_kernels.weighted_rows(rows, scale, weights, places, self.down, x.dtype)
+        return experts_kernels.add_entries(entries, k, residual)
+
+    def _inputs(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Return rows as the products read them, and their scales in FP8."""
+        if self.gate_up.scale is None:
+            return x, None
+        converted = kernels.rows_in_fp8(x)
+        return converted.rows, converted.scale
+
+
 class CudaBuilder(Builder):
     """Builds the parts by triton and torch's products."""
 
@@ -197,6 +261,18 @@ class CudaBuilder(Builder):
         if not source.is_silu:
             self.fallbacks.append("activation of an MLP")
         return CudaMlp(source, joined(source.inputs), source.down.modules[0])
+
+    def experts(self, source: ExpertsSource) -> Experts:
+        router = Router(source) if source.softmax is None else CudaRouter(source.softmax)
+        shared = self.shared_mlp(source)
+        gate = gate_of(source.experts)
+        is_int8 = False
+        if isinstance(source.experts, QuantizedExperts):
+            is_int8 = source.experts.gate_up.dtype == torch.int8
+        if gate is None or is_int8:
+            self.fallbacks.append(f"experts {type(source.experts).__name__}")
+            return Experts(source, router, shared)
+        return CudaExperts(source, router, shared)
 
 
 def are_joinable(linears: Linears) -> bool:

@@ -103,26 +103,38 @@ class MlpSource:
 
 
 @dataclass
+class SoftmaxRouter:
+    """A router that chooses the experts with the largest softmax of a linear layer."""
+
+    weight: torch.Tensor  # [experts, hidden size]
+    bias: torch.Tensor | None
+    k: int  # Experts per token.
+    # Whether the weights of a token's experts are divided by their sum.
+    renormalizes: bool
+
+
+@dataclass
 class ExpertsSource:
     """A mixture of experts: a router and its experts."""
 
-    # Returns the weights [tokens, k] and the numbers [tokens, k] of each token's experts.
-    route: Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
-    # The module of transformers with the weights of all experts, and its owner and name.
-    owner: Any
-    name: str = "experts"
+    # The module that computes the weights [tokens, k] and the numbers [tokens, k] of each token's
+    # experts, behind something else.
+    router: Any
+    # The module of transformers with the weights of all experts.
+    experts: Any
+    # What else the router's module is called with.
+    router_inputs: tuple[Any, ...] = ()
+    # The router, if it is of this kind.
+    softmax: SoftmaxRouter | None = None
     # An MLP for all tokens, whose result is added.
     shared: MlpSource | None = None
     # A linear layer whose sigmoid scales the result of `shared`.
-    shared_gate: Any = None
-
-    @property
-    def module(self) -> Any:
-        return getattr(self.owner, self.name)
+    shared_gate: Linears | None = None
 
     def drop(self) -> None:
-        """Remove the experts from their owner, after their weights were copied."""
-        delattr(self.owner, self.name)
+        """Remove the weights from the module of the experts, after they were copied."""
+        for name in [name for name, _ in self.experts.named_parameters()]:
+            delattr(self.experts, name)
 
 
 def epsilon(module: Any) -> float:

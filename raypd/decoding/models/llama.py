@@ -10,7 +10,7 @@ import torch
 
 from raypd.decoding.attention.step import AttentionLayer, Step
 from raypd.decoding.layers.in_torch import Builder
-from raypd.decoding.layers.sources import AttentionSource, Linears, MlpSource, Rope
+from raypd.decoding.layers.sources import AttentionSource, Linears, MlpSource, NormStyle, Rope
 from raypd.decoding.models.decoder import ONE_ROPE, DecoderLayer, Family, needed
 
 
@@ -19,6 +19,8 @@ class PreNormLayer(DecoderLayer):
 
     A subclass overrides `attention_source` or `build_mlp`.
     """
+
+    norm_style = NormStyle.ROUND_FIRST
 
     def __init__(self, source: Any, builder: Builder) -> None:
         """
@@ -30,8 +32,8 @@ class PreNormLayer(DecoderLayer):
         self.attention = builder.attention(self.attention_source(source))
         self.output = builder.product(Linears(source.self_attn, "o_proj"))
         self.mlp = self.build_mlp(source, builder)
-        self.input_norm = builder.norm(source.input_layernorm, reader=self.attention)
-        self.post_norm = builder.norm(source.post_attention_layernorm, reader=self.mlp)
+        self.input_norm = builder.norm(source.input_layernorm, self.norm_style, self.attention)
+        self.post_norm = builder.norm(source.post_attention_layernorm, self.norm_style, self.mlp)
 
     @staticmethod
     def attention_source(source: Any) -> AttentionSource:

@@ -3,11 +3,15 @@
 from typing import Any
 
 from raypd.decoding.models.decoder import Family
+from raypd.decoding.models.experts import EXPERTS
+from raypd.decoding.models.gpt_oss import GPT_OSS
 from raypd.decoding.models.llama import LLAMA, MISTRAL
 
 FAMILIES: tuple[Family, ...] = (
     LLAMA,
     MISTRAL,
+    EXPERTS,
+    GPT_OSS,
 )
 
 

@@ -1,9 +1,9 @@
 """What recurrent and convolution layers of transformers compute, over the runs of a pass.
 
 A `Mixer` takes the place of the `forward` of a module of transformers and reads its weights. The
-tokens of all runs go through its products together, and its scan takes all runs at once (scans.py),
-or in batches by the kernels of flash-linear-attention or mamba-ssm where they are installed. On a CPU
-native.c scans token by token, which keeps a head's state close to the processor.
+tokens of all runs go through its products together. Its scan takes all runs at once (scans.py), or,
+on a GPU, in batches by the kernels of flash-linear-attention or mamba-ssm where they are installed.
+On a CPU native.c scans token by token, which keeps a head's state close to the processor.
 """
 
 from __future__ import annotations
