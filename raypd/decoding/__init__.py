@@ -72,6 +72,7 @@ if TYPE_CHECKING:
         speculative as speculative,
     )
     from raypd.decoding.models.hybrid import (
+        HYBRIDS as HYBRIDS,
         attention_layers as attention_layers,
         has_recurrent_layers as has_recurrent_layers,
         unknown_layers as unknown_layers,
@@ -130,7 +131,12 @@ __getattr__ = LazyExports(
         "draft_model": ("DraftModel",),
         "engine": ("Engine",),
         "grammar": ("Bounded", "Grammar", "UNREACHABLE"),
-        "models.hybrid": ("attention_layers", "has_recurrent_layers", "unknown_layers"),
+        "models.hybrid": (
+            "HYBRIDS",
+            "attention_layers",
+            "has_recurrent_layers",
+            "unknown_layers",
+        ),
         "layers.expert_weights": ("QuantizedExperts",),
         "methods.apar": ("Tree", "apar"),
         "methods.autoregressive": ("Continuation", "autoregressive"),
