@@ -53,7 +53,7 @@ class RunBatch:
         taken = self.take(values)
         if self.is_token is None:
             return taken
-        return taken * self.is_token
+        return taken * self.is_token.to(taken.dtype)
 
     def put(self, target: torch.Tensor, values: torch.Tensor) -> None:
         """Write values [runs, length, ...] to the tokens' rows in a target [tokens, ...]."""
@@ -94,7 +94,7 @@ class ChunkGroup:
         """Return the tokens' values [tokens, heads] as [chunks, heads, size], 0 for padding."""
         taken = values.index_select(0, self.rows).unflatten(0, (-1, self.size))
         if self.is_token is not None:
-            taken = taken * self.is_token
+            taken = taken * self.is_token.to(taken.dtype)
         return taken.transpose(1, 2)
 
     def put(self, target: torch.Tensor, values: torch.Tensor) -> None:
