@@ -110,6 +110,7 @@ def run_task(
         storage.configure(config.storage)
         batch_files.check(config)
     manifest = None
+    next_step = ""
     if retry_errors or all_errors:
         from raypd.verify import retry
 
@@ -120,11 +121,13 @@ def run_task(
         from raypd.cluster import run_extract
 
         manifest = run_extract(config, verbose=verbose)
-        print_summary(manifest)
+        next_step = print_summary(manifest)
     if batch:
         _write_batch_files(config)
     if manifest is not None and manifest.failed:
         _report_failures(manifest, config.cluster.max_failed_share)
+    if next_step:
+        print(clean(f"Next: {next_step}"))
 
 
 def _write_batch_files(config: RunConfig) -> None:
@@ -150,7 +153,8 @@ def _report_failures(manifest: Manifest, max_failed_share: float) -> None:
     failed_share = share(manifest.failed, manifest.documents)
     documents = counted(manifest.documents, "document")
     message = f"{count(manifest.failed)} of {documents} failed ({failed_share})"
-    reason = dead_letters.most_frequent(manifest.output)
+    # Units of earlier versions do not tell their reasons to the manifest.
+    reason = next(iter(manifest.reasons), None) or dead_letters.most_frequent(manifest.output)
     if reason:
         message += f", most because: {clean(reason, 300)}"
     message += (

@@ -54,6 +54,13 @@ class Int8Linear(_Linear):
         """Quantize a linear layer."""
         return cls(*in_int8(linear.weight.detach()), linear.bias)
 
+    @classmethod
+    def with_codes(
+        cls, codes: torch.Tensor, scales: torch.Tensor, bias: torch.Tensor | None
+    ) -> "Int8Linear":
+        """Make a layer of codes [out_features, in_features] and scales [out_features]."""
+        return cls(codes, scales, bias)
+
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[..., in_features] -> [..., out_features]"""
         rows, scale = native.quantized(x.reshape(-1, self.in_features).contiguous())
@@ -74,6 +81,13 @@ class Fp8Linear(_Linear):
         """Quantize a linear layer."""
         weight, scale = in_fp8(linear.weight.detach())
         return cls(weight, scale.t(), linear.bias)
+
+    @classmethod
+    def with_codes(
+        cls, codes: torch.Tensor, scales: torch.Tensor, bias: torch.Tensor | None
+    ) -> "Fp8Linear":
+        """Make a layer of codes [out_features, in_features] and scales [out_features]."""
+        return cls(codes, scales[None], bias)
 
     def forward(self, x: torch.Tensor | Fp8Rows) -> torch.Tensor:
         """[..., in_features] -> [..., out_features]; inputs that are in FP8 already are rows."""
@@ -129,11 +143,14 @@ def quantize(
         kind: "w8a8" (int8) or "fp8".
         device: Where the model moves, or None. At no time does the device hold more than one of
             these layers in bfloat16.
-        codes: For "fp8", finds the codes [out_features, in_features] and the scale, without
-            dimensions, of a layer that its checkpoint has in FP8. It returns None for other layers,
-            which then stay as they are, and so do experts. Without it all are rounded anew.
+        codes: Finds the codes [out_features, in_features] of a layer that its checkpoint has
+            quantized, and their scale, without dimensions or of [out_features]. It returns None for
+            other layers, which then stay as they are, as do experts. Without it all layers are
+            rounded anew.
     """
-    convert = {"w8a8": Int8Linear.of, "fp8": Fp8Linear.of}[kind]
+    layers: dict[str, type[Int8Linear] | type[Fp8Linear]]
+    layers = {"w8a8": Int8Linear, "fp8": Fp8Linear}
+    layer = layers[kind]
     head = model.get_output_embeddings()
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
@@ -147,13 +164,14 @@ def quantize(
             if device is not None:
                 child.to(device)
             if codes is None:
-                setattr(parent, name, convert(child))
+                setattr(parent, name, layer.of(child))
                 continue
             checkpoint_codes = codes(child)
             if checkpoint_codes is not None:
                 weight, scale = checkpoint_codes
-                scales = scale.reshape(1, 1).repeat(1, child.out_features)
-                setattr(parent, name, Fp8Linear(weight, scales, child.bias))
+                on_device = child.weight.device
+                scales = scale.to(on_device).expand(child.out_features).contiguous()
+                setattr(parent, name, layer.with_codes(weight.to(on_device), scales, child.bias))
     if device is not None:
         model.to(device)
 

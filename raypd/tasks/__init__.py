@@ -16,6 +16,7 @@ if TYPE_CHECKING:
         Record as Record,
         Request as Request,
         Task as Task,
+        TextBox as TextBox,
     )
     from raypd.tasks.build import (
         build_task as build_task,
@@ -94,7 +95,7 @@ if TYPE_CHECKING:
 __getattr__ = LazyExports(
     __name__,
     {
-        "base": ("Document", "Record", "Request", "Task"),
+        "base": ("Document", "Record", "Request", "Task", "TextBox"),
         "build": ("build_task", "check_task", "task_alone"),
         "calibration": ("Calibration", "calibration_of", "features"),
         "cascade": ("Cascade", "SecondProgram", "doubt", "merged"),

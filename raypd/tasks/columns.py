@@ -69,8 +69,11 @@ _VALUE_FIELDS = [
     # The window of a long document that the value was found in, from 0 (task.too_long).
     ("window", pa.int32()),
 ]
+# The box of a value on the page of a scanned document (input.ocr): left, top, right and bottom, as
+# fractions of the page's width and height from its upper left corner.
+_BOX = pa.field("box", pa.list_(pa.float32()))
 # The model of a cascade that decoded the value: first or second.
-_MODEL_FIELD = ("model", pa.string())
+_MODEL = pa.field("model", pa.string())
 VALUE = pa.struct(_VALUE_FIELDS)
 EXTRACTION = pa.schema(
     [
@@ -322,7 +325,10 @@ def _details(attribute: Attribute, config: RunConfig) -> dict[str, pa.DataType]:
         names.append("window")
     if config.cascade.model is not None:
         names.append("model")
-    return {name: _DETAIL_TYPES[name] for name in names}
+    types = {name: _DETAIL_TYPES[name] for name in names}
+    if "span" in types and _has_box(config):
+        types["span"] = _with_box(types["span"])
+    return types
 
 
 def columns_of(config: RunConfig) -> pa.Schema:
@@ -333,10 +339,26 @@ def columns_of(config: RunConfig) -> pa.Schema:
     if _is_typed(config):
         return _typed_columns(config)
     schema = SHAPES[config.task.kind].schema
-    if config.cascade.model is None:
+    has_box = _has_box(config)
+    if config.cascade.model is None and not has_box:
         return schema
-    values = pa.field("values", pa.list_(pa.struct([*_VALUE_FIELDS, _MODEL_FIELD])))
+    fields = list(VALUE)
+    if has_box:
+        span = VALUE.get_field_index("span")
+        fields[span] = pa.field("span", _with_box(VALUE.field(span).type))
+    if config.cascade.model is not None:
+        fields.append(_MODEL)
+    values = pa.field("values", pa.list_(pa.struct(fields)))
     return schema.set(schema.get_field_index("values"), values)
+
+
+def _has_box(config: RunConfig) -> bool:
+    """Return whether the spans of a run's table have boxes."""
+    return isinstance(config.task, ExtractionConfig) and config.input.ocr != "off"
+
+
+def _with_box(span: pa.StructType) -> pa.StructType:
+    return pa.struct([*span, _BOX])
 
 
 def _is_typed(config: RunConfig) -> bool:
@@ -434,7 +456,7 @@ def _item_of_details(row: Row, head: str, path: list[str], value: Any, status: s
 
     item = value_row(".".join([head, *path]), value, status, detail("confidence"))
     span = detail("span")
-    item["span"] = span and {key: span.get(key) for key in ("begin", "end", "page")}
+    item["span"] = span and {key: span[key] for key in span if key != "exact"}
     item["window"] = detail("window")
     if detail_column(head, "model") in row:
         item["model"] = detail("model")

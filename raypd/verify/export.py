@@ -3,6 +3,7 @@
 Both go to one local file: CSV, JSON lines or Parquet.
 """
 
+import json
 import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -11,7 +12,7 @@ import pyarrow as pa
 
 from raypd import storage
 from raypd.config import with_changes
-from raypd.dataset import writer
+from raypd.dataset import unit_rows, writer
 from raypd.errors import ConfigError
 from raypd.run import is_nightly, load_run
 from raypd.storage import local
@@ -22,10 +23,13 @@ from raypd.verify.table_object import objects, read_object
 
 # Suffix -> options of DuckDB's COPY.
 _FORMATS = {".csv": "csv, HEADER", ".jsonl": "json", ".parquet": "parquet, COMPRESSION zstd"}
+_THREADS = 16
+# Rows that are converted at a time: fewer cost more for each.
+_BATCH_ROWS = 2000
 # Follows the name of a file that is being written.
 _PART = ".part-"
 # Details of answers that the exported table leaves out.
-_DETAILS = ("status", "span", "window", "model")
+_DETAILS = ("span", "window", "model")
 
 
 def export(run: str, path: str, overrides: Iterable[str] = ()) -> int:
@@ -45,19 +49,36 @@ def export(run: str, path: str, overrides: Iterable[str] = ()) -> int:
     config = with_changes(load_run(run, list(overrides)), {"output.columns": "typed"})
     schema = writer.output_schema(columns_of(config))
     fields = [field for field in schema if not columns.is_detail(field.name, *_DETAILS)]
-    tables = (writer.typed_table(table, config) for table in _tables(run))
+    tables = (writer.typed_table(table, config) for table in _batches(_tables(run)))
     return write_file(path, pa.schema(fields), tables)
 
 
 def _tables(run: str) -> Iterator[pa.Table]:
     """Yield the rows of each object of a run, or of a table of nightly runs."""
     if is_nightly(run):
-        for path in objects(run):
-            yield read_object(path)
-        return
-    for _, path in sorted(writer.objects(run)):
-        _, table = writer.read_table("", "", path=path)
-        yield table
+        yield from storage.in_threads(read_object, objects(run), _THREADS)
+    else:
+        yield from unit_rows.tables(run)
+
+
+def _batches(tables: Iterable[pa.Table]) -> Iterator[pa.Table]:
+    """Join tables that follow on each other to tables of about _BATCH_ROWS."""
+    batch: list[pa.Table] = []
+    rows = 0
+    for table in tables:
+        if batch and table.schema != batch[0].schema:
+            # A later version of raypd, or a night, may have added a field.
+            yield pa.concat_tables(batch)
+            batch = []
+            rows = 0
+        batch.append(table)
+        rows += len(table)
+        if rows >= _BATCH_ROWS:
+            yield pa.concat_tables(batch)
+            batch = []
+            rows = 0
+    if batch:
+        yield pa.concat_tables(batch)
 
 
 def write_file(path: str, schema: pa.Schema, tables: Iterable[pa.Table]) -> int:
@@ -81,6 +102,8 @@ def write_file(path: str, schema: pa.Schema, tables: Iterable[pa.Table]) -> int:
     target = local.local_path(path)
     local.clean_beside(target, _PART)
     part = f"{target}{_PART}{local.writer_name()}"
+    if is_csv:
+        schema = _csv_schema(schema)
     try:
         with Scratch(rows=schema) as scratch:
             for table in tables:
@@ -118,13 +141,25 @@ def _identifier(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'
 
 
+def _csv_schema(schema: pa.Schema) -> pa.Schema:
+    """Return the columns of a CSV, in which lists and objects are JSON."""
+    fields = []
+    for column in schema:
+        if pa.types.is_nested(column.type):
+            column = column.with_type(pa.string())
+        fields.append(column)
+    return pa.schema(fields)
+
+
 def _harmless_table(table: pa.Table, schema: pa.Schema) -> pa.Table:
-    """Return a table without cells that a spreadsheet would run as formulas."""
+    """Return a table for a CSV: lists and objects as JSON, and no cell that runs as a formula."""
     rows = [{name: _cell(value) for name, value in row.items()} for row in table.to_pylist()]
     return pa.Table.from_pylist(rows, schema)
 
 
 def _cell(value: object) -> object:
+    if isinstance(value, (list, dict)):
+        return clean(json.dumps(value, ensure_ascii=False, default=str))
     if isinstance(value, str):
         return _harmless_text(value)
     return value
