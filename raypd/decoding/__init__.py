@@ -72,6 +72,7 @@ if TYPE_CHECKING:
         speculative as speculative,
     )
     from raypd.decoding.models.hybrid import (
+        HYBRIDS as HYBRIDS,
         attention_layers as attention_layers,
         has_recurrent_layers as has_recurrent_layers,
         unknown_layers as unknown_layers,
@@ -151,7 +152,12 @@ __getattr__ = LazyExports(
             "SYNC",
         ),
         "methods.speculative": ("PromptLookup", "TextDrafter", "speculative"),
-        "models.hybrid": ("attention_layers", "has_recurrent_layers", "unknown_layers"),
+        "models.hybrid": (
+            "HYBRIDS",
+            "attention_layers",
+            "has_recurrent_layers",
+            "unknown_layers",
+        ),
         "pack": ("pack_model",),
         "program": ("ANY_OBJECT", "Feed", "Predictions", "Program"),
         "quantized": ("quantize",),

@@ -14,7 +14,7 @@ from transformers.modeling_outputs import CausalLMOutput
 
 import raypd.training.attention as attention
 from raypd.config import RunConfig
-from raypd.decoding import REGISTRY, MedusaHeads
+from raypd.decoding import REGISTRY, MedusaHeads, has_recurrent_layers
 from raypd.errors import ModelError
 from raypd.models import (
     CONTROL_TOKENS,
@@ -126,6 +126,8 @@ def _check_attention(model: PreTrainedModel, name: str) -> None:
         feature = "layers with sliding-window attention"
     if getattr(text_config, "attn_logit_softcapping", None) is not None:
         feature = "a soft cap on attention logits"
+    if has_recurrent_layers(model.config):
+        feature = "recurrent or convolution layers"
     if feature is not None:
         raise ModelError(f"model {name!r} has {feature}: raypd decodes it, but cannot train it yet")
 
