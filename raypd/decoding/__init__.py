@@ -76,6 +76,7 @@ if TYPE_CHECKING:
         has_recurrent_layers as has_recurrent_layers,
         unknown_layers as unknown_layers,
     )
+    from raypd.decoding.models.registry import FAMILIES as FAMILIES
     from raypd.decoding.pack import pack_model as pack_model
     from raypd.decoding.program import (
         ANY_OBJECT as ANY_OBJECT,
@@ -152,6 +153,7 @@ __getattr__ = LazyExports(
         ),
         "methods.speculative": ("PromptLookup", "TextDrafter", "speculative"),
         "models.hybrid": ("attention_layers", "has_recurrent_layers", "unknown_layers"),
+        "models.registry": ("FAMILIES",),
         "pack": ("pack_model",),
         "program": ("ANY_OBJECT", "Feed", "Predictions", "Program"),
         "quantized": ("quantize",),

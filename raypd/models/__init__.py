@@ -31,6 +31,10 @@ if TYPE_CHECKING:
     from raypd.models.draft import load_draft_model as load_draft_model
     from raypd.models.end_tokens import model_end_tokens as model_end_tokens
     from raypd.models.endpoint import check_endpoint as check_endpoint
+    from raypd.models.families import (
+        families_table as families_table,
+        untrainable as untrainable,
+    )
     from raypd.models.load import (
         LoadedModel as LoadedModel,
         Purpose as Purpose,
@@ -60,6 +64,7 @@ __getattr__ = LazyExports(
         "draft": ("load_draft_model",),
         "end_tokens": ("model_end_tokens",),
         "endpoint": ("check_endpoint",),
+        "families": ("families_table", "untrainable"),
         "load": (
             "LoadedModel",
             "Purpose",

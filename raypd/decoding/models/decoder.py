@@ -152,6 +152,7 @@ class Family:
     """A family of models.
 
     Attributes:
+        name: What people call its models.
         classes: The names of transformers' classes of its models.
         layer: Builds a layer from one of transformers.
         model: What is computed around the layers.
@@ -159,6 +160,7 @@ class Family:
         takes: Tells by the configuration whether the layer computes a model of these classes.
     """
 
+    name: str
     classes: tuple[str, ...]
     layer: Callable[[Any, Builder], DecoderLayer]
     model: type[DecoderModel] = DecoderModel
