@@ -77,6 +77,7 @@ if TYPE_CHECKING:
         has_recurrent_layers as has_recurrent_layers,
         unknown_layers as unknown_layers,
     )
+    from raypd.decoding.models.registry import FAMILIES as FAMILIES
     from raypd.decoding.pack import pack_model as pack_model
     from raypd.decoding.program import (
         ANY_OBJECT as ANY_OBJECT,
@@ -158,6 +159,7 @@ __getattr__ = LazyExports(
             "has_recurrent_layers",
             "unknown_layers",
         ),
+        "models.registry": ("FAMILIES",),
         "pack": ("pack_model",),
         "program": ("ANY_OBJECT", "Feed", "Predictions", "Program"),
         "quantized": ("quantize",),
