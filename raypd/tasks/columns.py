@@ -33,7 +33,7 @@ _VALUE = [
     # there. page: from 1, where form feeds end pages, as in the text of a PDF.
     ("span", pa.struct([("begin", pa.int32()), ("end", pa.int32()), ("page", pa.int32())])),
     ("span_exact", pa.bool_()),  # whether letter for letter, or but for case and white space
-    # Of a document in several (task.too_long), from 0: where the value was found.
+    # Of a document in several (task.long_documents), from 0: where the value was found.
     ("window", pa.int32()),
 ]
 # Of a recognized document (input.ocr): left, top, right and bottom of the value's box, as fractions
@@ -220,7 +220,7 @@ def _details(attribute: Attribute, config: RunConfig) -> Row:
     details = {"confidence": pa.float32(), "status": pa.string()}
     if attribute.value_type.has_span:
         details["span"] = _with_box(_SPAN) if _has_box(config) else _SPAN
-    if isinstance(config.task, ExtractionConfig) and config.task.too_long == "windows":
+    if isinstance(config.task, ExtractionConfig) and config.task.long_documents == "split":
         details["window"] = pa.int32()
     return details | ({} if config.cascade.model is None else {"model": pa.string()})
 

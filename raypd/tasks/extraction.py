@@ -222,12 +222,12 @@ class ExtractionTask:
             limit = min(limit, self.task.max_document_tokens)
         if len(tokens) <= limit:
             return [_Body(document, text, tokens, examples)]
-        if self.task.too_long == "windows":
+        if self.task.long_documents == "split":
             cut = windows(text, self._encode, limit)
             return [_Body(document, piece, ids, examples, begin=begin) for begin, piece, ids in cut]
-        if self.task.too_long == "refuse":
+        if self.task.long_documents == "reject":
             raise ValueError(
-                f"too long: {len(tokens)} tokens, at most {limit} fit (task.too_long is refuse)"
+                f"too long: {len(tokens)} tokens, at most {limit} fit (task.long_documents is reject)"
             )
         return [_Body(document, text, tokens[:limit], examples, truncated=True)]
 

@@ -149,8 +149,8 @@ class QuestionAnsweringTask:
         limit = self._remaining_tokens(
             [question for question in questions if question.error is None]
         )
-        if len(tokens) > limit and self.task.too_long == "refuse":
-            beside = f"at most {limit} fit beside its questions (task.too_long is refuse)"
+        if len(tokens) > limit and self.task.long_documents == "reject":
+            beside = f"at most {limit} fit beside its questions (task.long_documents is reject)"
             raise ValueError(f"too long: {len(tokens)} tokens, {beside}")
         return _Page(document, tokens[:limit] + self._between, len(tokens) > limit, questions)
 

@@ -76,6 +76,24 @@ def test_scans_and_pictures_are_recognized_row_by_row(tmp_path, config) -> None:
     assert read["cut.jpg"].startswith("cut.jpg: a page that cannot be drawn: ")
 
 
+@pytest.mark.parametrize("degrees", [90, 180, 270])
+def test_a_page_that_stands_upside_down_or_sideways_is_turned(degrees, tmp_path, config) -> None:
+    turned = page().rotate(degrees, expand=True)
+    (tmp_path / "a.png").write_bytes(saved(turned, "PNG"))
+    (document,) = read_all(config(str(tmp_path), **SCANS))
+    text = document.fields["text"]
+    assert text == EXPECTED
+    box = span_of("1.299,50", text, 0, text, document.boxes)["span"]["box"]
+    upright = [480 / 800, 225 / 400, 600 / 800, 255 / 400]
+    left, top, right, bottom = upright
+    expected = {
+        90: [top, 1 - right, bottom, 1 - left],
+        180: [1 - right, 1 - bottom, 1 - left, 1 - top],
+        270: [1 - bottom, left, 1 - top, right],
+    }
+    assert box == pytest.approx(expected[degrees], abs=0.04)
+
+
 def test_a_value_has_its_page_and_its_box(tmp_path, config) -> None:
     (tmp_path / "a.tiff").write_bytes(saved(page(), "TIFF", save_all=True, append_images=[page()]))
     (document,) = read_all(config(str(tmp_path), **SCANS))

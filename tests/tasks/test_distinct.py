@@ -71,7 +71,7 @@ CASES = {
     "windows": (
         2,
         configured(
-            task={"categories": CATEGORIES, "too_long": "windows", "max_document_tokens": 40}
+            task={"categories": CATEGORIES, "long_documents": "split", "max_document_tokens": 40}
         ),
         documents(offer("Boot " * 30), offer("Clog"), offer("Boot " * 30)),
     ),
@@ -211,7 +211,7 @@ def test_the_surest_value_counts_and_lists_are_united() -> None:
 
 def test_a_long_document_is_answered_window_by_window() -> None:
     text = " ".join(f"Part {n} tells of boots of size {n}." for n in range(60))
-    task = make(task={"too_long": "windows", "max_document_tokens": 400})
+    task = make(task={"long_documents": "split", "max_document_tokens": 400})
     found = answers(task, [document(0, text), document(1, "short")])
     long = found[0].columns
     short = found[1].columns
@@ -233,7 +233,7 @@ def test_a_long_document_is_answered_window_by_window() -> None:
 
 
 def test_the_span_of_a_value_counts_from_the_beginning_of_the_document() -> None:
-    task = make(task={"too_long": "windows", "max_document_tokens": 60})
+    task = make(task={"long_documents": "split", "max_document_tokens": 60})
     text = "A tin. " * 15 + "\f" + "A tin. " * 15 + "The tea is Oolong of spring. " + "A tin. " * 30
     asked = document(0, text, "tea")
     category = task._categories["tea"]
@@ -247,7 +247,7 @@ def test_the_span_of_a_value_counts_from_the_beginning_of_the_document() -> None
     assert f"title: {text}"[value["span"]["begin"] : value["span"]["end"]] == "Oolong"
     assert value["window"] == window
     assert span_of("Oolong", text, 0, text)["span"]["page"] == 2
-    config = run_config(TREE["task"] | {"too_long": "windows"}, output={"columns": "typed"})
+    config = run_config(TREE["task"] | {"long_documents": "split"}, output={"columns": "typed"})
     found = pa.Table.from_pylist(
         [typed_row(record.columns, config)], columns_of(config)
     ).to_pylist()[0]
@@ -257,7 +257,7 @@ def test_the_span_of_a_value_counts_from_the_beginning_of_the_document() -> None
 
 
 def test_a_window_that_fails_makes_the_document_an_error_row() -> None:
-    task = make(task={"too_long": "windows", "max_document_tokens": 100})
+    task = make(task={"long_documents": "split", "max_document_tokens": 100})
     requests = [one for one in task.plan([document(0, "word " * 300)]) if isinstance(one, Request)]
     assert len(requests) > 2
     found = [record for request in requests for record in request.fail("no memory")]
