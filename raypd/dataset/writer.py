@@ -118,16 +118,8 @@ def make_table(
 
 def _row(document: Document, record: Record, attempts: int) -> dict[str, Any]:
     """Return the row of one answer."""
-    row: dict[str, Any] = {
-        "id": document.id,
-        "source": document.source,
-        "row": document.place,
-        "attempts": attempts,
-        "status": "ok",
-        "error": None,
-    }
+    row = tasks_columns.own_columns(document, record, attempts)
     if record.error is not None:
-        row["status"] = "error"
         row["error"] = _printable(record.error)
     row.update(record.columns)
     return row

@@ -38,10 +38,11 @@ from raypd.schema import Attribute, record_pattern, record_schema
 from raypd.tasks.automata import automaton_of, vocabulary_of
 from raypd.tasks.base import Document, Record, Request, confidence, seed_of
 from raypd.tasks.calibration import calibration_of
-from raypd.tasks.columns import record_of, value_row
+from raypd.tasks.columns import value_row
 from raypd.tasks.documents import category_of, text_of
 from raypd.tasks.few_shot import LabelledExamples
 from raypd.tasks.prompting import DOCUMENTS, decode_answer, encode, end_tokens, messages, pieces
+from raypd.tasks.record import record_of
 from raypd.tasks.values import (
     CheckedValue,
     JsonObjectEnd,

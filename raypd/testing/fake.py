@@ -33,6 +33,7 @@ from raypd.tasks import (
     columns,
     messages,
     read_request,
+    record_of,
     text_of,
     unpacked,
 )
@@ -364,7 +365,7 @@ def _record(name: str, category: Category) -> dict[str, Any]:
             status = "ok"
         value_of[attribute.name] = value
         values.append(columns.value_row(attribute.name, value, status, None))
-    record = json.dumps(columns.record_of(category, value_of), ensure_ascii=False)
+    record = json.dumps(record_of(category, value_of), ensure_ascii=False)
     return {"category": name, "record": record, "values": values, "truncated": False}
 
 

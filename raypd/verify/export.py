@@ -15,7 +15,7 @@ from raypd.dataset import writer
 from raypd.errors import ConfigError
 from raypd.run import is_nightly, load_run
 from raypd.storage import local
-from raypd.tasks import columns_of
+from raypd.tasks import columns, columns_of
 from raypd.text import clean, is_formula
 from raypd.verify.scratch import Scratch
 from raypd.verify.table_object import objects, read_object
@@ -24,8 +24,8 @@ from raypd.verify.table_object import objects, read_object
 _FORMATS = {".csv": "csv, HEADER", ".jsonl": "json", ".parquet": "parquet, COMPRESSION zstd"}
 # Follows the name of a file that is being written.
 _PART = ".part-"
-# Columns about an answer, which the exported table leaves out.
-_DETAIL_COLUMNS = ("__status", "__span", "__window", "__model")
+# Details of answers that the exported table leaves out.
+_DETAILS = ("status", "span", "window", "model")
 
 
 def export(run: str, path: str, overrides: Iterable[str] = ()) -> int:
@@ -44,9 +44,9 @@ def export(run: str, path: str, overrides: Iterable[str] = ()) -> int:
     """
     config = with_changes(load_run(run, list(overrides)), {"output.columns": "typed"})
     schema = writer.output_schema(columns_of(config))
-    columns = pa.schema([field for field in schema if not field.name.endswith(_DETAIL_COLUMNS)])
+    fields = [field for field in schema if not columns.is_detail(field.name, *_DETAILS)]
     tables = (writer.typed_table(table, config) for table in _tables(run))
-    return write_file(path, columns, tables)
+    return write_file(path, pa.schema(fields), tables)
 
 
 def _tables(run: str) -> Iterator[pa.Table]:

@@ -11,6 +11,7 @@ from raypd import storage
 from raypd.dataset import writer
 from raypd.errors import RunError
 from raypd.run.unit import UnitSummary
+from raypd.tasks import columns
 from raypd.tasks.base import Document, Record
 
 COLUMNS = pa.schema([("answer", pa.string()), ("price", pa.float64())])
@@ -46,6 +47,13 @@ def test_rows_are_the_input_s_in_order_with_errors_for_values_that_cannot_be_wri
     assert "cannot be written" in rows[0]["error"]
     with pytest.raises(ValueError, match="'status'"):
         writer.output_schema(pa.schema([("status", pa.string())]))
+
+
+def test_the_writer_fills_every_column_that_all_tables_have() -> None:
+    row = columns.own_columns(Document(0, "a", source="in.jsonl", place=7), Record(0), attempts=2)
+    assert list(row) == columns.OWN.names
+    assert row["row"] == 7
+    assert row["attempts"] == 2
 
 
 def test_the_second_commit_changes_nothing(tmp_path) -> None:
