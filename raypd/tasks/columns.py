@@ -333,7 +333,7 @@ def _details(attribute: Attribute, config: RunConfig) -> dict[str, pa.DataType]:
 
 def _has_boxes(config: RunConfig) -> bool:
     """Return whether the spans of a run's table have boxes."""
-    return isinstance(config.task, ExtractionConfig) and config.input.ocr != "off"
+    return isinstance(config.task, ExtractionConfig) and config.input.ocr != "none"
 
 
 def _with_box(span: pa.StructType) -> pa.StructType:

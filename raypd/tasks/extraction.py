@@ -228,7 +228,8 @@ class ExtractionTask:
             return [_Body(document, piece, ids, examples, begin=begin) for begin, piece, ids in cut]
         if self.task.long_documents == "reject":
             raise ValueError(
-                f"too long: {len(tokens)} tokens, at most {limit} fit (task.long_documents is reject)"
+                f"too long: {len(tokens)} tokens, at most {limit} fit "
+                "(task.long_documents is reject)"
             )
         return [_Body(document, text, tokens[:limit], examples, truncated=True)]
 

@@ -27,7 +27,7 @@ class Pdf(DocumentFormat):
     def content(self, data: bytes, part: Part, source: InputConfig) -> Fields:
         pages = json.loads(parse("pdf", data))
         page_count = counted(len(pages), "page")
-        if source.ocr == "off":
+        if source.ocr == "none":
             if not any(pages):
                 raise ValueError(
                     f"a PDF without text on its {page_count}, as scans are: it needs OCR first "
@@ -42,7 +42,7 @@ class Pdf(DocumentFormat):
                 )
         texts = PageTexts()
         for number, page in enumerate(pages):
-            if page or source.ocr == "off":
+            if page or source.ocr == "none":
                 texts.add_text(page)
             else:
                 rows, _ = recognized_page(data, number)

@@ -19,7 +19,7 @@ class Picture(DocumentFormat):
         return str(self.content(data, part, source)[TEXT])
 
     def content(self, data: bytes, part: Part, source: InputConfig) -> Fields:
-        if source.ocr == "off":
+        if source.ocr == "none":
             raise ValueError("a picture, which input.ocr=auto reads")
         texts = PageTexts()
         rows, pages = recognized_page(data, 0)

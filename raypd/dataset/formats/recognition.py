@@ -20,7 +20,7 @@ def check_installed(source: InputConfig) -> None:
     Raises:
         InputError: One is missing.
     """
-    if source.ocr == "off":
+    if source.ocr == "none":
         return
     for package in _PACKAGES:
         if importlib.util.find_spec(package) is None:
