@@ -34,6 +34,8 @@ CONTEXT = 400_000
 _ROLES = ("system", "user", "assistant")
 _END = "<|end|>"
 _AGAIN = (408, 429, 500, 502, 503, 504)
+# What servers say of a prompt that is too long for the model.
+_CONTEXT_ERROR = re.compile(r"context[_ ]length|context[_ ]window|max_model_len", re.IGNORECASE)
 _REFUSED = (400, 401, 403, 404, 413, 422)  # a prompt, a key or a name; no pause helps
 _AT_ONCE = 64  # requests, where engine.max_num_seqs is auto
 _CHUNK = 1 << 14  # bytes that are read at a time
@@ -332,6 +334,12 @@ class EndpointEngine:
                 if 300 <= status < 400:
                     where = self._shown(headers.get("location", ""))[:200]
                     reason = f"{url}: {status}: redirects to {where}; documents are not sent there"
+                if _CONTEXT_ERROR.search(words):
+                    # raypd does not know the context of a server, and counts bytes there.
+                    reason += (
+                        "; task.max_document_tokens (bytes, of a server) with task.long_documents: "
+                        "split sends long documents in parts"
+                    )
                 if status not in _AGAIN:
                     raise RuntimeError(reason) if status in _REFUSED else self._failure(reason)
                 with contextlib.suppress(ValueError, OverflowError):
