@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from raypd.fitting import FitResult
     from raypd.models import LoadedModel
     from raypd.nights import Night
+    from raypd.report import answer_check
     from raypd.run import TrainingRecord
     from raypd.tasks import Record
     from raypd.verify import Verification
@@ -83,6 +84,26 @@ class Run:
                 f"{self.path}: this run has not ended; repeat the call or command that started it "
                 "to resume"
             ) from None
+
+    @cached_property
+    def check(self) -> answer_check.AnswerCheck:
+        """What the answers show without labels: the model, warnings, and the next step."""
+        from raypd.report import answer_check
+
+        manifest = self.manifest
+        progress = answer_check.Progress(
+            state="complete",
+            documents=manifest.documents,
+            failed=manifest.failed,
+            seconds=manifest.seconds,
+            on_gpu=manifest.cost is not None and manifest.cost.gpu_use is not None,
+        )
+        return answer_check.check_run(self.path, progress)
+
+    @property
+    def warnings(self) -> list[str]:
+        """What is wrong with the answers of each attribute, as far as that is seen unlabelled."""
+        return self.check.warnings
 
     def __repr__(self) -> str:
         documents = f"{self.manifest.documents:,} documents"
@@ -125,9 +146,15 @@ class Run:
 
     def _repr_html_(self) -> str:
         """Return the first rows, for a notebook."""
+        from raypd.report import answer_check
+
         names = [name for name in self._table.column_names if name not in _HIDDEN_COLUMNS]
         rows = self._table.slice(0, 10).select(names).to_pandas()
-        return f"{rows.to_html(index=False)}<p>{escape(repr(self))}</p>"
+        paragraphs = [repr(self), *answer_check.lines(self.check)]
+        if self.check.next_step:
+            paragraphs.append(f"Next: {self.check.next_step}")
+        notes = "".join(f"<p>{escape(paragraph)}</p>" for paragraph in paragraphs)
+        return f"{rows.to_html(index=False)}{notes}"
 
     def errors(self) -> pa.Table:
         """Return the documents without an answer: their id, source, row, attempts and reason."""

@@ -3,6 +3,7 @@
 import sys
 
 from raypd.config import RunConfig
+from raypd.errors import ModelError
 
 
 def check_model(config: RunConfig, machine: bool = False) -> None:
@@ -40,8 +41,8 @@ def check_method(config: RunConfig) -> None:
     """Check what the decoding method needs beside the model.
 
     Raises:
-        ModelError: If the model lacks control tokens, or if heads or a draft model are missing or
-            do not fit.
+        ModelError: If the model lacks control tokens or has recurrent layers that the method cannot
+            follow, or if heads or a draft model are missing or do not fit.
     """
     from raypd.decoding import REGISTRY
     from raypd.models import control_tokens, draft, load, medusa_heads, source
@@ -61,6 +62,36 @@ def check_method(config: RunConfig) -> None:
         )
     if decoding.draft_model is not None:
         draft.check_draft_model(config)
+    _check_recurrence(config)
+
+
+def _check_recurrence(config: RunConfig) -> None:
+    """Check that the method can decode a model with recurrent layers, if the model has any."""
+    from raypd.decoding import REGISTRY, has_recurrent_layers
+    from raypd.models import embedded, source
+
+    name = config.model.name
+    if config.engine.kind != "raypd" or name == embedded.NAME:
+        return
+    if not has_recurrent_layers(source.read_config(source.find_source(config.model))):
+        return
+    decoding = config.decoding
+    if decoding.method == "hyper_parallel" and decoding.isolate != "values":
+        raise ModelError(
+            f"decoding.isolate {decoding.isolate}: model {name!r} has recurrent layers, and a "
+            "recurrence has no order for tokens of several values that arrive at the same time; "
+            "set decoding.isolate: values"
+        )
+    if not REGISTRY[decoding.method].recurrent:
+        able = [
+            other
+            for other, spec in REGISTRY.items()
+            if spec.recurrent and config.task.kind in spec.answer_keys
+        ]
+        raise ModelError(
+            f"decoding.method {decoding.method}: model {name!r} has recurrent layers, which cannot "
+            "take tokens back or join threads; set decoding.method: " + " or ".join(able)
+        )
 
 
 def path_of(config: RunConfig) -> str:

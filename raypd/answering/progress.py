@@ -2,9 +2,11 @@
 
 import sys
 import time
+from collections.abc import Iterator
 
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.text import Text
 
 from raypd.text import duration, number, said
 
@@ -29,6 +31,17 @@ class ProgressLines:
             print(line, file=sys.stderr, flush=True)
 
 
+class _Bar(Progress):
+    """A bar with a line below it."""
+
+    line = ""
+
+    def get_renderables(self) -> Iterator[RenderableType]:
+        yield from super().get_renderables()
+        if self.line:
+            yield Text(self.line, style="dim")
+
+
 class RunDisplay:
     """A bar on a terminal, lines elsewhere. total: documents, counted if `exact`; done: committed
     before it began.
@@ -41,7 +54,7 @@ class RunDisplay:
         self._done = done
         self._started, self._lines, self._begun = time.monotonic(), ProgressLines(), False
         console = Console(file=sys.stderr)
-        self._bar = Progress(
+        self._bar = _Bar(
             TextColumn("{task.description}"),
             BarColumn(),
             TextColumn("{task.completed:.0f}/{task.fields[planned]} documents"),
@@ -73,8 +86,15 @@ class RunDisplay:
             self._begun, self._started = True, time.monotonic()
             self._bar.update(self._row, description="extract")
 
-    def update(self, done: int, failed: int) -> None:
-        """Shows how many documents are answered and failed, those of units in flight among them."""
+    def update(self, done: int, failed: int, stream: str = "") -> None:
+        """Show how many documents are answered and failed, those of units in flight among them.
+
+        Args:
+            done: Documents answered.
+            failed: Of these, with an error.
+            stream: How far the stream of documents is; "" if nothing is read ahead.
+        """
+        self._bar.line = stream
         self._done = max(done, self._before)
         self.total = max(self.total, self._done)
         seconds = time.monotonic() - self._started
@@ -96,9 +116,10 @@ class RunDisplay:
         if self._bar.disable and self._begun:
             speed = f", {rate}/s" if measured is not None else ""
             left = f", {duration((self.total - self._done) / measured)} left" if measured else ""
-            self._lines.show(
-                f"{self._done}/{self._planned} documents{speed}{left}, {failed} failed"
-            )
+            line = f"{self._done}/{self._planned} documents{speed}{left}, {failed} failed"
+            if stream:
+                line += f"; input: {stream}"
+            self._lines.show(line)
 
     def say(self, line: str) -> None:
         """A line of its own, above the bar."""

@@ -6,7 +6,7 @@ that fits on it. A worker's seconds go to what the worker did with them. A slot 
 startup time before the first worker of the node, and idle time afterwards.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import TypeVar
@@ -105,6 +105,16 @@ def settled(worker: WorkerTime, until: float, final: bool) -> Seconds:
         for prefill, decode in worker.open.values():
             seconds.lose(prefill, decode)
     return seconds
+
+
+def input_bound(workers: Iterable[WorkerTime]) -> float:
+    """Return the share of the workers' time after startup in which engines waited for input."""
+    waited = 0.0
+    seconds = 0.0
+    for worker in workers:
+        waited += worker.input_seconds
+        seconds += worker.seconds.total() - worker.seconds.startup
+    return waited / seconds if seconds else 0.0
 
 
 def apportion(total: int, weights: Mapping[_Name, float]) -> dict[_Name, int]:

@@ -413,6 +413,7 @@ def summed(bills: Sequence[Bill], documents: int | None = None) -> RunCost | Non
     for name in billing.PARTS:
         parts[name] = round(sum(bill.parts.get(name, 0) for bill in bills), 6)
         seconds[name] = round(sum(bill.seconds.get(name, 0) for bill in bills), 3)
+    input_bound = billing.input_bound(worker for bill in bills for worker in bill.workers)
     return RunCost(
         usd=usd,
         usd_per_1000_documents=usd_per_1000_documents,
@@ -424,4 +425,5 @@ def summed(bills: Sequence[Bill], documents: int | None = None) -> RunCost | Non
         gpu_use=energy.together(worker.gpu_use for bill in bills for worker in bill.workers),
         prices=sorted({node.price_source for bill in bills for node in bill.nodes}),
         notes=sorted({note for bill in bills for note in bill.notes}),
+        input_bound=round(input_bound, 4),
     )

@@ -4,12 +4,13 @@ Each report covers everything since the worker began and has a sequence number, 
 repeated and late reports do no harm.
 """
 
+import contextlib
 import os
 import threading
 import time
 import uuid
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
@@ -79,6 +80,8 @@ class WorkerTime:
     ok: int = 0  # documents
     failed: int = 0  # documents
     gpus: float = 0.0
+    # Of the idle seconds, those in which the engine waited for input.
+    input_seconds: float = 0.0
     joules: float | None = None
     gpu_use: OptionalGpuUse = None  # None without a GPU, or if NVML does not answer
 
@@ -170,12 +173,35 @@ class Meter:
         self._model_tokens = (0, 0)
         self._prefill_share = 1.0  # share of prefill in the last step that fed any token
         self._programs: dict[str, int] = {}  # programs in the current or last step, by unit
+        self._units_reading = 0
+        # Idle seconds in which a unit was being read by this worker.
+        self.reading_seconds = 0.0
 
     def ready(self) -> None:
         """Note that the model is loaded: the worker is idle or busy from now on."""
         with self._lock:
             self._book_time(self._clock(), None)
             self._state = "idle"
+
+    @contextlib.contextmanager
+    def reading(self) -> Iterator[None]:
+        """Note that a unit is being read: the engine waits for input while it is idle."""
+        self._change_reading(1)
+        try:
+            yield
+        finally:
+            self._change_reading(-1)
+
+    def _change_reading(self, change: int) -> None:
+        with self._lock:
+            if self._state == "idle":
+                self._book_time(self._clock(), None)
+            self._units_reading += change
+
+    def starved(self, seconds: float) -> None:
+        """Note for how long this worker had no unit because none had been read."""
+        with self._lock:
+            self._totals.input_seconds += seconds
 
     def begin(self, unit: str) -> None:
         """Begin an attempt at a unit."""
@@ -329,6 +355,9 @@ class Meter:
             record.seconds.decode += spent * (1 - self._prefill_share)
         else:
             vars(record.seconds)[self._state] += spent
+        if self._state == "idle" and self._units_reading:
+            record.input_seconds += spent
+            self.reading_seconds += spent
         if spent > 0:
             record.spans = joined(record.spans, (self._booked_until, now, self._state, unit))
         if report is None:

@@ -490,8 +490,13 @@ def review(
     run: o.Run,
     overrides: o.Overrides = None,
     documents: Annotated[
-        int, Option("--documents", min=1, help="How many, half of them the least certain")
-    ] = 40,
+        int | None,
+        Option(
+            "--documents",
+            min=1,
+            help="How many, half of them the least certain; default: as many as `raypd fit` needs",
+        ),
+    ] = None,
     apply: Annotated[
         str | None, Option("--apply", metavar="FILE", help="The corrected CSV")
     ] = None,
@@ -506,16 +511,23 @@ def review(
     values into labels for `raypd evaluate`, `raypd calibrate`, `raypd fit` (fit.labels) and `raypd
     train` (input.path).
     """
+    from raypd.fitting import LABELS_NEEDED
     from raypd.report import review as reviews
 
     root = storage.absolute(run)
     if apply is None:
-        page, table = reviews.write(root, documents, overrides or [])
+        page, table = reviews.write(root, documents or LABELS_NEEDED, overrides or [])
         print(clean(f"page:  {page}\ntable: {table}"))
-        print(clean(f"next: correct either, then `raypd review {run} --apply FILE`"))
+        print(clean(f"Next: correct either, then `raypd review {run} --apply FILE`"))
         return
     labels, count = reviews.apply(root, apply, output, overrides or [])
-    print(clean(f"labels: {labels} ({count:,} documents)\nnext: `raypd evaluate {run} {labels}`"))
+    print(clean(f"labels: {labels} ({count:,} documents)"))
+    if count < LABELS_NEEDED:
+        print(
+            f"`raypd fit` needs about {LABELS_NEEDED} labelled documents: {LABELS_NEEDED - count} "
+            "are missing"
+        )
+    print(clean(f"Next: `raypd evaluate {run} {labels}`"))
 
 
 @app.command()

@@ -110,6 +110,7 @@ def run_task(
         storage.configure(config.storage)
         batch_files.check(config)
     manifest = None
+    next_step = ""
     if retry_errors or all_errors:
         from raypd.verify import retry
 
@@ -120,11 +121,13 @@ def run_task(
         from raypd.cluster import run_extract
 
         manifest = run_extract(config, verbose=verbose)
-        print_summary(manifest)
+        next_step = print_summary(manifest)
     if batch:
         _write_batch_files(config)
     if manifest is not None and manifest.failed:
         _report_failures(manifest, config.cluster.max_failed_share)
+    if next_step:
+        print(clean(f"Next: {next_step}"))
 
 
 def _write_batch_files(config: RunConfig) -> None:

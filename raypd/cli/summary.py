@@ -10,7 +10,8 @@ from rich.text import Text
 
 from raypd import storage
 from raypd.dataset import writer
-from raypd.run import Manifest, RunCost, layout, left_out
+from raypd.report import answer_check
+from raypd.run import Manifest, NoRun, RunCost, layout, left_out
 from raypd.tasks import shape_of
 from raypd.text import count, counted, duration, number, one_line, share, usd
 
@@ -18,12 +19,15 @@ from raypd.text import count, counted, duration, number, one_line, share, usd
 _ROWS = 8
 
 
-def print_summary(manifest: Manifest, console: Console | None = None) -> None:
+def print_summary(manifest: Manifest, console: Console | None = None) -> str:
     """Print the summary of a run.
 
     Args:
         manifest: The manifest of the run.
         console: Where to print; None for stdout, in the width of the terminal.
+
+    Returns:
+        The next step, in words; "" if there is none.
     """
     console = console or Console(highlight=False, markup=False)
     units = sorted(writer.committed(manifest.output))
@@ -36,18 +40,39 @@ def print_summary(manifest: Manifest, console: Console | None = None) -> None:
             "model: fake. THESE ANSWERS ARE MADE UP: no model read the documents.", style="bold red"
         )
     _print_totals(manifest, console)
+    next_step = _print_check(manifest, console)
     for line in _cost_lines(manifest.cost):
         console.print(line, soft_wrap=True)
     partition = [f"{key}=*" for key in manifest.config["output"]["partition"]]
     pattern = storage.join(writer.units_folder(manifest.output), *partition, "*.parquet")
     console.print(f"rows:     {pattern}", soft_wrap=True)
     console.print(f"manifest: {manifest.output}/{layout.MANIFEST}", soft_wrap=True)
+    return next_step
+
+
+def _print_check(manifest: Manifest, console: Console) -> str:
+    """Print what the answers show without labels, and return the next step."""
+    progress = answer_check.Progress(
+        state="complete",
+        documents=manifest.documents,
+        failed=manifest.failed,
+        seconds=manifest.seconds,
+        on_gpu=manifest.cost is not None and manifest.cost.gpu_use is not None,
+    )
+    try:
+        check = answer_check.check_run(manifest.output, progress)
+    except NoRun:
+        return ""
+    for line in answer_check.lines(check):
+        style = "yellow" if line.startswith("warning") else None
+        console.print(one_line(line), style=style, soft_wrap=True)
+    return check.next_step
 
 
 def _print_totals(manifest: Manifest, console: Console) -> None:
     """Print how many documents were processed, what was left out, and the tokens."""
     documents = counted(manifest.documents, "document")
-    outcome = f"{count(manifest.ok)} ok"
+    outcome = f"{count(manifest.ok)} answered"
     if manifest.failed:
         outcome += f", {count(manifest.failed)} failed"
     console.print(
@@ -97,7 +122,7 @@ def _cost_lines(cost: RunCost | None) -> list[str]:
         lines.append(f"energy: {number(cost.kwh)} kWh of the GPUs")
     if cost.gpu_use is not None:
         lines.append(f"use:    {cost.gpu_use}")
-    return lines
+    return lines + _input_lines(cost)
 
 
 def _time_lines(cost: RunCost) -> list[str]:
@@ -109,7 +134,14 @@ def _time_lines(cost: RunCost) -> list[str]:
             parts.append(f"{name} {duration(seconds)}")
     if parts:
         lines.append(f"time:   {', '.join(parts)}")
-    return lines
+    return lines + _input_lines(cost)
+
+
+def _input_lines(cost: RunCost) -> list[str]:
+    """Say how long engines waited for input, if they did."""
+    if not cost.input_bound_note:
+        return []
+    return [f"input:  {cost.input_bound_note}"]
 
 
 def _largest_first(parts: Mapping[str, float]) -> list[tuple[str, float]]:

@@ -1,6 +1,7 @@
 """Run an extraction: plan, skip committed units, run the others on workers, write the manifest."""
 
 import contextlib
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -33,10 +34,7 @@ from raypd.text import counted, share
 
 if TYPE_CHECKING:  # importing Ray takes a second, which a run without open units saves
     from raypd.cluster.accounts import Accounts
-    from raypd.cluster.pool_executor import PoolExecutor
-    from raypd.cluster.ray_data_executor import RayDataExecutor
-
-    Executor = PoolExecutor | RayDataExecutor
+    from raypd.cluster.worker_pool import Tick, WorkerPool
 
 _INPUT_CHANGED = (
     "a file of the input, input.path, cluster.unit_documents or cluster.unit_bytes has changed"
@@ -199,7 +197,7 @@ class DriverSession:
         self._display = progress.RunDisplay(
             self.planned.documents, self.done_documents, self.planned.exact
         )
-        self._executor: Executor | None = None
+        self._pool: WorkerPool | None = None
         self._accounts: Accounts | None = None
 
     def state(self) -> str:
@@ -221,11 +219,13 @@ class DriverSession:
             except RunError as error:
                 raise self._error(str(error)) from None
             finally:
+                if self._pool is not None:
+                    self._record_reading(self._pool)
                 if self._accounts is not None:
                     self._accounts.close()
                 # If this session started Ray, the workers end with it.
-                if not owns_ray and self._executor is not None:
-                    self._executor.close()
+                if not owns_ray and self._pool is not None:
+                    self._pool.close()
         if self.unit_errors:
             unit, reason = next(iter(self.unit_errors.items()))
             raise self._error(
@@ -235,6 +235,7 @@ class DriverSession:
     def _stream(self) -> None:
         from raypd.cluster.accounts import Accounts
         from raypd.cluster.worker import WorkerSpec
+        from raypd.cluster.worker_pool import WorkerPool
 
         config = self.config
         say = self._display.say
@@ -253,50 +254,64 @@ class DriverSession:
             ledger=accounts.ledger,
             gpus=resources.gpus,
         )
-        executor: Executor
-        if config.cluster.executor == "ray_data":
-            from raypd.cluster.ray_data_executor import RayDataExecutor
-
-            executor = RayDataExecutor(spec, resources, config.cluster, say)
-        else:
-            from raypd.cluster.pool_executor import PoolExecutor
-
-            executor = PoolExecutor(spec, resources, config.cluster, say)
-        self._executor = executor
-        executor.admit = accounts.admit
+        pool = WorkerPool(spec, resources, config.cluster, say)
+        self._pool = pool
+        pool.admit = accounts.admit
         if accounts.deadline is not None:
             # How many workers the deadline takes is known after the first unit.
-            executor.wanted = max(1, config.cluster.min_workers)
-        self._run(executor, accounts, self.planned, self.units - self.done_units)
+            pool.wanted = max(1, config.cluster.min_workers)
+        self._run(pool, accounts, self.planned, self.units - self.done_units)
         if self._units_to_split and not accounts.held:
             singles = take_apart(
                 self.output, self.planned, self._units_to_split, config.fingerprint()
             )
             self.units = self.planned.units
-            self._run(executor, accounts, singles, len(singles))
+            self._run(pool, accounts, singles, len(singles))
         self._update_display()
+        self._show_read_by_workers(pool.read_by_workers)
         if accounts.held:
             raise accounts.reached()
 
+    def _record_reading(self, pool: "WorkerPool") -> None:
+        """Store what was read ahead, which the report shows."""
+        reading = pool.reading
+        if not reading.units:
+            return
+        reading.session = self.lease.id
+        reading.read_by_workers = dict(pool.read_by_workers)
+        # The run is worth more than this record.
+        with contextlib.suppress(OSError):
+            name = f"{self.lease.id}.json"
+            records.write(storage.join(self.output, layout.READING, name), reading)
+
+    def _show_read_by_workers(self, units: Counter[str]) -> None:
+        """Say how many units were to be read ahead and were read by workers instead, and why."""
+        if units:
+            reasons = [f"{count} because {why}" for why, count in units.most_common()]
+            total = counted(units.total(), "unit")
+            self._display.say(
+                f"{total} of the input had to be read by workers: {'; '.join(reasons)}"
+            )
+
     def _run(
-        self, executor: "Executor", accounts: "Accounts", units: Iterable[Unit], count: int
+        self, pool: "WorkerPool", accounts: "Accounts", units: Iterable[Unit], count: int
     ) -> None:
-        """Run units and follow the events of the executor."""
-        from raypd.cluster.in_flight import Tick
+        """Run units and follow the events of the pool."""
+        from raypd.cluster.worker_pool import Tick
 
         ended = 0
-        with contextlib.closing(executor.run(units, self.done, count)) as events:
+        with contextlib.closing(pool.run(units, self.done, count)) as events:
             for event in events:
                 if self.lease.lost is not None:
                     raise RunError(self.lease.lost)
                 if isinstance(event, Tick):
                     # Once all units have ended, nothing more is to be paid.
                     if ended < count:
-                        executor.wanted = accounts.look(event.workers) or executor.wanted
-                        executor.closing = accounts.held
+                        pool.wanted = accounts.look(event.workers) or pool.wanted
+                        pool.closing = accounts.held
                     if event.workers:
                         self._display.begin()
-                    self._update_display(event.answered, event.failed)
+                    self._update_display(event)
                     continue
                 ended += 1
                 documents = None
@@ -309,13 +324,21 @@ class DriverSession:
                 "internal error: units remain but no worker is running. Please report this"
             )
 
-    def _update_display(self, answered: int = 0, failed: int = 0) -> None:
+    def _update_display(self, tick: "Tick | None" = None) -> None:
         """Show the progress, with documents of units in flight."""
+        answered = 0
+        failed = 0
+        stream = ""
+        if tick is not None:
+            answered = tick.answered
+            failed = tick.failed
+            if tick.stream is not None and tick.stream.read:
+                stream = f"{tick.stream}, {tick.units} decoding"
         # If units are cut by bytes, the documents of the others are estimated from those done.
         if not self.planned.exact and self.done_units:
             self._display.total = round(self.done_documents * self.units / self.done_units)
             self._display.exact = self.done_units == self.units
-        self._display.update(self.done_documents + answered, self.failed_documents + failed)
+        self._display.update(self.done_documents + answered, self.failed_documents + failed, stream)
 
     def _error(self, reason: str) -> RunError:
         return RunError(f"{reason}\n{self.state()}; the same command resumes")

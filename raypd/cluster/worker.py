@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
@@ -32,6 +32,7 @@ from raypd.answering import (
 )
 from raypd.billing import Meter, energy
 from raypd.cluster.faulty_gpus import FaultLog
+from raypd.cluster.unit_block import UnitBlock, fetch_documents
 from raypd.config import RunConfig
 from raypd.dataset import read_unit, writer
 from raypd.errors import InputError, UserError
@@ -130,10 +131,7 @@ class EngineActor:
 
         # Answers are worth more than their bill, so no error of the ledger ends the worker.
         try:
-            units = self.progress().values()
-            answered = sum(unit.answered for unit in units)
-            failed = sum(unit.failed for unit in units)
-            reference = self._ledger.report.remote(self.meter.report(), (answered, failed))
+            reference = self._ledger.report.remote(self.meter.report())
             ray.wait([reference], timeout=_LEDGER_SECONDS)
         except Exception as error:
             print(
@@ -144,7 +142,7 @@ class EngineActor:
 
 
 class DecodeWorker(EngineActor):
-    """Processes units. The executors call `run`, everybody else `run_unit`."""
+    """Processes units. The pool calls `run`, everybody else `run_unit`."""
 
     def __init__(self, spec: WorkerSpec) -> None:
         super().__init__(spec.config, spec.gpus, spec.ledger)
@@ -153,12 +151,14 @@ class DecodeWorker(EngineActor):
         self._unfit: str | None = None  # why this worker cannot process any unit
         self._faulty_gpu: str | None = None  # why its GPU must not be used
         self._attempts: dict[str, Attempt] = {}  # at the units in flight
+        self._blocks: dict[str, UnitBlock] = {}  # of units in flight that were read ahead
+        self._why_read: dict[str, str] = {}  # why units in flight were read here after all
         self._faults = FaultLog(spec.output, self.node, self.meter.id, self.watch.is_lost)
         self.log = UnitLog(spec.output, spec.session, self.node, self.meter.id, nodes.is_alive)
         # One slot for each unit in flight. The entry lock lets a unit that needs all slots collect
         # them without being overtaken.
         self._entry = threading.Lock()
-        self._slots = threading.Semaphore(self.config.cluster.units_in_flight)
+        self._slots = threading.Semaphore(self.config.cluster.max_units_in_flight)
         try:
             self._prepare()
         except Exception as error:
@@ -198,26 +198,40 @@ class DecodeWorker(EngineActor):
         if self.loaded:
             self.request_queue.cancel(unit, only_waiting)
 
-    def run(self, unit: Unit, admit: Callable[[bool], bool] = lambda died: True) -> UnitResult:
+    def run(
+        self,
+        unit: Unit,
+        block: UnitBlock | None = None,
+        starved: float = 0.0,
+    ) -> UnitResult:
         """Process a unit until it is committed, handed back or given up.
 
         Args:
             unit: The unit.
-            admit: Returns whether an attempt may begin, given whether the last one's process died.
+            block: Its documents, if they were read ahead.
+            starved: Seconds for which this worker has had nothing to do because no unit was read.
         """
         if self._unfit is not None:
             return UnitResult(error=self._unfit, fatal=True)
+        self.meter.starved(starved)
+        if block is not None:
+            self._blocks[unit.id] = block
         for earlier_tries in range(_MAX_TRIES):
-            result = self._try(unit, earlier_tries > 0, admit)
+            result = self._try(unit, earlier_tries > 0)
             if not result.retry or earlier_tries == _MAX_TRIES - 1:
                 break
             time.sleep(_RETRY_SECONDS * (earlier_tries + 1))
-        return result
+        self._blocks.pop(unit.id, None)
+        return replace(
+            result,
+            why_read=self._why_read.pop(unit.id, ""),
+            reading_seconds=self.meter.reading_seconds,
+        )
 
-    def _try(self, unit: Unit, is_retry: bool, admit: Callable[[bool], bool]) -> UnitResult:
+    def _try(self, unit: Unit, is_retry: bool) -> UnitResult:
         """Try to process a unit, and turn every error into a result."""
         try:
-            return self._try_once(unit, is_retry, admit)
+            return self._try_once(unit, is_retry)
         except Cancelled:
             return UnitResult(handed_back=True)
         except UserError as error:
@@ -233,13 +247,11 @@ class DecodeWorker(EngineActor):
         except Exception:
             return UnitResult(error=traceback.format_exc())
 
-    def _try_once(self, unit: Unit, is_retry: bool, admit: Callable[[bool], bool]) -> UnitResult:
+    def _try_once(self, unit: Unit, is_retry: bool) -> UnitResult:
         if writer.is_committed(self.spec.output, unit.id, self.config.output.partition):
             summary = writer.read_summary(self.spec.output, unit.id)
             return UnitResult(ok=summary.ok, failed=summary.failed)
-        attempt, died = self.log.next(unit.id)
-        if not admit(died):
-            return UnitResult(handed_back=True)
+        attempt, _ = self.log.next(unit.id)
         if attempt is None:
             self.log.end(unit.id)
             reason = retry_policy.failure_reason(self.spec.output, unit.id)
@@ -258,7 +270,7 @@ class DecodeWorker(EngineActor):
 
         A unit that must be alone holds up the units that arrive after it.
         """
-        slots = self.config.cluster.units_in_flight if alone else 1
+        slots = self.config.cluster.max_units_in_flight if alone else 1
         with self._entry:
             for _ in range(slots):
                 self._slots.acquire()
@@ -326,7 +338,7 @@ class DecodeWorker(EngineActor):
         if writer.is_committed(output, unit.id, partition):
             return writer.read_summary(output, unit.id)
         with self.request_queue.unit(unit.id) as state:
-            documents = read_unit(unit, self.config)
+            documents = self._read(unit)
             self.request_queue.count(
                 state, {document.index: billed_as(document, self.config) for document in documents}
             )
@@ -358,6 +370,16 @@ class DecodeWorker(EngineActor):
                 return writer.read_summary(output, unit.id)
             self.meter.commit(unit.id, usage, ok, failed)
             return summary
+
+    def _read(self, unit: Unit) -> list[Document]:
+        """Return the documents of a unit, from its block if there is a usable one."""
+        block = self._blocks.pop(unit.id, None)
+        with self.meter.reading():
+            if block is not None:
+                documents, self._why_read[unit.id] = fetch_documents(unit, block)
+                if documents is not None:
+                    return documents
+            return read_unit(unit, self.config)
 
     def _answer(
         self, state: UnitState, documents: list[Document], unit: str, attempt: Attempt

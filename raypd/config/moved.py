@@ -40,6 +40,14 @@ MOVED = {
     "training.gradient_checkpointing": "training.trainer.gradient_checkpointing",
 }
 
+# Keys that are gone, and what to use instead.
+REMOVED = {
+    "cluster.executor": (
+        "this key is gone, because a pool of workers is the only executor: use cluster.readers, "
+        "the number of tasks in which Ray Data reads the input ahead of the pool"
+    ),
+}
+
 
 # Of an extraction and of questions, `task.too_long` is now `task.long_documents`: its values.
 LONG_DOCUMENTS = {"truncate": "head", "windows": "split", "refuse": "reject"}
@@ -50,7 +58,9 @@ def moved_to(key: str) -> str:
     if key == "task.too_long":
         values = ", ".join(f"{old} is {new}" for old, new in LONG_DOCUMENTS.items())
         return f"this key is now task.long_documents ({values})"
-    replacement = MOVED.get(key.removeprefix("cascade."))
-    if replacement is None:
-        return ""
-    return f"this key is now {replacement}"
+    key = key.removeprefix("cascade.")
+    if key in REMOVED:
+        return REMOVED[key]
+    if key in MOVED:
+        return f"this key is now {MOVED[key]}"
+    return ""

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from raypd.dataset.label_file import (
         LABEL_ENDINGS as LABEL_ENDINGS,
         label_rows as label_rows,
+        was_reviewed as was_reviewed,
         without_documents as without_documents,
     )
     from raypd.dataset.look import (
@@ -50,7 +51,7 @@ if TYPE_CHECKING:
 __getattr__ = LazyExports(
     __name__,
     {
-        "label_file": ("LABEL_ENDINGS", "label_rows", "without_documents"),
+        "label_file": ("LABEL_ENDINGS", "label_rows", "was_reviewed", "without_documents"),
         "look": ("Look", "MOST_ROWS", "batch_rows", "look_for_columns"),
         "plan": ("Plan", "PlanTotals", "PlanWriter", "stored", "take_apart"),
         "planner": ("documents_of_last_unit",),

@@ -3,7 +3,8 @@
 It has the documents' columns too, or ids alone.
 """
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
+from itertools import chain
 from typing import Any, NamedTuple
 
 import pyarrow as pa
@@ -17,11 +18,16 @@ from raypd.dataset.formats.json_files import json_values
 from raypd.dataset.formats.workbook import sheet_rows
 from raypd.errors import InputError, raised_as
 from raypd.tasks import parse_json, plain_value
+from raypd.text import is_formula
 
 # Ends of names that tell a file of labels from a run's folder.
 LABEL_ENDINGS = (".jsonl", ".json", ".csv", ".tsv", ".parquet", *EXCEL)
 _UNREADABLE = (*jsonl.UNREADABLE, InputError, pa.ArrowException)
 _BATCH_ROWS = 1024
+# Columns of a file of `raypd review`, which has a line for each value.
+REVIEW_COLUMNS = {"source", "row", "id", "category", "attribute", "value", "correct"}
+# Columns that a file of `raypd export` has beside the attributes.
+_EXPORT_COLUMNS = {"source", "row", "status", "error"}
 
 
 class _LabelRow(NamedTuple):
@@ -41,15 +47,65 @@ def label_rows(path: str, id_column: str | None) -> Iterator[tuple[int, str, dic
     Raises:
         InputError: The file cannot be read, or a row is no object.
     """
-    for line, default_id, row in _rows(path):
+    for line, default_id, row in _reviewed(_rows(path)):
         if not isinstance(row, dict):
             raise InputError(f"{path}:{line}: expected an object of labels")
+        if row.keys() >= _EXPORT_COLUMNS and row["status"] == "error":
+            # A document without an answer, in a file of `raypd export`.
+            continue
         id_value = row.get(id_column)
         if id_value is None:
             id_value = row.get("id")
         if id_value is None:
             id_value = default_id
         yield line, str(id_value), row
+
+
+def _reviewed(rows: Iterator["_LabelRow"]) -> Iterator["_LabelRow"]:
+    """Yield rows; those of a file of `raypd review`, one a value, become one a document.
+
+    Documents that nobody reviewed are left out (`was_reviewed`).
+    """
+    first = next(rows, None)
+    if first is None:
+        return
+    rows = chain([first], rows)
+    if not isinstance(first.row, dict) or not first.row.keys() >= REVIEW_COLUMNS:
+        yield from rows
+        return
+    documents: dict[tuple[str, str], _LabelRow] = {}
+    reviewed: set[tuple[str, str]] = set()
+    for line in rows:
+        key = (str(line.row["source"]), str(line.row["row"]))
+        labels = documents.setdefault(key, line._replace(row={"id": line.row["id"]}))
+        if line.row["category"]:
+            labels.row["category"] = line.row["category"]
+        name = line.row["attribute"]
+        value = line.row["correct"]
+        if labels.row.setdefault(name, value) != value:
+            raise InputError(
+                f"line {line.line}: {name!r} of {key[0]}, row {key[1]}, has another value on an "
+                "earlier line; delete one of these lines"
+            )
+        if was_reviewed(line.row):
+            reviewed.add(key)
+    for key, labels in documents.items():
+        if key in reviewed:
+            yield labels
+
+
+def was_reviewed(cells: Mapping[str, Any]) -> bool:
+    """Return whether a line of a file of `raypd review` shows that a person looked at it.
+
+    It was marked in the column `reviewed`, or its value was changed. A file without that column is
+    one that the page of an earlier version saved, which holds reviewed documents alone.
+
+    Args:
+        cells: The cells of the line, by column.
+    """
+    if "reviewed" not in cells:
+        return True
+    return bool(str(cells["reviewed"] or "").strip()) or cells["correct"] != cells["value"]
 
 
 def without_documents(path: str, texts: Collection[str], id_column: str | None) -> bool:
@@ -77,11 +133,19 @@ def _rows(path: str) -> Iterator[_LabelRow]:
     ending = "." + path.lower().rpartition(".")[2]
     if ending in (".csv", ".tsv"):
         for record, cells in delimited.table(root):
-            yield _LabelRow(record.line, f"{name}:{record.offset}", cells)
+            plain_cells = {column: _without_quote(cell) for column, cell in cells.items()}
+            yield _LabelRow(record.line, f"{name}:{record.offset}", plain_cells)
     elif ending in (".parquet", ".json", *EXCEL):
         yield from _numbered_rows(path, root, name, ending)
     else:
         yield from _json_lines(path, root, name, ending)
+
+
+def _without_quote(cell: str) -> str:
+    """Return a cell without the quote that keeps a spreadsheet from running it as a formula."""
+    if cell.startswith("'") and (is_formula(cell[1:]) or cell[1:2] in ("+", "-", "'")):
+        return cell[1:]
+    return cell
 
 
 def _numbered_rows(path: str, root: str, name: str, ending: str) -> Iterator[_LabelRow]:

@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from raypd.models import (
         control_tokens as control_tokens,
         draft as draft,
+        embedded as embedded,
         endpoint as endpoint,
         endpoint_batch as endpoint_batch,
         load as load,
@@ -15,27 +16,29 @@ if TYPE_CHECKING:
         prepare as prepare,
         source as source,
     )
+    from raypd.models.cache import quiet as quiet
     from raypd.models.control_tokens import (
         CONTROL_TOKENS as CONTROL_TOKENS,
         control_token as control_token,
         markup_bytes as markup_bytes,
     )
+    from raypd.models.device import (
+        check_gpu as check_gpu,
+        has_fp8 as has_fp8,
+        resolve_device as resolve_device,
+        resolve_dtype as resolve_dtype,
+    )
     from raypd.models.draft import load_draft_model as load_draft_model
-    from raypd.models.embedded import quiet as quiet
     from raypd.models.end_tokens import model_end_tokens as model_end_tokens
     from raypd.models.endpoint import check_endpoint as check_endpoint
     from raypd.models.load import (
         LoadedModel as LoadedModel,
         Purpose as Purpose,
-        check_gpu as check_gpu,
         check_model_config as check_model_config,
         context_length as context_length,
-        has_fp8 as has_fp8,
         load_model as load_model,
         load_tokenizer as load_tokenizer,
         quantization_notice as quantization_notice,
-        resolve_device as resolve_device,
-        resolve_dtype as resolve_dtype,
     )
     from raypd.models.medusa_heads import load_heads as load_heads, save_heads as save_heads
     from raypd.models.reasoning import (
@@ -51,23 +54,20 @@ if TYPE_CHECKING:
 __getattr__ = LazyExports(
     __name__,
     {
+        "cache": ("quiet",),
         "control_tokens": ("CONTROL_TOKENS", "control_token", "markup_bytes"),
+        "device": ("check_gpu", "has_fp8", "resolve_device", "resolve_dtype"),
         "draft": ("load_draft_model",),
-        "embedded": ("quiet",),
         "end_tokens": ("model_end_tokens",),
         "endpoint": ("check_endpoint",),
         "load": (
             "LoadedModel",
             "Purpose",
-            "check_gpu",
             "check_model_config",
             "context_length",
-            "has_fp8",
             "load_model",
             "load_tokenizer",
             "quantization_notice",
-            "resolve_device",
-            "resolve_dtype",
         ),
         "medusa_heads": ("load_heads", "save_heads"),
         "reasoning": ("answer_range", "closing_of", "is_mark", "opens_reasoning"),
@@ -78,6 +78,7 @@ __getattr__ = LazyExports(
     modules=(
         "control_tokens",
         "draft",
+        "embedded",
         "endpoint",
         "endpoint_batch",
         "load",

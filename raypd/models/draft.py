@@ -5,9 +5,10 @@ from collections.abc import Callable
 from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
 from raypd.config import ModelConfig, RunConfig
-from raypd.decoding import DraftModel, Engine, pack_model
+from raypd.decoding import DraftModel, Engine, has_recurrent_layers, pack_model
 from raypd.errors import ModelError, raised_as
 from raypd.models.load import LoadedModel, check_model_config, load_tokenizer
+from raypd.models.source import find_source, read_config
 
 _KEY = "decoding.options.draft_model"
 
@@ -26,6 +27,11 @@ def check_draft_model(config: RunConfig) -> None:
     """
     draft = draft_model_config(config)
     check_model_config(draft, machine=False)
+    if has_recurrent_layers(read_config(find_source(draft))):
+        raise ModelError(
+            f"{_KEY} {draft.name}: it has recurrent layers, which cannot take rejected drafts "
+            "back; name a model of attention layers alone, or null for prompt lookup"
+        )
     _check_tokenizers(config, load_tokenizer(config.model), load_tokenizer(draft))
 
 

@@ -11,8 +11,8 @@ import torch
 from raypd.config import ModelConfig
 from raypd.decoding import MedusaHeads
 from raypd.errors import ModelError
+from raypd.models.cache import quiet, written_whole
 from raypd.models.control_tokens import CONTROL_TOKENS, add_control_tokens
-from raypd.models.embedded import quiet, written_whole
 from raypd.models.load import LoadedModel, load_model
 from raypd.models.medusa_heads import save_heads
 from raypd.models.source import find_source, read_config

@@ -11,22 +11,41 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from huggingface_hub import constants, errors, try_to_load_from_cache
+from huggingface_hub import (
+    HfApi,
+    constants,
+    errors,
+    hf_hub_download,
+    snapshot_download,
+    try_to_load_from_cache,
+)
 from transformers import AutoConfig, PretrainedConfig
 
 import raypd.models.embedded as embedded
+import raypd.models.gguf_file as gguf_file
 from raypd import storage
 from raypd.config import ModelConfig
 from raypd.errors import ModelError
-from raypd.models.staging import disk, staged
+from raypd.models.device import resolve_device, resolve_dtype
+from raypd.models.staging import disk, staged, staged_file
+from raypd.models.text_part import text_config
 
 HUB_ID = re.compile(r"[\w][\w.-]*(/[\w][\w.-]*)?", re.ASCII)
+# The type of the weights in a GGUF file, such as Q4_K_M, IQ3_XXS, BF16 or UD-Q4_K_XL.
+_GGUF_KIND = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")
 
 
 @dataclass(frozen=True)
 class Source:
-    """`location` is what transformers' from_pretrained takes: a folder (`local`) or a Hub id with
-    its revision.
+    """Where a model's files are.
+
+    Attributes:
+        name: `model.name`.
+        location: What transformers' from_pretrained takes: a folder or a Hub id.
+        local: Whether it is a folder.
+        revision: Of the Hub id.
+        trust_remote_code: `model.trust_remote_code`.
+        gguf: The GGUF file from which the folder was converted, if it was.
     """
 
     name: str
@@ -34,52 +53,153 @@ class Source:
     local: bool
     revision: str | None
     trust_remote_code: bool
+    gguf: Path | None = None
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """The arguments that every from_pretrained gets (trust_remote_code always: left out, it may
-        ask a person).
+        """The arguments that every from_pretrained gets.
+
+        Without trust_remote_code it may ask a person.
         """
         return {"revision": self.revision or "main", "trust_remote_code": self.trust_remote_code}
 
 
 def looks_local(name: str) -> bool:
     """Whether a name means a path: it is one, or is written as one."""
-    return (
-        name.startswith((".", "/", "~")) or name.endswith("/") or Path(name).expanduser().exists()
-    )
+    if name.startswith((".", "/", "~")) or name.endswith("/"):
+        return True
+    return Path(name).expanduser().exists()
 
 
 def find_source(config: ModelConfig, weights: bool = False) -> Source:
-    """Resolves `model.name`, without asking the Hub; may convert the embedded model.
+    """Find the files of a model. May convert the embedded model or a GGUF file.
 
-    Raises ModelError. weights: whether they will be read: then they are copied to this machine's
-    disk (`staging`).
+    Args:
+        config: The section `model` of a configuration.
+        weights: Whether weights will be read. They are then copied to this machine's disk
+            (`staging`), or converted from GGUF.
+
+    Raises:
+        ModelError: If there is no such model.
     """
     name = config.name
     remote = storage.is_remote(name)
-    if name == embedded.NAME or remote or looks_local(name):
-        if config.revision is not None:
-            raise ModelError(
-                f"model.revision {config.revision!r}: revisions belong to Hub ids; {name!r} is "
-                "local"
-            )
-        if remote:
-            folder = staged(name, weights)
-        elif name == embedded.NAME:
-            folder = embedded.embedded_model()
+    path, kind = _path_and_kind(name)
+    local = name == embedded.NAME or remote or looks_local(path)
+    if local and config.revision is not None:
+        raise ModelError(
+            f"model.revision {config.revision!r}: revisions belong to Hub ids; {name!r} is local"
+        )
+    gguf = _find_gguf(config, path, kind, local)
+    if gguf is not None:
+        if weights:
+            dtype = resolve_dtype(config.dtype, resolve_device(config.device))
+            folder = gguf_file.converted(gguf, dtype)
         else:
-            folder = _checked_folder(name)
-            folder = staged(str(folder)) if weights and disk() else folder
+            folder = gguf_file.described(gguf)
+        return Source(name, str(folder), True, None, config.trust_remote_code, gguf)
+    if local:
+        folder = _local_folder(name, remote, weights)
         return Source(name, str(folder), True, None, config.trust_remote_code)
     if not HUB_ID.fullmatch(name):
-        advice = f"the embedded model is {embedded.NAME}"
         raise ModelError(
-            f"model.name {name!r} is neither a folder (local or s3://) nor a Hub id (a/b); {advice}"
+            f"model.name {name!r} is neither a folder (local or s3://) nor a Hub id (a/b) nor a "
+            f"GGUF file; the embedded model is {embedded.NAME}"
         )
-    if weights and disk() and (snapshot := _cached(name, config.revision)) is not None:
-        return Source(name, str(staged(str(snapshot))), True, None, config.trust_remote_code)
+    if weights and disk():
+        snapshot = _cached(name, config.revision)
+        if snapshot is not None:
+            folder = staged(str(snapshot))
+            return Source(name, str(folder), True, None, config.trust_remote_code)
     return Source(name, name, False, config.revision, config.trust_remote_code)
+
+
+def _local_folder(name: str, remote: bool, weights: bool) -> Path:
+    if remote:
+        return staged(name, weights)
+    if name == embedded.NAME:
+        return embedded.embedded_model()
+    folder = _checked_folder(name)
+    if weights and disk():
+        return staged(str(folder))
+    return folder
+
+
+def _path_and_kind(name: str) -> tuple[str, str | None]:
+    """Split FOLDER:Q4_K_M or owner/name:Q4_K_M into the path and the type of the weights."""
+    path, colon, kind = name.rpartition(":")
+    if colon and _GGUF_KIND.fullmatch(kind) and not Path(name).expanduser().exists():
+        return path, kind
+    return name, None
+
+
+def _find_gguf(config: ModelConfig, path: str, kind: str | None, local: bool) -> Path | None:
+    """Find the GGUF file that `model.name` means; None if it means another kind of model.
+
+    Raises:
+        ModelError: If there is no such file.
+    """
+    name = config.name
+    if name == embedded.NAME:
+        return None
+    if storage.is_remote(path):
+        return _remote_gguf(name, path, kind)
+    if not local:
+        return _hub_gguf(config, path, kind)
+    target = Path(path).expanduser().absolute()
+    if target.is_file() and target.suffix == gguf_file.SUFFIX:
+        return target
+    if not target.is_dir():
+        return None
+    files = [file.name for file in target.iterdir()]
+    has_gguf = any(file.endswith(gguf_file.SUFFIX) for file in files)
+    has_others = any(file.endswith(".safetensors") for file in files)
+    if kind is None and (has_others or not has_gguf):
+        return None
+    return target / gguf_file.choose_file(files, kind, name)
+
+
+def _remote_gguf(name: str, path: str, kind: str | None) -> Path | None:
+    """Copy a GGUF file of a bucket to this machine's disk."""
+    folder, _, file = path.rpartition("/")
+    if file.endswith(gguf_file.SUFFIX):
+        return staged_file(folder, file)
+    if kind is None and storage.exists(f"{path.rstrip('/')}/config.json"):
+        return None
+    files = [file.name for file in storage.walk(path)]
+    if kind is None and not any(file.endswith(gguf_file.SUFFIX) for file in files):
+        return None
+    return staged_file(path, gguf_file.choose_file(files, kind, name))
+
+
+def _hub_gguf(config: ModelConfig, repository: str, kind: str | None) -> Path | None:
+    """Fetch a GGUF file of the Hub."""
+    name = config.name
+    if not HUB_ID.fullmatch(repository):
+        return None
+    if kind is None:
+        if repository.upper().endswith("-GGUF"):
+            raise ModelError(
+                f"model.name {name!r}: a repository of GGUF files has several; add the type of "
+                f"the weights, as in {name}:Q4_K_M"
+            )
+        return None
+    source = Source(name, repository, False, config.revision, False)
+    with explained(source, "its GGUF file cannot be fetched"):
+        file = gguf_file.choose_file(_hub_files(repository, config.revision), kind, name)
+        return Path(hf_hub_download(repository, file, revision=config.revision))
+
+
+def _hub_files(repository: str, revision: str | None) -> list[str]:
+    """List the files of a repository, or those in the cache where the Hub cannot be reached."""
+    try:
+        return HfApi().list_repo_files(repository, revision=revision)
+    except errors.HfHubHTTPError:
+        raise
+    except Exception:  # Whatever the network, or its absence, raises.
+        snapshot = snapshot_download(repository, revision=revision, local_files_only=True)
+        files = Path(snapshot).rglob(f"*{gguf_file.SUFFIX}")
+        return [str(file.relative_to(snapshot)) for file in files]
 
 
 def _cached(name: str, revision: str | None) -> Path | None:
@@ -101,7 +221,8 @@ def _checked_folder(name: str) -> Path:
         raise ModelError(f"model.name {name!r}: there is no folder {folder}")
     if not folder.is_dir():
         raise ModelError(
-            f"model.name {name!r}: is a file; give the folder with config.json and the weights"
+            f"model.name {name!r}: is a file; give a GGUF file, or a folder with config.json and "
+            "the weights"
         )
     if not (folder / "config.json").is_file():
         if (folder / "adapter_config.json").is_file():
@@ -135,9 +256,14 @@ def _check_weights(name: str, folder: Path) -> None:
 
 
 def read_config(source: Source) -> PretrainedConfig:
-    """The model's config.json, from the Hub if need be."""
+    """Read the model's config.json, from the Hub if need be.
+
+    Returns:
+        The configuration of the language model, which may be a part of the model (`text_part`).
+    """
     with explained(source, "its config.json cannot be read"):
-        return AutoConfig.from_pretrained(source.location, **source.arguments)
+        config = AutoConfig.from_pretrained(source.location, **source.arguments)
+        return text_config(config)
 
 
 @contextmanager

@@ -15,11 +15,12 @@ from typing import Any
 
 import torch
 
-import raypd.models.embedded as embedded
 from raypd.config import RunConfig
 from raypd.decoding import ANY_OBJECT, Feed, Finished, Predictions, Program, Sampling, TokenCounts
 from raypd.errors import ModelError
-from raypd.models.load import load_model, resolve_device, resolve_dtype
+from raypd.models.cache import quiet
+from raypd.models.device import resolve_device, resolve_dtype
+from raypd.models.load import load_model
 from raypd.models.source import find_source
 
 _ENVIRONMENT = {
@@ -192,7 +193,7 @@ def _whole_model(config: RunConfig) -> Iterator[tuple[str, str | None]]:
         source = find_source(model, weights=True)
         yield source.location, source.revision
         return
-    with tempfile.TemporaryDirectory() as folder, embedded.quiet():
+    with tempfile.TemporaryDirectory() as folder, quiet():
         loaded = load_model(model.model_copy(update={"device": "cpu"}), purpose="vllm")
         loaded.model.save_pretrained(folder)
         loaded.tokenizer.save_pretrained(folder)

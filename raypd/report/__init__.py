@@ -9,6 +9,7 @@ from raypd.lazy import LazyExports
 
 if TYPE_CHECKING:
     from raypd.report import (
+        answer_check as answer_check,
         charts as charts,
         data as data,
         page as page,
@@ -29,5 +30,5 @@ __getattr__ = LazyExports(
         "svg": ("ROLES",),
         "texts": ("marked", "text_in"),
     },
-    modules=("charts", "data", "page", "review", "terminal", "texts"),
+    modules=("answer_check", "charts", "data", "page", "review", "terminal", "texts"),
 )

@@ -17,10 +17,21 @@ from raypd.dataset import PlanTotals
 from raypd.errors import RunError, raised_as
 from raypd.estimation import Estimate
 from raypd.nights import NightState
+from raypd.report.answer_check import AnswerCheck, Progress, check
 from raypd.report.ledger import read_bill
 from raypd.report.sample import read_sample
 from raypd.report.units import CommittedUnit, Units, read_units, unit_objects
-from raypd.run import Manifest, NoRun, TrainingRecord, layout, lease, left_out, load_record, read
+from raypd.run import (
+    Manifest,
+    NoRun,
+    RunRecord,
+    TrainingRecord,
+    layout,
+    lease,
+    left_out,
+    load_record,
+    read,
+)
 
 # A session without a heartbeat for longer is considered dead.
 _ALIVE_SECONDS = 120.0
@@ -152,11 +163,17 @@ class RunReport(RunFiles):
         state: complete, running, interrupted, ...; estimated or trained if there is no run.
         failures: Failed units, each with the last line of what its worker wrote.
         torn: Files beside the bill that cannot be read.
+        check: What the answers show without labels; None if there are none.
         forecast: The estimate; None if there is none, or it cannot be read.
     """
 
     def __init__(
-        self, root: str, fingerprint: str, config: dict[str, Any], versions: dict[str, str]
+        self,
+        root: str,
+        fingerprint: str,
+        config: dict[str, Any],
+        versions: dict[str, str],
+        model_card: dict[str, Any] | None = None,
     ) -> None:
         super().__init__(root)
         self.fingerprint = fingerprint
@@ -165,9 +182,13 @@ class RunReport(RunFiles):
         self.name = root.rstrip("/").rsplit("/", 1)[-1] or root
         self.units = read_units(self.objects)
         self.sessions = self.sessions_of(self.units)
+        self.reading = read.readings(self.runs, [session.id for session in self.sessions])
         self.seconds = sum(session.seconds for session in self.sessions)
         self.state = self.state_of(self.sessions)
         self.sample = read_sample(self.units.read)
+        self.check: AnswerCheck | None = None
+        if self.objects:
+            self.check = self._check(config, model_card)
         failures = (failure for run in self.runs for failure in read.failures(run))
         self.failures = list(islice(failures, _FAILURES))
         self.training: TrainingRecord | None = None
@@ -177,6 +198,18 @@ class RunReport(RunFiles):
             self.forecast = read.record(Estimate, root, layout.ESTIMATE)
         except RunError:
             self.torn = [storage.join(root, layout.ESTIMATE)]
+
+    def _check(self, config: dict[str, Any], model_card: dict[str, Any] | None) -> AnswerCheck:
+        """Return what the answers show without labels."""
+        progress = Progress(
+            state=self.state,
+            documents=self.units.total("documents"),
+            failed=self.units.total("failed"),
+            seconds=self.seconds,
+            on_gpu=self.bill is not None and self.bill.cost.gpu_use is not None,
+        )
+        record = RunRecord(self.fingerprint, config, model_card=model_card or {})
+        return check(self.root, record, self.sample, progress)
 
     @property
     def fake(self) -> bool:
@@ -207,7 +240,9 @@ def load(root: str, overrides: Sequence[str] = ()) -> RunReport:
             if report is None:
                 raise
             return report
-        return RunReport(root, record.fingerprint, record.config, record.versions)
+        return RunReport(
+            root, record.fingerprint, record.config, record.versions, record.model_card
+        )
 
 
 def _without_run(root: str) -> RunReport | None:

@@ -9,16 +9,16 @@ import io
 import json
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import raypd.report.page as page
 from raypd import storage
 from raypd.config import Category, ExtractionConfig, RunConfig
-from raypd.dataset import delimited, planner, read_unit, writer
+from raypd.dataset import delimited, label_rows, planner, read_unit, was_reviewed, writer
 from raypd.errors import ConfigError, InputError, raised_as
 from raypd.report.texts import marked, text_in
-from raypd.run import by_document, load_run, spread
+from raypd.run import by_document, layout, load_run, spread
 from raypd.schema import Attribute
 from raypd.tasks import (
     Document,
@@ -35,10 +35,21 @@ from raypd.text import is_formula
 
 PAGE = "review.html"
 TABLE = "review.csv"
-LABELS = "labels.jsonl"
-COLUMNS = ("source", "row", "id", "category", "attribute", "value", "correct", "confidence")
+COLUMNS = (
+    "source",
+    "row",
+    "id",
+    "category",
+    "attribute",
+    "value",
+    "correct",
+    "confidence",
+    "reviewed",
+)
 # Units that are read, evenly spread.
 _UNITS = 100
+# Values of an enum that a list of choices shows.
+_MOST_CHOICES = 500
 # The confidence of a document without confidences.
 _CERTAIN = 1.0
 # Digits of the largest number of 64 bits.
@@ -48,11 +59,27 @@ Position = tuple[str, int]
 
 
 @dataclass
+class ReviewBox:
+    """How the page lets a person edit a value.
+
+    Attributes:
+        kind: choice (of some values), list (item by item) or text.
+        choices: The values of a choice.
+        items: The items of a list.
+    """
+
+    kind: str
+    choices: list[str] = field(default_factory=list)
+    items: list[str] = field(default_factory=list)
+
+
+@dataclass
 class ReviewDocument:
     """A document to review, with its values.
 
     Attributes:
         pieces: Its text in pieces, each with the names of the attributes whose values are there.
+        boxes: How each attribute is edited, by its name.
     """
 
     source: str
@@ -61,6 +88,7 @@ class ReviewDocument:
     category: str
     values: list[RowValue]
     pieces: list[tuple[str, str]]
+    boxes: dict[str, ReviewBox]
 
 
 def write(root: str, documents: int, overrides: Sequence[str] = ()) -> tuple[str, str]:
@@ -121,7 +149,28 @@ def _review_document(
         str(row.get("category") or ""),
         values,
         list(marked(text, spans)),
+        {value.name: _box(value, category) for value in values},
     )
+
+
+def _box(value: RowValue, category: Category) -> ReviewBox:
+    """Return how a value is edited."""
+    attribute = next(attribute for attribute in category.attributes if attribute.name == value.name)
+    if attribute.many and attribute.type != "rows":
+        items = []
+        for item in json.loads(value.value or "[]"):
+            text = item
+            if not isinstance(item, str):
+                text = json.dumps(item, ensure_ascii=False)
+            items.append(text)
+        return ReviewBox("list", items=items)
+    if attribute.many:
+        return ReviewBox("text")
+    if attribute.type == "boolean":
+        return ReviewBox("choice", choices=["true", "false"])
+    if attribute.type == "enum" and len(attribute.values) <= _MOST_CHOICES:
+        return ReviewBox("choice", choices=list(attribute.values))
+    return ReviewBox("text")
 
 
 def apply(
@@ -144,8 +193,16 @@ def apply(
     """
     config = _config(root, overrides)
     labels = _Labels(file, config.extraction.categories)
-    for line, cells in _rows(file):
-        labels.add(line, cells)
+    lines_of_file = _rows(file, root, config)
+    reviewed = {_position(cells) for _, cells in lines_of_file if was_reviewed(cells)}
+    if not reviewed:
+        raise InputError(
+            f"{file}: nobody has reviewed a document: put an x into the column `reviewed` of a "
+            "document's lines, or change `correct`"
+        )
+    for line, cells in lines_of_file:
+        if _position(cells) in reviewed:
+            labels.add(line, cells)
     documents = documents_at(config, root, labels.values)
     missing = sorted(labels.values.keys() - documents.keys())
     if missing:
@@ -161,7 +218,7 @@ def apply(
             config.training.labels_column: labels.record(position, values),
         }
         lines.append(json.dumps(labelled, ensure_ascii=False, default=str) + "\n")
-    path = storage.join(root, LABELS)
+    path = storage.join(root, layout.LABELS)
     if output is not None:
         path = storage.absolute(output)
     page.put(path, "".join(lines).encode())
@@ -191,7 +248,7 @@ class _Labels:
             InputError: If the line has a wrong value or an unknown attribute, or contradicts an
                 earlier line.
         """
-        position = (cells["source"], int(cells["row"]))
+        position = _position(cells)
         category = cells["category"]
         name = cells["attribute"]
         value = cells["correct"]
@@ -316,6 +373,7 @@ def _table(documents: Sequence[ReviewDocument]) -> str:
                 text,
                 text,
                 confidence,
+                "",
             ]
             rows.writerow([harmless(str(cell)) for cell in cells])
     return out.getvalue()
@@ -332,17 +390,28 @@ def harmless(cell: str) -> str:
     return cell
 
 
-def _rows(file: str) -> list[tuple[int, dict[str, str]]]:
-    """Read a corrected CSV, whose cells are those of `harmless`.
+def _position(cells: Mapping[str, str]) -> Position:
+    return cells["source"], int(cells["row"])
+
+
+def _rows(file: str, root: str, config: RunConfig) -> list[tuple[int, dict[str, str]]]:
+    """Read a corrected CSV of `raypd review` or `raypd export`.
+
+    Args:
+        file: The CSV.
+        root: The folder of the run.
+        config: The configuration of the run.
 
     Returns:
-        (line, cells) of each row.
+        (line, cells) of each value, with the columns of `raypd review`.
 
     Raises:
-        InputError: If the file is not one of `raypd review`.
+        InputError: If the file is neither.
     """
     rows = []
     for (_, line, *_), row in delimited.table(file):
+        if "attribute" not in row and {"source", "row", "status"} <= row.keys():
+            return _exported_rows(file, root, config)
         missing = set(COLUMNS[:7]) - row.keys()
         if missing:
             raise InputError(
@@ -354,3 +423,54 @@ def _rows(file: str) -> list[tuple[int, dict[str, str]]]:
     if not rows:
         raise InputError(f"{file}: has no lines; give a file of `raypd review`")
     return rows
+
+
+def _exported_rows(file: str, root: str, config: RunConfig) -> list[tuple[int, dict[str, str]]]:
+    """Read a corrected CSV of `raypd export` as the lines of `raypd review`.
+
+    A document counts as reviewed if it is marked in a column `reviewed`, or if a value differs from
+    the answer of the run.
+    """
+    table = list(label_rows(file, None))
+    answers: dict[Position, dict[str, Any]] = {}
+    positions = {_exported_position(file, line, row) for line, _, row in table}
+    for answer in writer.rows_of(root):
+        position = (answer["source"], int(answer["row"]))
+        if position in positions and answer["status"] == "ok":
+            values = {value["name"]: value["value"] for value in answer["values"]}
+            answers[position] = {"category": answer["category"], "values": values}
+    rows = []
+    for line, _, row in table:
+        position = _exported_position(file, line, row)
+        if position not in answers:
+            raise InputError(
+                f"{file}:{line}: the run has no answer for {position[0]}, row {position[1]}"
+            )
+        values = answers[position]["values"]
+        category = config.extraction.categories[answers[position]["category"]]
+        with raised_as(InputError, f"{file}:{line}", ValueError):
+            labels = tasks_labels.labels_of(row, "", category.attributes, ()) or {}
+        for attribute in category.attributes:
+            name = ".".join(attribute.place)
+            if name not in labels:
+                continue
+            cells = {
+                "source": position[0],
+                "row": str(position[1]),
+                "id": str(row["id"]),
+                "category": str(answers[position]["category"]),
+                "attribute": attribute.name,
+                "value": values.get(attribute.name) or "",
+                "correct": value_row(name, labels[name], "ok", None)["value"] or "",
+                "reviewed": str(row.get("reviewed") or ""),
+            }
+            rows.append((line, cells))
+    return rows
+
+
+def _exported_position(file: str, line: int, row: Mapping[str, Any]) -> Position:
+    """Return the position of a row of `raypd export`."""
+    number = str(row["row"])
+    if not number.isdecimal() or len(number) > _ROW_DIGITS:
+        raise InputError(f"{file}:{line}: not a line of `raypd export`: its row is no number")
+    return str(row["source"]), int(number)

@@ -3,6 +3,7 @@
 It is the same at every call.
 """
 
+import json
 import math
 import statistics
 from collections import Counter
@@ -36,6 +37,8 @@ _ENTRIES = 60
 _VALUE_CHARACTERS = 400
 _TEXT_CHARACTERS = 1500
 _THREADS = 16
+# Different values of an attribute that are counted.
+_DISTINCT = 5000
 
 
 @dataclass
@@ -79,16 +82,32 @@ class SampleAttribute:
     category: str
     name: str
     statuses: Counter[str] = field(default_factory=Counter)
-    values: int = 0  # including those that were cut
     confidences: list[float] = field(default_factory=list)
+    # The values as text, and those of them that do not stand in their documents; at most
+    # _DISTINCT different ones.
+    texts: Counter[str] = field(default_factory=Counter)
+    texts_elsewhere: Counter[str] = field(default_factory=Counter)
+
+    def add(self, value: Row) -> None:
+        """Count a value, which is a row of the column `values`."""
+        self.statuses[str(value["status"])] += 1
+        self.confidences += _in_range(value.get("confidence"))
+        if value["value"] is None:
+            return
+        stands = value.get("span") is not None
+        for text in _items(value["value"]):
+            if text not in self.texts and len(self.texts) >= _DISTINCT:
+                continue
+            self.texts[text] += 1
+            if not stands:
+                self.texts_elsewhere[text] += 1
 
     @property
     def shares(self) -> list[str]:
-        """Shares of values, nulls, ambiguous ones, and all others: invalid, cut or unsure."""
-        counts = [self.values, self.statuses["null"], self.statuses["ambiguous"]]
+        """Shares of values, nulls, cut and ambiguous ones, and the others: invalid or unsure."""
+        named = [self.statuses[status] for status in ("ok", "null", "truncated", "ambiguous")]
         total = self.statuses.total()
-        counts.append(total - sum(counts))
-        return [share(count, total) for count in counts]
+        return [share(count, total) for count in [*named, total - sum(named)]]
 
     @property
     def median(self) -> str:
@@ -130,12 +149,25 @@ class AnswerSample:
         for value in row.get("values") or []:
             key = (str(row.get("category") or ""), str(value["name"]))
             attribute = self.attributes.setdefault(key, SampleAttribute(*key))
-            attribute.statuses[str(value["status"])] += 1
-            attribute.values += value["value"] is not None
-            confidences = _in_range(value.get("confidence"))
-            attribute.confidences += confidences
-            self.confidences += confidences
+            attribute.add(value)
+            self.confidences += _in_range(value.get("confidence"))
         self.confidences += _in_range(row.get("confidence"))
+
+
+def _items(value: str) -> list[str]:
+    """Return the texts of a value, which may be a list in JSON, each once."""
+    if not value.startswith("["):
+        return [value]
+    try:
+        items = json.loads(value)
+    except ValueError:
+        return [value]
+    texts: dict[str, None] = {}
+    for item in items:
+        if not isinstance(item, str):
+            return [value]
+        texts[item] = None
+    return [*texts]
 
 
 def _in_range(confidence: float | None) -> list[float]:
@@ -148,7 +180,7 @@ def _in_range(confidence: float | None) -> list[float]:
 def read_sample(units: Sequence[CommittedUnit]) -> AnswerSample:
     """Read the sample of a run; objects that cannot be read are left out."""
     with_failures = [unit for unit in units if unit.failed]
-    answer_tables = storage.in_threads(_rows, spread(units, _UNITS), _THREADS)
+    answer_tables = storage.in_threads(_unit_rows, spread(units, _UNITS), _THREADS)
     tables = [rows for rows in answer_tables if rows is not None]
     error_tables = storage.in_threads(
         failed_documents, spread(with_failures, _FAILED_UNITS), _THREADS
@@ -165,12 +197,25 @@ def read_sample(units: Sequence[CommittedUnit]) -> AnswerSample:
     return sample
 
 
-def _rows(unit: CommittedUnit) -> list[Row] | None:
+def _unit_rows(unit: CommittedUnit) -> list[Row] | None:
     """Return the first rows of a unit; None if its object cannot be read."""
+    rows = first_rows(unit.path, _ROWS)
+    if rows is None:
+        return None
+    return [{**row, "unit": unit.unit} for row in rows]
+
+
+def first_rows(path: str, limit: int) -> list[Row] | None:
+    """Return the first rows of a committed object; None if it cannot be read.
+
+    Args:
+        path: The object.
+        limit: Rows to read, at most.
+    """
     try:
-        with storage.open_file(unit.path) as file:
-            for batch in pq.ParquetFile(file).iter_batches(batch_size=_ROWS):
-                return [{**row, "unit": unit.unit} for row in writer.as_records(batch)]
+        with storage.open_file(path) as file:
+            for batch in pq.ParquetFile(file).iter_batches(batch_size=limit):
+                return writer.as_records(batch)
     except (pa.ArrowException, OSError):
         return None
     return []

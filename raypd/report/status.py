@@ -9,8 +9,9 @@ from dataclasses import dataclass, field
 from raypd import storage
 from raypd.billing import Bill
 from raypd.dataset import PlanTotals
+from raypd.report.answer_check import Progress, check, read_answers
 from raypd.report.data import RunFiles, is_fake
-from raypd.report.sample import failed_documents
+from raypd.report.sample import AnswerSample, failed_documents
 from raypd.report.units import CommittedUnit, Units, read_unit
 from raypd.run import load_record, spread
 from raypd.text import clean, counted
@@ -71,6 +72,7 @@ class Status:
     running_seconds: float
     extracted: int | None = None
     unreadable: int = 0
+    on_gpu: bool = False
     documents_per_second: float | None = None
     eta_seconds: float | None = None
     usd: float | None = None
@@ -82,6 +84,10 @@ class Status:
     workers: list[WorkerState] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    model: str = ""  # which model answers
+    confidence: str = ""  # what the confidences are
+    warnings: list[str] = field(default_factory=list)  # of answers that say nothing
+    next_step: str = ""
 
     @property
     def answered(self) -> int:
@@ -103,7 +109,10 @@ class Watch:
 
     def __init__(self, root: str, overrides: Sequence[str] = ()) -> None:
         self.root = root
-        self._fake = is_fake(load_record(root, overrides).config)
+        self._record = load_record(root, overrides)
+        self._fake = is_fake(self._record.config)
+        self._answers = AnswerSample()
+        self._answered_units = 0  # committed when the answers were read
         # The summaries that were read; None if an object is damaged.
         self._summaries: dict[storage.Object, CommittedUnit | None] = {}
         # The path of a unit -> the reasons of its failures.
@@ -160,9 +169,29 @@ class Watch:
             status.usd = files.bill.usd
             status.budget_usd = newest_bill.budget_usd
             status.deadline = newest_bill.deadline
+            status.on_gpu = files.bill.cost.gpu_use is not None
             status.workers = _workers(newest_bill)
         _forecast(status, newest_bill)
+        self._check_answers(status)
         return status
+
+    def _check_answers(self, status: Status) -> None:
+        """Fill in what the answers show; they are read again when there are twice as many."""
+        if status.units >= 2 * self._answered_units or status.state != "running":
+            self._answers = read_answers(self.root)
+            self._answered_units = status.units
+        progress = Progress(
+            state=status.state,
+            documents=status.documents,
+            failed=status.failed,
+            seconds=status.running_seconds,
+            on_gpu=status.on_gpu,
+        )
+        answer_check = check(self.root, self._record, self._answers, progress)
+        status.model = answer_check.model
+        status.confidence = answer_check.confidence
+        status.warnings = answer_check.warnings
+        status.next_step = answer_check.next_step
 
     def _units(self, objects: Sequence[storage.Object]) -> Units:
         """Return the committed units, after reading some that were not read yet.
@@ -210,6 +239,8 @@ def _notes(files: RunFiles, documents: int) -> list[str]:
         )
     if files.bill is not None:
         notes += files.bill.cost.notes
+        if files.bill.cost.input_bound_note:
+            notes.append(files.bill.cost.input_bound_note)
     else:
         notes.append("no bill is kept for this run")
     return notes

@@ -110,8 +110,12 @@ def render(status: Status, width: int = 100) -> RenderableType:
         parts.append(Text("last errors", style="bold"))
         for error in status.errors:
             parts.append(Text(f"  {error}", overflow="ellipsis", no_wrap=True))
+    for warning in status.warnings:
+        parts.append(Text(f"warning: {text.clean(warning, 300)}", style="yellow"))
     for note in status.notes:
         parts.append(Text(f"note: {text.clean(note, 300)}", style="yellow"))
+    if status.next_step:
+        parts.append(Text(f"Next: {text.clean(status.next_step, 500)}"))
     return Group(*parts)
 
 
@@ -143,6 +147,10 @@ def _figures(status: Status) -> Iterator[tuple[str, str]]:
         yield "cost", _cost(status, status.usd)
     if status.deadline:
         yield "deadline", text.clean(status.deadline)
+    if status.model and not status.fake:
+        yield "model", text.clean(status.model, 300)
+    if status.confidence:
+        yield "confidence", status.confidence
 
 
 def _documents(status: Status) -> str:

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from raypd.run.load import NoRun as NoRun, load_record as load_record, load_run as load_run
     from raypd.run.manifest import Manifest as Manifest, RunRecord as RunRecord
     from raypd.run.read import by_document as by_document, spread as spread
+    from raypd.run.reading import ReadingRecord as ReadingRecord
     from raypd.run.records import (
         RecordError as RecordError,
         encoded as encoded,
@@ -73,6 +74,7 @@ __getattr__ = LazyExports(
         "load": ("NoRun", "load_record", "load_run"),
         "manifest": ("Manifest", "RunRecord"),
         "read": ("by_document", "spread"),
+        "reading": ("ReadingRecord",),
         "records": ("RecordError", "encoded", "from_json"),
         "retry_policy": ("Attempt", "UnitLog"),
         "temporary": ("TemporaryFolder", "temporary_space"),

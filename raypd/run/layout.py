@@ -19,6 +19,7 @@ FAILURES = "failures"
 RETRIES = "retries"  # <number>/: a retry of failed documents, with the layout of a run
 RETRY = "retry.json"  # in the folder of a retry: the documents to retry
 RETRIED = "done.json"  # in the folder of a retry: its outcome
+READING = "reading"  # <session>.json: what was read ahead of the workers in a session
 LEDGER = "ledger"  # <session>.json: the bill of a session
 MANIFEST = "manifest.json"  # totals, written at the end
 BATCH_OUTPUT = "output.jsonl"  # answers to a batch file (task.openai), written at the end
@@ -27,6 +28,7 @@ ESTIMATE = "estimate.json"  # the result of `raypd estimate`
 TRAINING = "training.json"  # the result of `raypd train`
 CHECKPOINTS = "checkpoints"  # training checkpoints, by learning rate
 FIT = "fit.json"  # the result of `raypd fit`
+LABELS = "labels.jsonl"  # what `raypd review --apply` makes of corrected values
 REPORT = "report.html"  # the page that `raypd report` writes
 
 STATE = "state.json"  # nightly runs: the last successful night

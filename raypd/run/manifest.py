@@ -12,7 +12,7 @@ import raypd.run.layout as layout
 import raypd.run.read as read
 import raypd.run.records as records
 from raypd import storage
-from raypd.config import RunConfig
+from raypd.config import RunConfig, card_of
 from raypd.errors import ConfigError
 from raypd.run.lease import Session
 from raypd.run.left_out import LeftOutFiles
@@ -35,6 +35,8 @@ class RunRecord:
     config: dict[str, Any]
     created: str | None = None  # ISO 8601
     versions: dict[str, str] = field(default_factory=dict)  # of libraries that affect answers
+    # The card beside the weights, which says what they were trained for; empty without one.
+    model_card: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass
@@ -102,7 +104,8 @@ def claim(config: RunConfig, output: str, held: bool = False) -> bool:
     Raises:
         ConfigError: If the folder belongs to another run or cannot be written.
     """
-    record = RunRecord(config.fingerprint(), recorded(config), iso(), versions())
+    card = card_of(config.model.model_dump(), config.task.kind)
+    record = RunRecord(config.fingerprint(), recorded(config), iso(), versions(), card)
     path = storage.join(output, layout.RUN)
     check(config, output)
     try:

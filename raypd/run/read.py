@@ -12,6 +12,7 @@ import raypd.run.records as records
 from raypd import storage
 from raypd.errors import RunError
 from raypd.run.lease import Session
+from raypd.run.reading import ReadingRecord
 
 _Record = TypeVar("_Record")
 _Item = TypeVar("_Item")
@@ -61,6 +62,23 @@ def sessions(outputs: Sequence[str]) -> list[Session]:
                 intact.append(records.read(Session, storage.join(folder, name)))
     # File names do not order sessions that began in the same second.
     return sorted(intact, key=lambda session: session.began)
+
+
+def readings(outputs: Sequence[str], sessions: Sequence[str]) -> list[ReadingRecord]:
+    """Read what was read ahead in some sessions, in the order of the sessions.
+
+    Args:
+        outputs: The folders of the runs.
+        sessions: The ids of the sessions.
+    """
+    found = {}
+    for output in outputs:
+        folder = storage.join(output, layout.READING)
+        for name in storage.names(folder):
+            with contextlib.suppress(records.RecordError, OSError):
+                reading = records.read(ReadingRecord, storage.join(folder, name))
+                found[reading.session] = reading
+    return [found[session] for session in sessions if session in found]
 
 
 def failures(output: str) -> Iterator[tuple[str, str]]:

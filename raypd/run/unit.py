@@ -148,6 +148,10 @@ class UnitResult:
     fatal: bool = False  # whether no worker can process any unit
     handed_back: bool = False  # whether the scheduler took the unit back
     unreadable: bool = False  # whether only the input is at fault
+    # Why the worker had to read the unit although readers were to read it ahead; "" if it had not.
+    why_read: str = ""
+    # Seconds that the worker's engine has waited for units that the worker was reading, so far.
+    reading_seconds: float = 0.0
 
     @property
     def done(self) -> bool:

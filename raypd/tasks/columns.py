@@ -69,11 +69,11 @@ _VALUE_FIELDS = [
     # The window of a long document that the value was found in, from 0 (task.long_documents).
     ("window", pa.int32()),
 ]
-# The part of a span that a recognized document adds (input.ocr): left, top, right and bottom of the
-# value's box, as fractions of the page's width and height from its upper left.
-_BOX_FIELD = pa.field("box", pa.list_(pa.float32()))
+# The box of a value on the page of a scanned document (input.ocr): left, top, right and bottom, as
+# fractions of the page's width and height from its upper left corner.
+_BOX = pa.field("box", pa.list_(pa.float32()))
 # The model of a cascade that decoded the value: first or second.
-_MODEL_FIELD = ("model", pa.string())
+_MODEL = pa.field("model", pa.string())
 VALUE = pa.struct(_VALUE_FIELDS)
 EXTRACTION = pa.schema(
     [
@@ -326,18 +326,9 @@ def _details(attribute: Attribute, config: RunConfig) -> dict[str, pa.DataType]:
     if config.cascade.model is not None:
         names.append("model")
     types = {name: _DETAIL_TYPES[name] for name in names}
-    if "span" in types and _has_boxes(config):
+    if "span" in types and _has_box(config):
         types["span"] = _with_box(types["span"])
     return types
-
-
-def _has_boxes(config: RunConfig) -> bool:
-    """Return whether the spans of a run's table have boxes."""
-    return isinstance(config.task, ExtractionConfig) and config.input.ocr != "none"
-
-
-def _with_box(span: pa.StructType) -> pa.StructType:
-    return pa.struct([*span, _BOX_FIELD])
 
 
 def columns_of(config: RunConfig) -> pa.Schema:
@@ -348,15 +339,26 @@ def columns_of(config: RunConfig) -> pa.Schema:
     if _is_typed(config):
         return _typed_columns(config)
     schema = SHAPES[config.task.kind].schema
-    if config.cascade.model is None and not _has_boxes(config):
+    has_box = _has_box(config)
+    if config.cascade.model is None and not has_box:
         return schema
-    types = dict(_VALUE_FIELDS)
-    if _has_boxes(config):
-        types["span"] = _with_box(types["span"])
+    fields = list(VALUE)
+    if has_box:
+        span = VALUE.get_field_index("span")
+        fields[span] = pa.field("span", _with_box(VALUE.field(span).type))
     if config.cascade.model is not None:
-        types.update([_MODEL_FIELD])
-    values = pa.field("values", pa.list_(pa.struct(list(types.items()))))
+        fields.append(_MODEL)
+    values = pa.field("values", pa.list_(pa.struct(fields)))
     return schema.set(schema.get_field_index("values"), values)
+
+
+def _has_box(config: RunConfig) -> bool:
+    """Return whether the spans of a run's table have boxes."""
+    return isinstance(config.task, ExtractionConfig) and config.input.ocr != "none"
+
+
+def _with_box(span: pa.StructType) -> pa.StructType:
+    return pa.struct([*span, _BOX])
 
 
 def _is_typed(config: RunConfig) -> bool:

@@ -16,6 +16,8 @@ def label_columns(categories: Mapping[str, Category]) -> list[str]:
     for category in categories.values():
         for attribute in category.attributes:
             columns[".".join(attribute.place)] = None
+            # A table may also hold the whole object in one column.
+            columns[attribute.place[0]] = None
     return list(columns)
 
 
@@ -45,13 +47,35 @@ def labels_of(
     labels: dict[str, Any] = {}
     for attribute in attributes:
         name = ".".join(attribute.place)
-        if name not in fields or name in text_columns:
-            continue
-        value = fields[name]
-        if isinstance(value, str):
-            value = typed(attribute, value)
-        labels[name] = value
+        head = attribute.place[0]
+        if name in fields and name not in text_columns:
+            value = fields[name]
+            if isinstance(value, str):
+                value = typed(attribute, value)
+            labels[name] = value
+        elif head in fields and head not in text_columns:
+            labels[name] = _inside(fields[head], attribute)
     return labels or None
+
+
+def _inside(cell: Any, attribute: Attribute) -> Any:
+    """Return the value of an attribute in a column with its whole object, which may be JSON text.
+
+    Raises:
+        ValueError: If the column holds no object.
+    """
+    value = unpacked(cell)
+    if isinstance(value, str) and not value.strip():
+        return None
+    for depth, key in enumerate(attribute.place[1:], 1):
+        if value is None:
+            return None
+        if not isinstance(value, Mapping):
+            raise ValueError(
+                f"{'.'.join(attribute.place[:depth])!r} holds no JSON object: {cell!r}"
+            )
+        value = value.get(key)
+    return value
 
 
 def typed(attribute: Attribute, text: str) -> Any:

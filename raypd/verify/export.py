@@ -3,6 +3,7 @@
 Both go to one local file: CSV, JSON lines or Parquet.
 """
 
+import json
 import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -25,7 +26,7 @@ _FORMATS = {".csv": "csv, HEADER", ".jsonl": "json", ".parquet": "parquet, COMPR
 # Follows the name of a file that is being written.
 _PART = ".part-"
 # Details of answers that the exported table leaves out.
-_DETAILS = ("status", "span", "window", "model")
+_DETAILS = ("span", "window", "model")
 
 
 def export(run: str, path: str, overrides: Iterable[str] = ()) -> int:
@@ -81,6 +82,8 @@ def write_file(path: str, schema: pa.Schema, tables: Iterable[pa.Table]) -> int:
     target = local.local_path(path)
     local.clean_beside(target, _PART)
     part = f"{target}{_PART}{local.writer_name()}"
+    if is_csv:
+        schema = _csv_schema(schema)
     try:
         with Scratch(rows=schema) as scratch:
             for table in tables:
@@ -118,13 +121,25 @@ def _identifier(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'
 
 
+def _csv_schema(schema: pa.Schema) -> pa.Schema:
+    """Return the columns of a CSV, in which lists and objects are JSON."""
+    fields = []
+    for column in schema:
+        if pa.types.is_nested(column.type):
+            column = column.with_type(pa.string())
+        fields.append(column)
+    return pa.schema(fields)
+
+
 def _harmless_table(table: pa.Table, schema: pa.Schema) -> pa.Table:
-    """Return a table without cells that a spreadsheet would run as formulas."""
+    """Return a table for a CSV: lists and objects as JSON, and no cell that runs as a formula."""
     rows = [{name: _cell(value) for name, value in row.items()} for row in table.to_pylist()]
     return pa.Table.from_pylist(rows, schema)
 
 
 def _cell(value: object) -> object:
+    if isinstance(value, (list, dict)):
+        return clean(json.dumps(value, ensure_ascii=False, default=str))
     if isinstance(value, str):
         return _harmless_text(value)
     return value

@@ -464,6 +464,40 @@ def test_a_workers_time_is_booked_without_a_gap(meter: Meter, clock: SimpleNames
     assert ends == [*begins[1:], clock.now]
 
 
+def test_idle_time_in_which_input_is_read_counts_as_waiting_for_it(
+    meter: Meter, clock: SimpleNamespace
+) -> None:
+    with meter.reading():
+        clock.now += 3
+        with meter.reading():
+            clock.now += 1
+    clock.now += 2
+    assert meter.report().input_seconds == pytest.approx(4)
+    # While another unit is decoded, the engine does not wait.
+    with meter.reading():
+        meter.step(Engine(clock, [(5.0, 10, 0)]), {"u": 1})
+    meter.starved(6.0)
+    report = meter.report()
+    assert report.input_seconds == pytest.approx(10)
+    assert meter.reading_seconds == pytest.approx(4)
+    assert report.seconds.idle == pytest.approx(6)
+    assert billing.input_bound([report]) == pytest.approx(10 / 11)
+
+
+@pytest.mark.parametrize(
+    ("input_seconds", "note"),
+    [(12.0, "input-bound 12% of the time; add readers (cluster.readers)"), (4.0, "")],
+)
+def test_a_bill_says_if_engines_waited_for_input(input_seconds: float, note: str) -> None:
+    seconds = Seconds(startup=50.0, decode=40.0, idle=60.0)
+    bill = Bill("s", 0.0, 1.0, workers=[WorkerTime("w", "n", 0.0, seconds=seconds)])
+    bill.workers[0].input_seconds = input_seconds
+    cost = book.summed([bill], 10)
+    assert cost is not None
+    assert cost.input_bound_note == note
+    assert cost.input_bound == input_seconds / 100
+
+
 def test_a_running_step_is_reported_as_far_as_it_has_come(
     meter: Meter, clock: SimpleNamespace
 ) -> None:

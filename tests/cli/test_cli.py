@@ -278,7 +278,7 @@ def test_two_nights_as_a_job(configuration, tmp_path) -> None:
 @pytest.mark.parametrize(
     ("titles", "share", "code", "said"),
     [
-        (["a"] * 12, 1.0, 0, "12 documents: 12 ok"),
+        (["a"] * 12, 1.0, 0, "12 documents: 12 answered"),
         (
             ["a"] * 14 + [""] * 5 + ["program"],
             1.0,

@@ -83,15 +83,13 @@ def check_sums(tree: dict[str, Any]) -> None:
 def test_a_bill_notes_once_that_nvml_does_not_answer() -> None:
     ledger = object.__new__(ledger_actor.Ledger)
     ledger.book = Book(Bill("s", 100.0, 0.0))
-    ledger._heard = {}
-    ledger._starts = 0
-    ledger.report(WorkerTime("without GPU", "n", 100.0), (0, 0))
+    ledger.report(WorkerTime("without GPU", "n", 100.0))
     assert ledger.book.last.notes == []
     for name in ("first", "second"):
-        ledger.report(WorkerTime(name, "n", 100.0, gpus=1.0), (0, 0))
+        ledger.report(WorkerTime(name, "n", 100.0, gpus=1.0))
         (note,) = ledger.book.last.notes
         assert "NVML" in note
-    ledger.report(WorkerTime("third", "n", 100.0, gpus=1.0, gpu_use=GpuUse(1)), (0, 0))
+    ledger.report(WorkerTime("third", "n", 100.0, gpus=1.0, gpu_use=GpuUse(1)))
     assert len(ledger.book.last.notes) == 1
 
 

@@ -17,16 +17,16 @@ import pytest
 import ray
 
 from raypd.answering.request_queue import EngineBroken, UnitState
-from raypd.cluster import driver, faulty_gpus, pool_executor, ray_session
-from raypd.cluster.in_flight import WorkerHandle
+from raypd.cluster import driver, faulty_gpus, ray_session
 from raypd.cluster.ray_session import WorkerResources
 from raypd.cluster.worker import DecodeWorker, WorkerSpec
+from raypd.cluster.worker_pool import WorkerHandle, WorkerPool
 from raypd.config import ClusterConfig, RunConfig
 from raypd.dataset import writer
 from raypd.dataset.planner import plan
 from raypd.decoding.counts import Finished, TokenCounts
 from raypd.errors import ModelError, RunError
-from raypd.models.load import resolve_device
+from raypd.models.device import resolve_device
 from raypd.run import manifest, records, retry_policy
 from raypd.run.retry_policy import Attempt, AttemptRecord, UnitLog, attempts_path
 from raypd.run.unit import Unit
@@ -455,7 +455,7 @@ def test_a_run_continues_with_the_gpus_that_are_left(
     monkeypatch, workers: int, gpus: int, max_workers: int | None
 ) -> None:
     lines: list[str] = []
-    executor = pool_executor.PoolExecutor(
+    pool = WorkerPool(
         None,
         WorkerResources(1, 1.0, 1),
         ClusterConfig(max_workers=workers),
@@ -463,16 +463,16 @@ def test_a_run_continues_with_the_gpus_that_are_left(
     )
     monkeypatch.setattr(ray, "cluster_resources", lambda: {"GPU": float(gpus)})
     bad = WorkerHandle(SimpleNamespace())
-    executor.workers.append(bad)
+    pool.workers.append(bad)
     if max_workers is None:
         with pytest.raises(RunError, match="no GPU is left: GPU 3 is broken"):
-            executor._pin(bad, "GPU 3 is broken")
+            pool._pin(bad, "GPU 3 is broken")
     else:
-        executor._pin(bad, "GPU 3 is broken")
-        assert executor._max_workers == max_workers
+        pool._pin(bad, "GPU 3 is broken")
+        assert pool._max_workers == max_workers
     assert lines == ["GPU 3 is broken"]
-    assert executor.workers == []
-    assert executor._pinning == [bad]
+    assert pool.workers == []
+    assert pool._pinning == [bad]
 
 
 def build_with_gpu_0_broken(config, threads):
@@ -482,13 +482,10 @@ def build_with_gpu_0_broken(config, threads):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("executor", ["pool", "ray_data"])
-def test_a_faulty_gpu_of_two_costs_no_document(
-    tmp_path: Path, config, capfd, executor: str
-) -> None:
+def test_a_faulty_gpu_of_two_costs_no_document(tmp_path: Path, config, capfd) -> None:
     # The run takes longer than two starts of a worker.
     path = str(write_jsonl(tmp_path / "a.jsonl", ["sleep 0.2"] * 200))
-    shares = {"gpus_per_worker": 1, "cpus_per_worker": 0.5, "executor": executor}
+    shares = {"gpus_per_worker": 1, "cpus_per_worker": 0.5}
     run = with_keys(
         config(path, unit_documents=5, max_workers=2), model={"device": "cpu"}, cluster=shares
     )

@@ -21,6 +21,7 @@ from raypd.config import ModelConfig
 from raypd.decoding.methods.registry import CLOSE, FORK, MASK
 from raypd.errors import ModelError
 from raypd.models import embedded
+from raypd.models.cache import cache_folder
 from raypd.models.control_tokens import (
     CONTROL_TOKENS,
     add_control_tokens,
@@ -298,7 +299,7 @@ def test_where_the_cache_lies(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
         ("RAYPD_CACHE", "own", "own"),
     ):
         monkeypatch.setenv(name, str(tmp_path / value))
-        assert embedded.cache_folder() == tmp_path / folder
+        assert cache_folder() == tmp_path / folder
 
 
 def test_a_cache_that_cannot_be_written(cache: Path) -> None:

@@ -15,6 +15,7 @@ from raypd.errors import ConfigError, InputError
 from raypd.evaluation.score import evaluate
 from raypd.report import review
 from raypd.tasks.columns import RowValue
+from raypd.verify.export import export
 from tests.runs import config_tree, extraction, write_rows
 
 ATTRIBUTES = [
@@ -48,7 +49,10 @@ def corrected(path: str, **values: str) -> list[dict[str, str]]:
     """The lines of a CSV, with other values for all documents in the column `correct`."""
     with open(path, encoding="utf-8-sig", newline="") as file:
         rows = list(csv.DictReader(file))
-    return [{**row, "correct": values.get(row["attribute"], row["correct"])} for row in rows]
+    return [
+        {**row, "correct": values.get(row["attribute"], row["correct"]), "reviewed": "x"}
+        for row in rows
+    ]
 
 
 def saved(rows: list[dict[str, str]], path: Path, delimiter: str = ",") -> str:
@@ -194,8 +198,8 @@ def test_a_browser_saves_what_was_looked_at(run, tmp_path, browser):
     view.on("pageerror", lambda error: problems.append(str(error)))
     view.goto(f"file://{review.write(run, 6)[0]}")
     view.click("#save")
-    assert view.inner_text("#done") == "nothing is ticked yet"
-    view.locator(".box[data-name=Brand]").nth(1).fill('\uff1da "b", c')
+    assert view.inner_text("#done") == "nothing is reviewed yet"
+    view.locator(".field[data-name=Brand] .box").nth(1).fill('\uff1da "b", c')
     with view.expect_download() as download:
         view.click("#save")
     download.value.save_as(tmp_path / "saved.csv")
@@ -204,3 +208,65 @@ def test_a_browser_saves_what_was_looked_at(run, tmp_path, browser):
     assert count == 1
     assert json.loads(Path(where).read_text())["target"]["Brand"] == '\uff1da "b", c'
     assert problems == []
+
+
+def test_documents_that_nobody_reviewed_become_no_labels(run, tmp_path):
+    _, table = review.write(run, 6)
+    with pytest.raises(InputError, match="nobody has reviewed"):
+        review.apply(run, table, None)
+    with open(table, encoding="utf-8-sig", newline="") as file:
+        rows = list(csv.DictReader(file))
+    marked = rows[0]["id"]
+    changed = rows[-1]["id"]
+    for row in rows:
+        if row["id"] == marked:
+            row["reviewed"] = "x"
+    rows[-1]["correct"] = "" if rows[-1]["value"] else "true"
+    where, count = review.apply(run, saved(rows, tmp_path / "mine.csv"), None)
+    labels = [json.loads(line) for line in Path(where).read_text().splitlines()]
+    assert count == 2
+    assert {"'" + label["id"] for label in labels} == {marked, changed}
+    # `evaluate` reads the corrected file itself, and as `--apply` does.
+    by_file = evaluate(run, str(tmp_path / "mine.csv"))
+    by_labels = evaluate(run, where)
+    assert by_file.measures == by_labels.measures
+    assert by_file.unlabelled == 38
+
+
+def test_a_corrected_export_is_applied_for_its_changed_documents_alone(run, tmp_path):
+    path = tmp_path / "answers.csv"
+    assert export(run, str(path)) == 40
+    with open(path, encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    rows[3]["Tags"] = "a; b"
+    where, count = review.apply(run, saved(rows, tmp_path / "mine.csv"), None)
+    assert count == 1
+    label = json.loads(Path(where).read_text())
+    assert label["target"]["Tags"] == ["a", "b"]
+    assert label["id"] == "=3"
+
+
+def test_a_browser_edits_choices_and_lists_and_advances_with_enter(run, tmp_path, browser):
+    view = browser.new_page()
+    view.goto(f"file://{review.write(run, 3)[0]}")
+    first = view.locator("article").nth(0)
+    first.locator(".field[data-name=Color] select").select_option("blue")
+    first.locator(".field[data-name=New] select").select_option("true")
+    tags = first.locator(".field[data-name=Tags]")
+    for item in ("a, b", "c"):
+        tags.locator(".more").click()
+        tags.locator(".box").last.fill(item)
+    second = view.locator("article").nth(1)
+    first.locator(".field[data-name=Brand] .box").press("Enter")
+    assert second.locator(".box").first.evaluate("box => box === document.activeElement")
+    second.locator(".box").first.press("Enter")
+    assert view.inner_text("#done") == "2 of 3 reviewed"
+    with view.expect_download() as download:
+        view.click("#save")
+    download.value.save_as(tmp_path / "saved.csv")
+    where, count = review.apply(run, str(tmp_path / "saved.csv"), None)
+    assert count == 2
+    target = json.loads(Path(where).read_text().splitlines()[0])["target"]
+    assert target["Color"] == "blue"
+    assert target["New"] is True
+    assert target["Tags"] == ["a, b", "c"]

@@ -19,7 +19,7 @@ from raypd.dataset.plan import PlanTotals
 from raypd.errors import ConfigError, RunError
 from raypd.estimation.bootstrap import Array, exact
 from raypd.estimation.machines import EstimateOptions, MethodSpeed, Overhead, assemble
-from raypd.report import comparison, data, page, status, terminal, units
+from raypd.report import answer_check, comparison, data, page, status, terminal, units
 from raypd.report.charts import RunningTime, speeds
 from raypd.report.ledger import RunBill
 from raypd.report.status import Watch
@@ -166,13 +166,15 @@ def test_without_a_bill_a_look_reads_few_units_and_none_twice(tmp_path, monkeypa
     assert first.usd is None
     assert first.workers == []
     assert "no bill is kept" in _shown(first)
-    assert len(opened) <= status._FOOTERS + status._ERROR_UNITS
+    # Footers, errors, and the objects whose answers are checked.
+    assert len(opened) <= status._FOOTERS + status._ERROR_UNITS + answer_check._OBJECTS
     assert first.exact is False
     assert first.documents == 3000
     for _ in range(5):
         last = watch.look()
     assert last.exact  # by now it has seen them all
-    assert max(map(opened.count, opened)) <= 2  # once for the footer, once for its errors
+    # Once for the footer, once for its errors, and once for its answers.
+    assert max(map(opened.count, opened)) <= 3
 
 
 def test_a_unit_that_was_replaced_is_read_again(tmp_path):
@@ -473,10 +475,7 @@ def shown(root) -> str:
 
 def test_what_was_estimated_stands_on_the_page(no_charts, tmp_path):
     root = build(tmp_path / "run", Plan(units=40))
-    assert (
-        "No estimate stands in the folder of this run. raypd estimate with its configuration"
-        in shown(root)
-    )
+    assert "<h2>Estimate</h2>" not in page.render(data.load(str(root)))
     tree = put(root, hosted=[HOSTED], hosted_tokens={"input": FIGURE, "output": FIGURE})
     assert "the same as a hosted batch: other-model $0.012 [0.011-0.013] per 1,000" in shown(root)
     whole = next(one for one in tree["machines"] if one["name"] == "g6e.xlarge")["bills"][0]

@@ -142,5 +142,5 @@ def test_a_run_as_a_user_types_it_says_that_its_answers_are_not_real(
     ]
     done = CliRunner().invoke(app, words)
     assert done.exit_code == 0, done.output
-    says(done.stdout, "130 documents: 130 ok", "THESE ANSWERS ARE MADE UP")
+    says(done.stdout, "130 documents: 130 answered", "THESE ANSWERS ARE MADE UP")
     assert json.loads((tmp_path / "out/manifest.json").read_text())["fake"] is True

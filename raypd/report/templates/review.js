@@ -3,10 +3,11 @@
   const list = document.getElementById("documents");
   const done = document.getElementById("done");
   const articles = Array.from(list.querySelectorAll("article"));
+  const looked = (article) => article.querySelector(".looked");
   const say = () => {
-    const looked = articles.filter((article) => article.querySelector(".looked").checked).length;
-    done.textContent = `${looked} of ${articles.length} looked at`;
-    return looked;
+    const count = articles.filter((article) => looked(article).checked).length;
+    done.textContent = `${count} of ${articles.length} reviewed`;
+    return count;
   };
   const cell = (text) => {
     // As `harmless` of review.py.
@@ -14,21 +15,83 @@
     const harmless = formula.test(text) ? `'${text}` : text;
     return `"${harmless.replaceAll('"', '""')}"`;
   };
-  for (const article of articles) {  // who changes a value has looked
-    for (const box of article.querySelectorAll(".box")) {
-      box.addEventListener("input", () => { article.querySelector(".looked").checked = true; say(); });
+  const parsed = (text) => {
+    try { return JSON.parse(text); } catch { return null; }
+  };
+  // The items of a list that are not texts (numbers, true) keep their type.
+  const typed = (text, kinds) => {
+    const value = parsed(text);
+    return kinds.has(typeof value) && typeof value !== "string" ? value : text;
+  };
+  const valueOf = (field) => {
+    const { kind, value } = field.dataset;
+    const boxes = Array.from(field.querySelectorAll(".box"), (box) => box.value);
+    if (kind !== "list") {
+      const text = boxes[0];
+      return text === value.replace(/[\r\n]/g, "") ? value : text;  // a box holds no line break
     }
+    const before = parsed(value);
+    const items = Array.isArray(before) ? before : [];
+    const kinds = new Set(items.map((item) => typeof item));
+    const filled = boxes.filter((text) => text.trim());
+    const now = filled.map((text) => typed(text, kinds));
+    const same = JSON.stringify(now) === JSON.stringify(items);
+    if (same) return value;
+    return now.length ? JSON.stringify(now) : "";
+  };
+  const reviewed = (article) => { looked(article).checked = true; say(); };
+  const advance = (article) => {
+    reviewed(article);
+    const next = articles[articles.indexOf(article) + 1];
+    if (!next) { document.getElementById("save").focus(); return; }
+    next.scrollIntoView({ block: "start" });
+    next.querySelector(".box")?.focus({ preventScroll: true });
+  };
+  for (const article of articles) {
+    // Who changes a value has looked.
+    article.addEventListener("input", (event) => {
+      if (event.target.classList.contains("box")) reviewed(article);
+    });
+    article.addEventListener("keydown", (event) => {
+      const inBox = event.target.classList.contains("box");
+      if (event.key !== "Enter" || !inBox || event.isComposing) return;
+      event.preventDefault();
+      advance(article);
+    });
+    article.addEventListener("click", (event) => {
+      if (event.target.classList.contains("drop")) {
+        event.target.closest(".item").remove();
+        reviewed(article);
+      }
+      if (event.target.classList.contains("more")) {
+        const item = document.createElement("span");
+        item.className = "item";
+        const box = document.createElement("input");
+        box.type = "text";
+        box.className = "box";
+        box.autocomplete = "off";
+        box.setAttribute("aria-label", `${event.target.closest(".field").dataset.name}, new item`);
+        const drop = document.createElement("button");
+        drop.type = "button";
+        drop.className = "drop";
+        drop.textContent = "×";
+        drop.setAttribute("aria-label", "Remove this item");
+        item.append(box, drop);
+        event.target.before(item);
+        box.focus();
+      }
+    });
   }
   list.addEventListener("change", say);
   document.getElementById("save").addEventListener("click", () => {
-    if (!say()) { done.textContent = "nothing is ticked yet"; return; }
+    if (!say()) { done.textContent = "nothing is reviewed yet"; return; }
     const lines = [list.dataset.columns];
-    for (const article of articles.filter((a) => a.querySelector(".looked").checked)) {
+    for (const article of articles.filter((a) => looked(a).checked)) {
       const { source, row, id, category } = article.dataset;
-      for (const box of article.querySelectorAll(".box")) {
-        const { name, value, sure } = box.dataset;
-        const same = box.value === value.replace(/[\r\n]/g, "");  // a box holds no line break
-        lines.push([source, row, id, category, name, value, same ? value : box.value, sure].map(cell).join(","));
+      for (const field of article.querySelectorAll(".field")) {
+        const { name, value, sure } = field.dataset;
+        const cells = [source, row, id, category, name, value, valueOf(field), sure, "x"];
+        lines.push(cells.map(cell).join(","));
       }
     }
     const link = document.createElement("a");

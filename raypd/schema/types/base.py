@@ -82,6 +82,8 @@ class ValueType:
     always_nullable: ClassVar[bool] = False
     # A value is a text that may stand in the document.
     has_span: ClassVar[bool] = True
+    # A cell of a table can hold the value without JSON.
+    has_plain_cells: ClassVar[bool] = True
     # What a column of the table holds; attributes of several categories may share one.
     column_type: str = "text"
     # What is taught behind a value: a number ends at a newline, other values show their own end.

@@ -62,7 +62,24 @@ class ListType(ValueType):
         return rf"\[(({item})(, ({item})){{{fewest},{most}}}){may_be_empty}\]"
 
     def check_cell(self, text: str) -> CheckedValue:
-        return self.check(text)
+        """Read a cell: a list in JSON, or items as people write them, `a; b`."""
+        stripped = text.strip()
+        if self.says_null(stripped):
+            return CheckedValue("null", None, text)
+        if stripped.startswith("[") or not self.item.has_plain_cells:
+            return self.check(text)
+        values = []
+        for part in stripped.split(";"):
+            if not part.strip():
+                continue
+            checked = self.item.check_cell(part.strip())
+            if checked.status not in ("ok", "null"):
+                return CheckedValue(checked.status, None, text)
+            if checked.status == "ok":
+                values.append(checked.value)
+        if not self.fits(values):
+            return CheckedValue("invalid", None, text)
+        return CheckedValue("ok", values, text)
 
     def read(self, text: str, closed: bool, bare: bool = False) -> CheckedValue:
         """Read a list. A single value stands for a list of it; a list that was cut keeps its whole

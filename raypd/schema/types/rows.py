@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 class RowType(ValueType):
     """An attribute of type rows is always a list; this is the type of one of its objects."""
 
+    has_plain_cells = False
     name = "rows"
     keys = frozenset({"columns"})
     has_span = False

@@ -1,4 +1,4 @@
-"""Models outside the Llama family: transformers' own, with only the attention function replaced."""
+"""Models of no registered family: transformers' own, with only the attention function replaced."""
 
 import torch
 from transformers import AttentionInterface, PreTrainedModel
@@ -26,7 +26,7 @@ class Stock(torch.nn.Module):
         full_count: int | None = None,
         want_hidden: bool = False,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Compute as `Llama.forward` does, but return hidden states only if they are wanted."""
+        """Compute as `DecoderModel.forward` does, but return hidden states only if wanted."""
         if not want_hidden:
             return self._logits(ids, positions, step), None
         hidden: list[torch.Tensor] = []

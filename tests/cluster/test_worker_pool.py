@@ -1,4 +1,4 @@
-"""The schedulers: which worker gets which unit. Whole runs are in test_driver.py."""
+"""The pool: which worker gets which unit. Whole runs are in test_driver.py."""
 
 import gc
 import json
@@ -14,25 +14,16 @@ import pytest
 import ray
 
 from raypd.answering.request_queue import Progress
-from raypd.cluster import driver, pool_executor
-from raypd.cluster.in_flight import Assignment, WorkerHandle
-from raypd.cluster.ledger_actor import Ask, PoolState
-from raypd.cluster.ray_data_executor import RayDataExecutor
+from raypd.cluster import driver, worker_pool
+from raypd.cluster.document_stream import StreamedUnit
+from raypd.cluster.worker_pool import Assignment, WorkerHandle, WorkerPool
 from raypd.config import ClusterConfig
-from raypd.errors import RunError
 from raypd.run.unit import Unit, UnitResult
 from tests.cluster import fakes, flat_memory
 from tests.processes import LONG, wait_for
 from tests.runs import write_jsonl
 
 BEGUN = Progress(answered=10, begun=True, seconds_left=60.0)
-PLACES = (
-    ("a", "w1", "stays", 0),
-    ("b", "w2", "goes", 0),
-    ("c", "w1", "stays", 1),
-    ("ended", "w1", "stays", 0),
-)
-ASKS = [Ask(Unit(unit, ()), *place) for unit, *place in PLACES]
 
 
 class Actor:
@@ -42,8 +33,9 @@ class Actor:
         self.calls: list[tuple[Any, ...]] = []
 
     def __getattr__(self, name: str) -> Any:
-        def remote(*arguments: Any) -> object:
+        def remote(*arguments: Any, **keys: Any) -> object:
             self.calls.append((name, *arguments))
+            self.keys = keys
             return object()
 
         return SimpleNamespace(remote=remote)
@@ -51,7 +43,7 @@ class Actor:
 
 def worker(*progress: Progress) -> WorkerHandle:
     """Make a worker with a unit in flight for each progress: u0, u1, ..."""
-    handle = WorkerHandle(Actor(), node="n")
+    handle = WorkerHandle(Actor(), node="n", depth=2)
     for number, unit_progress in enumerate(progress):
         assignment = Assignment(Unit(f"u{number}", ()), progress=unit_progress)
         assignment.reported = assignment.since
@@ -59,17 +51,15 @@ def worker(*progress: Progress) -> WorkerHandle:
     return handle
 
 
-def assigning(
-    *workers: WorkerHandle, units: int = 0, **attributes: Any
-) -> pool_executor.PoolExecutor:
-    """Make an executor with the given workers, and let it assign the given number of units."""
-    cluster = ClusterConfig(units_in_flight=2)
-    executor = pool_executor.PoolExecutor(None, None, cluster, print)  # type: ignore[arg-type]
-    executor.workers += workers
-    executor._source = iter([Unit(f"new{n}", ()) for n in range(units)])
-    vars(executor).update(attributes)
-    executor._assign()
-    return executor
+def assigning(*workers: WorkerHandle, units: int = 0, **attributes: Any) -> WorkerPool:
+    """Make a pool with the given workers, and let it assign the given number of units."""
+    cluster = ClusterConfig(units_in_flight=2, readers=0)
+    pool = WorkerPool(None, None, cluster, print)  # type: ignore[arg-type]
+    pool.workers += workers
+    pool._source = iter([Unit(f"new{n}", ()) for n in range(units)])
+    vars(pool).update(attributes)
+    pool._assign()
+    return pool
 
 
 def calls(*workers: WorkerHandle) -> list[list[tuple[Any, ...]]]:
@@ -86,26 +76,26 @@ def calls(*workers: WorkerHandle) -> list[list[tuple[Any, ...]]]:
 def test_an_idle_worker_steals_a_unit_that_has_not_begun() -> None:
     first = worker(BEGUN, Progress())
     second = worker(BEGUN, Progress(), Progress())
-    executor = assigning(first, second, worker())
+    pool = assigning(first, second, worker())
     # The unit is taken from the worker with the most units.
     assert calls(first, second) == [[], [("cancel", "u2", True)]]
     # While the unit is on its way, no other one is taken.
-    executor._assign()
+    pool._assign()
     assert calls(first, second) == [[], [("cancel", "u2", True)]]
     _, cancelled = second.assignments.popitem()
-    assert list(executor._ended(cancelled, UnitResult(handed_back=True))) == []
-    executor._assign()
-    assert calls(executor.workers[2]) == [["u2"]]
+    assert list(pool._ended(cancelled, UnitResult(handed_back=True))) == []
+    pool._assign()
+    assert calls(pool.workers[2]) == [["u2"]]
 
 
 def test_a_long_wait_of_an_engine_is_shown_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    executor = assigning(worker(BEGUN._replace(waiting="429: waiting 60 s")))
+    pool = assigning(worker(BEGUN._replace(waiting="429: waiting 60 s")))
     lines = list[str]()
     for name in ("_watch_nodes", "_assign", "_resize"):
-        monkeypatch.setattr(executor, name, lambda: None)
-    monkeypatch.setattr(executor, "_wait", lambda: iter(()))
-    executor.say = lines.append
-    ticks = executor.run((), set(), 1)
+        monkeypatch.setattr(pool, name, lambda: None)
+    monkeypatch.setattr(pool, "_wait", lambda: iter(()))
+    pool.say = lines.append
+    ticks = pool.run((), set(), 1)
     assert [type(next(ticks)).__name__ for _ in range(3)] == ["Tick"] * 3
     assert lines == ["429: waiting 60 s"]
 
@@ -123,6 +113,66 @@ def test_no_unit_is_stolen_without_need(why: str) -> None:
     idle = worker(BEGUN) if why == "nobody is idle" else worker()
     assigning(busy, idle, units=why == "not the end", closing=why == "closing")
     assert calls(busy) == [[]]
+
+
+def test_workers_above_the_wanted_number_get_no_more_units_and_end() -> None:
+    alone = worker(BEGUN, Progress())
+    alone.node = "other"
+    pair = [worker(BEGUN), worker(BEGUN)]
+    loading = WorkerHandle(Actor(), starting=object())
+    pool = assigning(*pair, alone, loading, wanted=2)
+    pool._source = iter([Unit(f"new{n}", ()) for n in range(9)])
+    pool._exhausted = False
+    pool._retire()
+    pool._assign()
+    # The one that loads has nothing to finish, and the one alone on its node frees the node.
+    assert [handle.retiring for handle in pool.workers] == [False, False, True, True]
+    # What a retiring worker has not begun goes to another worker.
+    assert calls(*pair, alone) == [["new0"], ["new1"], [("cancel", "u1", True)]]
+    assert pool._is_spare(loading)
+    alone.assignments.clear()
+    assert pool._is_spare(alone)
+    # If more are wanted again, it goes on.
+    pool.wanted = 3
+    pool._retire()
+    pool._assign()
+    assert [handle.retiring for handle in pool.workers] == [False, False, False, True]
+    assert calls(alone)[0][1:] == ["new2", "new3"]
+
+
+@pytest.mark.parametrize(
+    ("units_in_flight", "waited", "depth"), [("auto", 3.0, 3), ("auto", 0.1, 2), (2, 3.0, 2)]
+)
+def test_a_worker_whose_engine_waited_for_input_overlaps_more_units(
+    units_in_flight, waited, depth
+) -> None:
+    pool = assigning(busy := worker(BEGUN))
+    pool.cluster = ClusterConfig(units_in_flight=units_in_flight)
+    (assignment,) = busy.assignments.values()
+    assignment.since -= 10
+    pool._adapt_depth(busy, assignment, UnitResult(reading_seconds=waited))
+    assert busy.depth == depth
+
+
+def test_an_idle_worker_steals_while_the_readers_are_late_and_says_how_long_it_waited(
+    monkeypatch,
+) -> None:
+    idle = worker()
+    busy = worker(BEGUN, Progress())
+    pool = assigning()
+    pool.workers += [idle, busy]
+    blocks = iter([None, None, StreamedUnit(Unit("late", ()))])
+    pool._stream = SimpleNamespace(next=lambda waiting: next(blocks))  # type: ignore[assignment]
+    pool._exhausted = False
+    pool._assign()
+    assert calls(idle, busy) == [[], [("cancel", "u1", True)]]
+    idle.starved_since -= 5
+    pool._assign()
+    monkeypatch.setattr(idle.actor, "calls", [])
+    pool._assign()
+    assert calls(idle) == [["late"]]
+    assert 5 <= idle.actor.keys["starved"] < 6
+    assert idle.starved_since is None
 
 
 @pytest.mark.parametrize(
@@ -143,12 +193,12 @@ def test_a_draining_worker_hands_back_units_that_it_cannot_commit_in_time(
     progress, typical, left, cancelled
 ) -> None:
     busy = worker(progress)
-    executor = assigning(busy, _unit_seconds=typical)
-    executor.nodes = SimpleNamespace(look=lambda: None, seconds_left=lambda node: left)  # type: ignore[assignment]
-    executor._source = iter([Unit("new", ())])
-    executor._exhausted = False
-    executor._watch_nodes()
-    executor._assign()
+    pool = assigning(busy, _unit_seconds=typical)
+    pool.nodes = SimpleNamespace(look=lambda: None, seconds_left=lambda node: left)  # type: ignore[assignment]
+    pool._source = iter([Unit("new", ())])
+    pool._exhausted = False
+    pool._watch_nodes()
+    pool._assign()
     assert busy.draining
     assert calls(busy) == [[("cancel", "u0", False)] * cancelled]
 
@@ -156,9 +206,7 @@ def test_a_draining_worker_hands_back_units_that_it_cannot_commit_in_time(
 def test_a_worker_killed_for_memory_is_lost_and_its_units_are_retried(tmp_path, monkeypatch):
     dead = worker(BEGUN)
     lines = []
-    executor = assigning(
-        dead, say=lines.append, spec=SimpleNamespace(output=str(tmp_path)), wanted=1
-    )
+    pool = assigning(dead, say=lines.append, spec=SimpleNamespace(output=str(tmp_path)), wanted=1)
 
     def get(ref):
         raise ray.exceptions.OutOfMemoryError(
@@ -171,20 +219,20 @@ def test_a_worker_killed_for_memory_is_lost_and_its_units_are_retried(tmp_path, 
         "wait": lambda refs, **_: (refs, []),
         "kill": lambda actor: None,
     }
-    monkeypatch.setattr(pool_executor, "ray", SimpleNamespace(**stub))
-    monkeypatch.setattr(pool_executor, "is_alive", lambda node: True)
-    assert list(executor._wait()) == []
+    monkeypatch.setattr(worker_pool, "ray", SimpleNamespace(**stub))
+    monkeypatch.setattr(worker_pool, "is_alive", lambda node: True)
+    assert list(pool._wait()) == []
     assert lines == [
         "A worker process died because the machine ran out of memory; its units will be retried."
     ]
-    assert [unit.id for unit in executor._returned] == ["u0"]
-    assert executor.workers == []
+    assert [streamed.unit.id for streamed in pool._returned] == ["u0"]
+    assert pool.workers == []
     # A preempted worker does not count as one that cannot start.
     for preempted, deaths in ((True, 0), (False, 1)):
         loading = WorkerHandle(Actor(), starting=object())
-        executor.workers.append(loading)
-        executor._lost(loading, Mock(preempted=preempted))
-        assert executor._deaths.loading == deaths
+        pool.workers.append(loading)
+        pool._lost(loading, Mock(preempted=preempted))
+        assert pool._deaths.loading == deaths
 
 
 def test_the_last_unit_of_a_run_moves_to_an_idle_worker(
@@ -198,11 +246,11 @@ def test_the_last_unit_of_a_run_moves_to_an_idle_worker(
         write_jsonl(tmp_path / f"in/{name}.jsonl", [title] * 10)
     run = config(str(tmp_path / "in"), max_workers=2, units_in_flight=2, max_num_seqs=1)
     started: dict[str, list[int]] = {}
-    start = pool_executor.PoolExecutor._start
-    assign = pool_executor.PoolExecutor._assign
+    start = WorkerPool._start
+    assign = WorkerPool._assign
 
     def listen(self, worker, assigned) -> None:
-        unit = assigned.name
+        unit = assigned.unit.name
         if unit == "c.jsonl" and worker.assignments:
             # If the first unit were still being read, the second one would begin and could not be
             # stolen any more.
@@ -221,9 +269,9 @@ def test_the_last_unit_of_a_run_moves_to_an_idle_worker(
         if started or sum(worker.ready for worker in self.workers) == 2:
             assign(self)
 
-    monkeypatch.setattr(pool_executor.PoolExecutor, "_start", listen)
-    monkeypatch.setattr(pool_executor.PoolExecutor, "_assign", patient)
-    monkeypatch.setattr(pool_executor, "_IDLE_SECONDS", LONG)
+    monkeypatch.setattr(WorkerPool, "_start", listen)
+    monkeypatch.setattr(WorkerPool, "_assign", patient)
+    monkeypatch.setattr(worker_pool, "_IDLE_SECONDS", LONG)
     assert driver.run_extract(run, build=fakes.build).ok == 40
     assert started["c.jsonl"][0] == started["a.jsonl"][0] != started["c.jsonl"][1]
     rows = pq.read_table(tmp_path / "out/units").to_pylist()
@@ -259,74 +307,3 @@ def test_the_memory_of_the_driver_does_not_grow_with_the_units(
     # Half an object a unit; of rich's samples it keeps 1,000.
     grown = {name: n for name, n in grown.items() if min(n) > 75 / 2 and name != "ProgressSample"}
     assert not grown, json.dumps(grown)
-
-
-def executor(said: list[str], **attributes: Any) -> RayDataExecutor:
-    """One whose run has the units a, b and c, and that admits one unit a worker; the node `goes`
-    was given notice.
-    """
-    own = RayDataExecutor(None, None, ClusterConfig(max_workers=2), said.append)  # type: ignore[arg-type]
-    own._left = 3
-    own._done = {"ended"}
-    own.admit = lambda unit, beside: beside == 0
-    own.nodes = SimpleNamespace(look=lambda: None, seconds_left={"goes": 4.0}.get)  # type: ignore[assignment]
-    vars(own).update(attributes)
-    return own
-
-
-def state(asks: list[Ask], starts: int = 0, deaths: int = 0) -> PoolState:
-    return PoolState(asks, {"w1", "w2"}, {"w1", "w2"}, 0, 0, starts, deaths, set(), [])
-
-
-def test_who_waits_who_begins_and_who_hands_back_what_then_stays_open() -> None:
-    said: list[str] = []
-    own = executor(said)
-    a, b, _, ended = ASKS
-    assert own._answers(state(ASKS)) == {a: True, b: False, ended: False}  # c waits
-    assert own._begun == {"a": "w1"}
-    assert own._answers(state(ASKS[1:2])) == {b: False}
-    assert said == ["Node goes is being preempted in 4 s; draining it."]
-    own.closing = True
-    assert not any(own._answers(state(ASKS)).values())
-    own = executor([])
-    assert list(own._ended(a.unit, UnitResult(handed_back=True))) == []
-    assert [event.unit.id for event in own._ended(a.unit, UnitResult(ok=1))] == ["a"]
-    assert list(own._ended(a.unit, UnitResult(ok=1))) == []
-    assert own._left == 2
-    assert own._done == {"a", "ended"}
-    with pytest.raises(RunError, match="no weights"):
-        list(own._ended(b.unit, UnitResult(error="no weights", fatal=True)))
-
-
-def test_passes_are_short_under_a_deadline_and_what_one_leaves_comes_again() -> None:
-    own = executor([], wanted=1)
-    passes = list[str]()
-
-    def one_pass(units: list[Unit], *_: object) -> Any:
-        passes.append("".join(unit.id for unit in units))
-        return (
-            event
-            for unit in units[len(passes) == 1 :]
-            for event in own._ended(unit, UnitResult(ok=1))
-        )
-
-    own._pass = one_pass  # type: ignore[method-assign]
-    assert len(list(own.run([Unit(name, ()) for name in "abcdefghij"], {"j"}, 9))) == 9
-    # Eight units a worker; a is handed back, and j had ended before.
-    assert passes == ["abcdefgh", "i", "a"]
-
-
-def test_deaths_without_end_end_the_run() -> None:
-    said: list[str] = []
-    own = executor(said)
-    own._answers(state([], deaths=2))
-    own._answers(state([], deaths=2))
-    assert said == ["A worker process died; its units will be retried."] * 2
-    own._answers(state([], deaths=1))  # by a ledger that died itself
-    assert len(said) == 2
-    with pytest.raises(RunError, match="no unit is committed"):
-        own._answers(state([], deaths=31))
-    own = executor(said)
-    own._answers(state([], starts=9))  # two of them may be loading yet
-    with pytest.raises(RunError, match="die while they load the model"):
-        own._answers(state([], starts=10))

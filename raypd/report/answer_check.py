@@ -1,0 +1,405 @@
+"""What a run's answers show without labels: which model gave them, what is wrong with them, and
+what to do next.
+
+Nothing here says how many values are right, because only labels can tell that.
+"""
+
+import json
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from raypd import storage
+from raypd.config import ModelConfig, card_of
+from raypd.errors import UserError
+from raypd.report.sample import AnswerSample, SampleAttribute, first_rows
+from raypd.report.units import unit_objects
+from raypd.run import RunRecord, layout, load_record, read, spread
+from raypd.tasks import calibration_of
+from raypd.text import clean, count
+
+# The embedded model, whose answers only show how raypd works.
+EMBEDDED = "smollm2-135m-instruct"
+# A model that is worth a try where the embedded one was used.
+LARGER = "Qwen/Qwen3-1.7B"
+# Objects that are read to check the answers of a run that may be large, and rows of each.
+_OBJECTS = 16
+_ROWS = 512
+# Fewer answers than this show no pattern.
+_FEW = 5
+# Shares of an attribute's answers from which a warning is given.
+_SAME = 0.6
+_SAME_CHOICE = 0.98
+_COPIED = 0.2
+_NULL = 0.98
+_CUT = 0.1
+# Confidences are nearly constant if 90% of them lie in a range of this width.
+_CONSTANT_WIDTH = 0.02
+# A model that is this sure of every value may be right.
+_SURE = 0.97
+_SHOWN_CHARACTERS = 60
+# A run on a CPU that is slower and longer than this is better moved to a GPU.
+_SLOW_PER_SECOND = 0.5
+_LONG_SECONDS = 1800.0
+_CHOICE_TYPES = ("enum", "boolean")
+
+Tree = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class AnswerCheck:
+    """What is known of a run's answers without labels.
+
+    Attributes:
+        model: Which model answered, and what that means.
+        confidence: What its confidences are; "" if there are none.
+        warnings: A line for each attribute and fault.
+        next_step: The one thing to do next; "" while the run goes on well.
+    """
+
+    model: str
+    confidence: str = ""
+    warnings: list[str] = field(default_factory=list)
+    next_step: str = ""
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a run is, as far as the next step depends on it.
+
+    Attributes:
+        state: complete, running, interrupted, ...
+        documents: Documents that were processed.
+        failed: Those of them that failed.
+        seconds: Seconds of all sessions.
+        on_gpu: Whether a GPU was used.
+    """
+
+    state: str
+    documents: int
+    failed: int
+    seconds: float
+    on_gpu: bool = False
+
+
+def check_run(root: str, progress: Progress) -> AnswerCheck:
+    """Check the answers of a run from some of its objects.
+
+    Args:
+        root: The folder of the run.
+        progress: How far it is.
+
+    Raises:
+        ConfigError: If there is no run.
+        OSError: If storage does not answer.
+    """
+    record = load_record(root)
+    return check(root, record, read_answers(root), progress)
+
+
+def read_answers(root: str) -> AnswerSample:
+    """Return the answers of some objects of a run; objects that cannot be read are left out."""
+    sample = AnswerSample()
+    for item in spread(unit_objects(read.runs(root)), _OBJECTS):
+        for row in first_rows(item.path, _ROWS) or ():
+            sample.add(row)
+    return sample
+
+
+def check(root: str, record: RunRecord, sample: AnswerSample, progress: Progress) -> AnswerCheck:
+    """Check answers.
+
+    Args:
+        root: The folder of the run.
+        record: Its record.
+        sample: Some of its answers.
+        progress: How far the run is.
+    """
+    config = record.config
+    card = record.model_card or _card(config)
+    faults = warnings(config, sample)
+    next_step = _next_step(root, config, card, faults, progress)
+    confidence = ""
+    if sample.confidences:
+        confidence = describe_confidence(config, card)
+    return AnswerCheck(
+        describe_model(config, card), confidence, [fault.text for fault in faults], next_step
+    )
+
+
+# ------------------------------------------------------------------------
+# the model
+
+
+def describe_model(config: Tree, card: Tree) -> str:
+    """Return which model answered, and whether it was trained for that.
+
+    Args:
+        config: The configuration of the run, as recorded.
+        card: The card beside the weights; empty without one.
+    """
+    model = config.get("model") or {}
+    name = clean(str(model.get("adapter") or model.get("name") or "unknown"), 120)
+    if name == "fake":
+        return "fake: the answers are made up, no model read the documents"
+    endpoint = model.get("endpoint")
+    if endpoint:
+        return f"{name} at {clean(str(endpoint.get('url')), 120)}, not trained for this task"
+    if card.get("method"):
+        documents = card.get("documents")
+        trained = "trained for this task"
+        if documents:
+            trained += f" on {count(documents)} documents"
+        if card["method"] != (config.get("decoding") or {}).get("method"):
+            trained += f", with decoding.method {card['method']}, which is not the one of this run"
+        return f"{name}, {trained}"
+    if name == EMBEDDED:
+        return f"{name}, the embedded toy: small, and not trained for this task"
+    return f"{name}, not trained for this task"
+
+
+def describe_confidence(config: Tree, card: Tree) -> str:
+    """Return what the confidences of a run are.
+
+    Args:
+        config: The configuration of the run, as recorded.
+        card: The card beside the weights; empty without one.
+    """
+    method = str((config.get("decoding") or {}).get("method") or "")
+    calibration = None
+    try:
+        calibration = calibration_of(ModelConfig.model_validate(config.get("model")), method)
+    except (UserError, ValueError, OSError):
+        return ""
+    if calibration is None:
+        return (
+            "uncalibrated: how probable the model finds its own text, not how often it is right "
+            "(`raypd calibrate`)"
+        )
+    return f"calibrated on {count(calibration.values)} labelled values"
+
+
+def _card(config: Tree) -> Tree:
+    """Return the card beside the weights of a record that holds none."""
+    return card_of(config.get("model"), str((config.get("task") or {}).get("kind") or ""))
+
+
+# ------------------------------------------------------------------------
+# answers that say nothing
+
+
+@dataclass(frozen=True)
+class _Fault:
+    """A fault of an attribute's answers."""
+
+    kind: str  # same, copied, null, cut or confidence
+    text: str
+
+
+def warnings(config: Tree, sample: AnswerSample) -> list[_Fault]:
+    """Return what is wrong with the answers of each attribute.
+
+    Args:
+        config: The configuration of the run, as recorded.
+        sample: Some of its answers.
+    """
+    task = config.get("task") or {}
+    categories = task.get("categories") or {}
+    faults = []
+    for (category, name), attribute in sorted(sample.attributes.items()):
+        schema = categories.get(category) or {}
+        label = repr(name)
+        if len(categories) > 1:
+            label = f"{name!r} of {category!r}"
+        keys: Tree = {}
+        for candidate in schema.get("attributes") or ():
+            if isinstance(candidate, Mapping) and candidate.get("name") == name:
+                keys = candidate
+        prompt_texts = [
+            str(keys.get("description") or ""),
+            str(schema.get("description") or ""),
+            str(task.get("instruction") or ""),
+            name,
+        ]
+        faults += _faults(label, attribute, keys, prompt_texts, config)
+    return faults
+
+
+def _faults(
+    label: str,
+    attribute: SampleAttribute,
+    keys: Tree,
+    prompt_texts: Sequence[str],
+    config: Tree,
+) -> list[_Fault]:
+    """Return what is wrong with the answers of one attribute."""
+    total = attribute.statuses.total()
+    if total < _FEW:
+        return []
+    faults = []
+    nulls = attribute.statuses["null"]
+    cut = attribute.statuses["truncated"]
+    if nulls >= _NULL * total:
+        of = "all" if nulls == total else f"{count(nulls)} of"
+        faults.append(_Fault("null", f"{label} is null in {of} {count(total)} documents"))
+    if cut >= _CUT * total:
+        limit = (config.get("decoding") or {}).get("max_value_tokens")
+        faults.append(
+            _Fault(
+                "cut",
+                f"{label} was cut in {count(cut)} of {count(total)} documents: its values are "
+                f"longer than decoding.max_value_tokens ({limit})",
+            )
+        )
+    if keys.get("type") not in _CHOICE_TYPES:
+        copied = _copied(attribute.texts, attribute.texts_elsewhere, prompt_texts)
+        if copied and copied.total() >= max(2, _COPIED * total):
+            text = copied.most_common(1)[0][0]
+            faults.append(
+                _Fault(
+                    "copied",
+                    f"{label} is copied from its description or the prompt in "
+                    f"{count(copied.total())} of {count(total)} documents ({_shown(text)})",
+                )
+            )
+    same = _same(attribute, keys, total)
+    if same is not None and not any(fault.kind == "copied" for fault in faults):
+        faults.append(_Fault("same", f"{label} {same}"))
+    if _is_constant(attribute.confidences):
+        faults.append(
+            _Fault(
+                "confidence",
+                f"{label} has nearly the same confidence everywhere ({attribute.median}): it does "
+                "not tell right from wrong",
+            )
+        )
+    return faults
+
+
+def _same(attribute: SampleAttribute, keys: Tree, total: int) -> str | None:
+    """Return that most answers of an attribute are one value; None if they are not."""
+    if not attribute.texts:
+        return None
+    text, documents = attribute.texts.most_common(1)[0]
+    limit = _SAME
+    if keys.get("type") in _CHOICE_TYPES:
+        limit = _SAME_CHOICE
+    if documents < max(_FEW, limit * total):
+        return None
+    of = "all" if documents == total else f"{count(documents)} of"
+    return f"has the same value in {of} {count(total)} documents ({_shown(text)})"
+
+
+def _copied(
+    texts: Counter[str], texts_elsewhere: Counter[str], prompt_texts: Iterable[str]
+) -> Counter[str]:
+    """Return the values that stand in the prompt and not in their documents, with their counts."""
+    prompts = [_normal(text) for text in prompt_texts if text]
+    copied: Counter[str] = Counter()
+    for text, documents in texts_elsewhere.items():
+        normal = _normal(text)
+        if len(normal) < 4:
+            continue
+        if any(_stands_in(normal, prompt) for prompt in prompts):
+            copied[text] = min(documents, texts[text])
+    return copied
+
+
+def _stands_in(value: str, prompt: str) -> bool:
+    """Return whether a value is a part of a prompt's text, by whole words, or has all of it."""
+    if f" {value} " in f" {prompt} ":
+        return True
+    # A model also wraps a description in a sentence of its own.
+    return len(prompt.split()) > 1 and f" {prompt} " in f" {value} "
+
+
+def _normal(text: str) -> str:
+    """Return the words of a text in lower case."""
+    return " ".join(re.findall(r"\w+", text.replace("'", "").casefold()))
+
+
+def _shown(text: str) -> str:
+    return json.dumps(clean(text, _SHOWN_CHARACTERS), ensure_ascii=False)
+
+
+def _is_constant(confidences: Sequence[float]) -> bool:
+    """Return whether confidences are nearly the same, and none that may be right everywhere."""
+    if len(confidences) < 2 * _FEW:
+        return False
+    ordered = sorted(confidences)
+    margin = len(ordered) // 20
+    low = ordered[margin]
+    high = ordered[-1 - margin]
+    return high - low < _CONSTANT_WIDTH and high < _SURE
+
+
+# ------------------------------------------------------------------------
+# what to do next
+
+
+def _next_step(
+    root: str, config: Tree, card: Tree, faults: Sequence[_Fault], progress: Progress
+) -> str:
+    """Return the one step that fits the state of a run; "" while it goes on well."""
+    model = config.get("model") or {}
+    shown_root = clean(root)
+    kinds = {fault.kind for fault in faults}
+    degenerate = kinds & {"same", "copied", "null"}
+    if model.get("name") == "fake":
+        return "name a model that reads the documents: `raypd init DATA --for laptop` (or gpu, api)"
+    if progress.documents and progress.failed == progress.documents:
+        return f"`raypd errors {shown_root}` says why no document was answered"
+    task = config.get("task") or {}
+    is_extraction = task.get("kind") == "extraction"
+    if degenerate and is_extraction and not card:
+        return _better_model(shown_root, model, task)
+    if kinds == {"cut"}:
+        limit = (config.get("decoding") or {}).get("max_value_tokens") or 0
+        return f"allow longer values in a new run: decoding.max_value_tokens={2 * limit}"
+    if progress.state != "complete":
+        if progress.state == "running":
+            return ""
+        return "the same command resumes the run"
+    slow = progress.documents < _SLOW_PER_SECOND * progress.seconds
+    on_cpu = not progress.on_gpu and model.get("endpoint") is None
+    if slow and on_cpu and progress.seconds > _LONG_SECONDS:
+        return "a GPU: `raypd estimate CONFIG` says which one, and what it takes"
+    if not is_extraction:
+        return f"`raypd evaluate {shown_root} LABELS` says how many answers are right"
+    if storage.exists(storage.join(root, layout.LABELS)):
+        return (
+            f"`raypd evaluate {shown_root} {storage.join(shown_root, layout.LABELS)}` says how "
+            "many values are right; `raypd fit` trains a model on these labels"
+        )
+    if model.get("name") == EMBEDDED and not card:
+        return _better_model(shown_root, model, task)
+    return (
+        f"`raypd review {shown_root}`: nothing says yet how many values are right; correct some, "
+        "and `raypd evaluate` does"
+    )
+
+
+def _better_model(root: str, model: Tree, task: Tree) -> str:
+    """Return what helps a model that was not trained for the task."""
+    if model.get("name") == EMBEDDED:
+        return (
+            f"take a larger model (model.name={LARGER}) or a server (`raypd init DATA --for api`); "
+            f"or train this one: `raypd review {root}` makes labels for `raypd fit`"
+        )
+    if not task.get("examples"):
+        return (
+            "show the model three documents with their right values (task.examples; "
+            "docs/start.md), or name a larger model"
+        )
+    return f"`raypd review {root}` makes labels, and `raypd fit` trains a model on them"
+
+
+def lines(answer_check: AnswerCheck) -> list[str]:
+    """Return a check as lines for a terminal or a notebook, without the next step."""
+    text = [f"model: {answer_check.model}"]
+    if answer_check.confidence:
+        text.append(f"confidence: {answer_check.confidence}")
+    text += [f"warning: {warning}" for warning in answer_check.warnings]
+    return text

@@ -1,0 +1,200 @@
+"""What a run's answers show without labels."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from raypd.report import answer_check, data
+from raypd.report.answer_check import Progress
+from raypd.report.sample import AnswerSample
+from raypd.run.manifest import RunRecord
+from tests.report.builder import Plan, build, value
+
+DONE = Progress(state="complete", documents=20, failed=0, seconds=10.0)
+SCHEMA = [
+    {"name": "title", "type": "text", "description": "the job's title"},
+    {"name": "remote", "type": "boolean", "description": ""},
+]
+
+
+def config(model: Any = "smollm2-135m-instruct", **task: Any) -> dict[str, Any]:
+    """A configuration as run.json has it."""
+    if isinstance(model, str):
+        model = {"name": model}
+    return {
+        "model": model,
+        "task": {
+            "kind": "extraction",
+            "categories": {"job": {"description": "", "attributes": SCHEMA}},
+            **task,
+        },
+        "decoding": {"method": "guided", "max_value_tokens": 30},
+    }
+
+
+def sample_of(name: str, values: Sequence[dict[str, Any]]) -> AnswerSample:
+    """The answers to one attribute, one document each."""
+    sample = AnswerSample()
+    for number, row in enumerate(values):
+        sample.add(
+            {
+                "id": str(number),
+                "status": "ok",
+                "category": "job",
+                "values": [{**row, "name": name}],
+            }
+        )
+    return sample
+
+
+def spread_confidence(number: int) -> float:
+    return 0.3 + 0.03 * number
+
+
+def kinds(name: str, values: Sequence[dict[str, Any]]) -> list[str]:
+    return [fault.kind for fault in answer_check.warnings(config(), sample_of(name, values))]
+
+
+def stands(text: str, number: int) -> dict[str, Any]:
+    """A value that stands in its document."""
+    span = {"begin": 0, "end": len(text), "page": None}
+    return {**value("title", text, spread_confidence(number)), "span": span}
+
+
+def test_a_value_copied_from_its_description_is_named_with_its_number():
+    values = [value("title", "The Job's Title", spread_confidence(n)) for n in range(18)]
+    values += [stands(f"Baker {n}", n) for n in range(2)]
+    (fault,) = answer_check.warnings(config(), sample_of("title", values))
+    assert fault.kind == "copied"
+    assert "18 of 20 documents" in fault.text
+    assert "The Job's Title" in fault.text
+
+
+def test_a_value_that_stands_in_its_documents_is_not_called_copied():
+    assert kinds("title", [stands("The job's title", n) for n in range(20)]) == ["same"]
+
+
+def test_answers_that_differ_get_no_warning():
+    assert kinds("title", [stands(f"Baker {n}", n) for n in range(20)]) == []
+
+
+@pytest.mark.parametrize(
+    ("rows", "kind"),
+    [
+        ([value("title", "Clerk", spread_confidence(n)) for n in range(20)], "same"),
+        ([value("title", None, spread_confidence(n), "null") for n in range(20)], "null"),
+        (
+            [value("title", f"[{n}]", spread_confidence(n), "truncated") for n in range(20)],
+            "cut",
+        ),
+        ([value("title", f"job {n}", 0.75) for n in range(20)], "confidence"),
+    ],
+)
+def test_each_fault_of_an_attribute_is_found(rows, kind):
+    assert kinds("title", rows) == [kind]
+
+
+def test_a_choice_that_is_mostly_one_value_is_no_fault_but_always_one_is():
+    mostly = [value("remote", "true", spread_confidence(n)) for n in range(15)]
+    mostly += [value("remote", "false", spread_confidence(n)) for n in range(5)]
+    assert kinds("remote", mostly) == []
+    always = [value("remote", "true", spread_confidence(n)) for n in range(20)]
+    assert kinds("remote", always) == ["same"]
+
+
+def test_a_few_answers_show_no_pattern():
+    assert kinds("title", [value("title", "Clerk", 0.5) for _ in range(4)]) == []
+
+
+def test_items_of_lists_are_compared_one_by_one():
+    values = [
+        value("title", json.dumps(["the job's title", f"skill {n}"]), spread_confidence(n))
+        for n in range(20)
+    ]
+    assert kinds("title", values) == ["copied"]
+
+
+CLERKS = [value("title", "Clerk", spread_confidence(n)) for n in range(20)]
+GOOD = [stands(f"Baker {n}", n) for n in range(20)]
+CUT = [value("title", f"[{n}]", spread_confidence(n), "truncated") for n in range(20)]
+QWEN = "Qwen/Qwen3-1.7B"
+CARD = {"task": "extraction", "method": "guided", "documents": 200}
+SLOW = Progress(state="complete", documents=500, failed=0, seconds=5000.0)
+
+
+@pytest.mark.parametrize(
+    ("tree", "card", "values", "progress", "part"),
+    [
+        (config("fake"), {}, GOOD, DONE, "raypd init DATA --for"),
+        (config(), {}, CLERKS, DONE, "model.name=Qwen/Qwen3-1.7B"),
+        (config(), {}, GOOD, DONE, "model.name=Qwen/Qwen3-1.7B"),
+        (config(QWEN), {}, CLERKS, DONE, "task.examples"),
+        (config(QWEN, examples={"path": "x.jsonl"}), {}, CLERKS, DONE, "raypd fit"),
+        (config(QWEN), {}, GOOD, DONE, "raypd review"),
+        (config(QWEN), CARD, CLERKS, DONE, "raypd review"),
+        (config(QWEN), {}, CUT, DONE, "decoding.max_value_tokens=60"),
+        (config(QWEN), {}, GOOD, SLOW, "a GPU"),
+        (config(QWEN), {}, GOOD, Progress("killed", 20, 0, 5.0), "the same command resumes"),
+        (config(QWEN), {}, [], Progress("complete", 20, 20, 5.0), "raypd errors"),
+        (config(QWEN, kind="generation"), {}, [], DONE, "raypd evaluate"),
+    ],
+)
+def test_the_next_step_fits_the_state_of_the_run(tmp_path, tree, card, values, progress, part):
+    record = RunRecord("f", tree, model_card=card)
+    check = answer_check.check(str(tmp_path), record, sample_of("title", values), progress)
+    assert part in check.next_step
+
+
+def test_a_running_run_that_answers_well_asks_for_nothing(tmp_path):
+    record = RunRecord("f", config(QWEN))
+    progress = Progress("running", 20, 0, 5.0)
+    check = answer_check.check(str(tmp_path), record, sample_of("title", GOOD), progress)
+    assert check.next_step == ""
+
+
+def test_labels_in_the_folder_lead_to_their_evaluation(tmp_path):
+    (tmp_path / "labels.jsonl").write_text("{}\n")
+    record = RunRecord("f", config(QWEN))
+    check = answer_check.check(str(tmp_path), record, sample_of("title", GOOD), DONE)
+    assert "raypd evaluate" in check.next_step
+
+
+@pytest.mark.parametrize(
+    ("model", "card", "part"),
+    [
+        ("fake", {}, "made up"),
+        ("smollm2-135m-instruct", {}, "toy"),
+        (QWEN, {}, "not trained for this task"),
+        (QWEN, CARD, "trained for this task on 200 documents"),
+        (QWEN, {**CARD, "method": "hyper_parallel"}, "not the one of this run"),
+        ({"name": "gpt", "endpoint": {"url": "https://x.test/v1"}}, {}, "at https://x.test/v1"),
+    ],
+)
+def test_the_model_is_called_what_it_is(model, card, part):
+    text = answer_check.describe_model(config(model), card)
+    assert part in text
+    if card and "not the one" not in part:
+        assert "not trained" not in text
+
+
+def test_a_calibrated_confidence_names_its_labels(tmp_path):
+    calibration = {
+        "weights": [1.0, 0.0, 0.0, 0.0],
+        "intercept": 0.0,
+        "attributes": {},
+        "values": 120,
+    }
+    (tmp_path / "calibration.json").write_text(json.dumps(calibration))
+    calibrated = config({"name": str(tmp_path)})
+    assert "120" in answer_check.describe_confidence(calibrated, {})
+    assert "uncalibrated" in answer_check.describe_confidence(config(QWEN), {})
+
+
+def test_the_page_of_a_run_shows_its_check(tmp_path: Path):
+    run = data.load(str(build(tmp_path / "run", Plan(units=4))))
+    assert run.check is not None
+    assert run.check.model
+    assert run.check.next_step
