@@ -201,3 +201,14 @@ def test_the_table_of_a_run_has_boxes_where_ocr_is_on(columns, tmp_path, config)
     assert read["span"] == {**value["span"], "box": pytest.approx(value["span"]["box"])}
     without = columns_of(config(str(tmp_path / "in"), **FILES))
     assert "box" not in str(without)
+
+
+def test_a_document_with_too_many_pages_to_recognize_is_an_error(
+    tmp_path, config, monkeypatch
+) -> None:
+    monkeypatch.setattr(recognition, "MOST_PAGES", 1)
+    (tmp_path / "a.pdf").write_bytes(pdf("", "", "text"))
+    (tmp_path / "b.tiff").write_bytes(saved(page(), "TIFF", save_all=True, append_images=[page()]))
+    read = text_by_id(config, tmp_path)
+    for name, text in read.items():
+        assert text.startswith(f"{name}: 2 pages to recognize, more than 1: divide the file")

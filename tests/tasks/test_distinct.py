@@ -13,7 +13,7 @@ from hypothesis import given, strategies as st
 from raypd.config import RunConfig
 from raypd.decoding.engine import Engine
 from raypd.schema import Attribute
-from raypd.tasks import build_task
+from raypd.tasks import TextBox, build_task
 from raypd.tasks.base import Document, Record, Request
 from raypd.tasks.columns import columns_of, record_row, typed_row
 from raypd.tasks.distinct import Distinct, gives_the_same
@@ -230,6 +230,35 @@ def test_a_long_document_is_answered_window_by_window() -> None:
         assert value["status"] == own["status"]
         # In float32 a product of other sizes rounds otherwise.
         assert value["confidence"] == pytest.approx(own["confidence"], abs=1e-6)
+
+
+def test_scans_with_equal_text_are_decoded_each_unless_it_stands_in_the_same_boxes() -> None:
+    config = configured(**EXTRACTION)
+    given = documents(offer("Boot"), offer("Boot"), offer("Boot"))
+    high = TextBox(0, 4, 1, 0.1, 0.1, 0.2, 0.2)
+    given[0].boxes = [high]
+    given[1].boxes = [high]
+    given[2].boxes = [high._replace(top=0.7, bottom=0.8)]
+    counting = Counting(build_task(config, tiny_tokenizer(), 2048))
+    list(Distinct(counting, config).plan(given))
+    assert counting.planned == 2
+
+
+def test_a_value_of_a_recognized_document_has_the_box_of_its_line() -> None:
+    task = make()
+    text = "A tin.\nThe tea is Oolong."
+    asked = document(0, text, "tea")
+    offset = len("title: ")
+    line = text.index("The")
+    asked.boxes = [
+        TextBox(offset, offset + line - 1, 1, 0.1, 0.1, 0.3, 0.2),
+        TextBox(offset + line, offset + len(text), 1, 0.1, 0.3, 0.6, 0.4),
+    ]
+    category = task._categories["tea"]
+    (body,) = task._bodies(asked, category)
+    record = task._record(category, [(body, None, (CheckedValue("ok", "Oolong", ""), 0.9))])
+    (value,) = record.columns["values"]
+    assert value["span"]["box"] == [0.1, 0.3, 0.6, 0.4]
 
 
 def test_the_span_of_a_value_counts_from_the_beginning_of_the_document() -> None:

@@ -6,7 +6,7 @@ import logging
 from raypd.config import InputConfig
 from raypd.dataset.formats.base import Fields
 from raypd.dataset.formats.documents import TEXT, DocumentFormat
-from raypd.dataset.formats.recognition import PageTexts, recognized_page
+from raypd.dataset.formats.recognition import PageTexts, check_page_count, recognized_page
 from raypd.dataset.parser_process import parse
 from raypd.run import Part
 from raypd.text import counted
@@ -40,6 +40,8 @@ class Pdf(DocumentFormat):
                     pages.count(""),
                     page_count,
                 )
+        else:
+            check_page_count(pages.count(""))
         texts = PageTexts()
         for number, page in enumerate(pages):
             if page or source.ocr == "none":
