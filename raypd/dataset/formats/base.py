@@ -75,7 +75,7 @@ class Format(ABC):
     compressible: ClassVar[bool] = True
     # Whether all rows of a file have the same columns.
     has_schema: ClassVar[bool] = True
-    # Whether each file is one document with the columns `id` and `text`.
+    # Whether the text of each row is in the column `text`, and its id in `id`.
     is_document: ClassVar[bool] = False
 
     @abstractmethod
