@@ -36,7 +36,16 @@ from raypd.cluster.unit_block import UnitBlock, fetch_documents
 from raypd.config import RunConfig
 from raypd.dataset import read_unit, writer
 from raypd.errors import InputError, UserError
-from raypd.run import Attempt, Unit, UnitLog, UnitResult, UnitSummary, layout, retry_policy
+from raypd.run import (
+    Attempt,
+    Commit,
+    Unit,
+    UnitLog,
+    UnitResult,
+    UnitSummary,
+    layout,
+    retry_policy,
+)
 from raypd.tasks import Document, Record, billed_as, columns_of, rows_of
 
 _MAX_TRIES = 3  # tries of a unit that fails with an error of storage
@@ -120,10 +129,12 @@ class EngineActor:
             self.report()
             time.sleep(_REPORT_SECONDS)
 
-    def report(self) -> None:
-        """Report everything so far to the ledger, and wait up to 5 s until it has arrived.
+    def report(self, wait: bool = True) -> None:
+        """Report to the ledger.
 
-        Waiting keeps the bill from being closed before the last report.
+        Args:
+            wait: Whether to wait up to 5 s for the receipt. A unit that ends does not wait: what it
+                used is in its object as well.
         """
         if self._ledger is None:
             return
@@ -132,7 +143,8 @@ class EngineActor:
         # Answers are worth more than their bill, so no error of the ledger ends the worker.
         try:
             reference = self._ledger.report.remote(self.meter.report())
-            ray.wait([reference], timeout=_LEDGER_SECONDS)
+            if wait and ray.wait([reference], timeout=_LEDGER_SECONDS)[0]:
+                self.meter.received(ray.get(reference))
         except Exception as error:
             print(
                 f"raypd: the ledger did not get a report: {type(error).__name__}: {error}",
@@ -285,15 +297,17 @@ class DecodeWorker(EngineActor):
         following: Attempt | None = attempt
         self._attempts[unit.id] = attempt
         try:
-            summary = self.run_unit(unit, attempt)
+            summary, commit = self._process(unit, attempt)
             following = None
         except EngineBroken as error:
             self._die(error, [unit.id])
         finally:
             del self._attempts[unit.id]
             self.log.end(unit.id, following)
-            self.report()
-        return UnitResult(ok=summary.ok, failed=summary.failed)
+            # The bill should have the last unit before it is closed. Others are reported in time.
+            if not self._attempts:
+                self.report(wait=False)
+        return UnitResult(ok=summary.ok, failed=summary.failed, commit=commit)
 
     def _die(self, error: EngineBroken, names: list[str]) -> NoReturn:
         """End this process.
@@ -330,13 +344,20 @@ class DecodeWorker(EngineActor):
             EngineBroken: If the engine failed.
             Cancelled: If the unit was cancelled.
         """
-        attempt = attempt or Attempt()
+        if writer.is_committed(self.spec.output, unit.id, self.config.output.partition):
+            return writer.read_summary(self.spec.output, unit.id)
+        summary, _ = self._process(unit, attempt or Attempt())
+        return summary
+
+    def _process(self, unit: Unit, attempt: Attempt) -> tuple[UnitSummary, Commit | None]:
+        """Read, decode and commit a unit, and return its summary; raises as `run_unit` does.
+
+        The commit is None if another attempt has made it.
+        """
         output = self.spec.output
         partition = self.config.output.partition
         began = time.time()
         started = time.monotonic()
-        if writer.is_committed(output, unit.id, partition):
-            return writer.read_summary(output, unit.id)
         with self.request_queue.unit(unit.id) as state:
             documents = self._read(unit)
             self.request_queue.count(
@@ -348,6 +369,8 @@ class DecodeWorker(EngineActor):
                 documents, rows_of(state.records, self.config), self.schema, attempt.number
             )
             ok, failed = writer.count_documents(table)
+            failures = writer.count_failures(table)
+            first_id, last_id = writer.id_range(table)
             summary = UnitSummary(
                 unit=unit.id,
                 fingerprint=self._fingerprint,
@@ -364,12 +387,17 @@ class DecodeWorker(EngineActor):
                 categories=usage.categories,
                 busy_seconds=round(usage.prefill + usage.decode, 6),
                 truncated=writer.count_truncated(table),
+                reasons=failures.reasons,
+                retriable=failures.retriable,
+                first_id=first_id,
+                last_id=last_id,
             )
-            if not writer.commit(output, table, summary, partition):
+            commit = writer.commit(output, table, summary, partition)
+            if commit is None:
                 # Another attempt committed the unit first.
-                return writer.read_summary(output, unit.id)
+                return writer.read_summary(output, unit.id), None
             self.meter.commit(unit.id, usage, ok, failed)
-            return summary
+            return summary, commit
 
     def _read(self, unit: Unit) -> list[Document]:
         """Return the documents of a unit, from its block if there is a usable one."""

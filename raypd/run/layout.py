@@ -13,6 +13,8 @@ PLAN = "plan"  # <id>/<number>.parquet: the units of a plan
 PLAN_TOTALS = "plan/plan.json"
 PLAN_ALONE = "plan/alone.json"  # objects that share no unit
 UNITS = "units"  # [key=value/]<unit>.parquet: the rows
+# <session>-<number>.parquet: what the units contain, ten thousand per file
+SUMMARIES = "summaries"
 # <unit>.txt: why a unit failed. <unit>.attempts.json: the attempts at a unit and the worker deaths
 # that it caused. cards/: the faults of each GPU.
 FAILURES = "failures"

@@ -19,6 +19,7 @@ import torch
 from raypd.decoding.attention.step import Step
 from raypd.decoding.layers.in_torch import Builder
 from raypd.decoding.layers.sources import NormStyle, Rope
+from raypd.decoding.models.rotation import widened
 
 # The name of the only rotary embedding of most models.
 ONE_ROPE = "rope"
@@ -26,6 +27,8 @@ ONE_ROPE = "rope"
 
 class DecoderLayer(torch.nn.Module):
     """A layer of a family. Subclasses build their parts by a `Builder` and compute with them."""
+
+    attention: Any
 
     def forward(
         self,
@@ -54,7 +57,8 @@ class DecoderModel(torch.nn.Module):
     A subclass overrides what its family computes in another way around the layers.
     """
 
-    norm_style = NormStyle.ROUND_FIRST
+    # The style of the last norm; None for a norm that is not an RMS norm.
+    norm_style: NormStyle | None = NormStyle.ROUND_FIRST
 
     def __init__(
         self, model: Any, layer: Callable[[Any, Builder], DecoderLayer], builder: Builder
@@ -74,7 +78,9 @@ class DecoderModel(torch.nn.Module):
         self.rotary = model.model.rotary_emb
         self.head = model.lm_head
         self.norm = builder.norm(model.model.norm, self.norm_style)
-        self.layers = torch.nn.ModuleList(layer(source, builder) for source in model.model.layers)
+        layers = [layer(source, builder) for source in model.model.layers]
+        self.layers = torch.nn.ModuleList(layers)
+        self.head_dim: int = layers[0].attention.head_dim
 
     @property
     def is_stable(self) -> bool:
@@ -118,7 +124,10 @@ class DecoderModel(torch.nn.Module):
     def ropes(self, hidden: torch.Tensor, positions: torch.Tensor) -> dict[str, Rope]:
         """Return the rotary embeddings for positions [tokens], by name."""
         cos, sin = self.rotary(hidden[None], positions[None])
-        return {ONE_ROPE: Rope(cos[0], sin[0])}
+        # Some families have them in float32.
+        cos = cos[0].to(hidden.dtype)
+        sin = sin[0].to(hidden.dtype)
+        return {ONE_ROPE: widened(cos, sin, self.head_dim)}
 
     def finished(self, logits: torch.Tensor) -> torch.Tensor:
         """Scale or bound what the output embeddings give, [rows, tokens]."""
@@ -134,6 +143,10 @@ def needed(
     return attended[sample_rows], hidden[sample_rows]
 
 
+def _takes_all(config: Any) -> bool:
+    return True
+
+
 @dataclass(frozen=True)
 class Family:
     """A family of models.
@@ -143,12 +156,14 @@ class Family:
         layer: Builds a layer from one of transformers.
         model: What is computed around the layers.
         small: Keys of the configuration of a small model, beside those that all families have.
+        takes: Tells by the configuration whether the layer computes a model of these classes.
     """
 
     classes: tuple[str, ...]
     layer: Callable[[Any, Builder], DecoderLayer]
     model: type[DecoderModel] = DecoderModel
     small: dict[str, Any] = field(default_factory=dict)
+    takes: Callable[[Any], bool] = _takes_all
 
     def build(self, model: Any, builder: Builder) -> DecoderModel:
         """Build a model of the family out of one of transformers, whose weights are taken."""

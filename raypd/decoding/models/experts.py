@@ -13,7 +13,8 @@ from raypd.decoding.layers.sources import ExpertsSource, Linears, SoftmaxRouter
 from raypd.decoding.models.decoder import Family
 from raypd.decoding.models.llama import PreNormLayer, mlp_of
 
-# The names of the routers whose weights are divided by their sum, whatever the configuration says.
+# The routers that choose by softmax. Those of the second kind always divide by the sum of weights.
+_SOFTMAX = {"Qwen2MoeTopKRouter", "Qwen3MoeTopKRouter", "OlmoeTopKRouter"}
 _RENORMALIZING = {"MixtralTopKRouter", "GptOssTopKRouter", "GraniteMoeTopKRouter"}
 # A small mixture uses all its experts, so that no rounding sends a token to another one.
 SMALL = {
@@ -52,8 +53,11 @@ def experts_of(block: Any) -> ExpertsSource:
 def softmax_router(router: Any) -> SoftmaxRouter | None:
     """Describe a router of transformers if it is of this kind."""
     name = type(router).__name__
-    renormalizes = name in _RENORMALIZING or getattr(router, "norm_topk_prob", None)
-    if renormalizes is None or not hasattr(router, "top_k"):
+    if name in _RENORMALIZING:
+        renormalizes = True
+    elif name in _SOFTMAX:
+        renormalizes = bool(router.norm_topk_prob)
+    else:
         return None
     return SoftmaxRouter(router.weight, getattr(router, "bias", None), router.top_k, renormalizes)
 

@@ -105,5 +105,14 @@ def mlp_of(mlp: Any) -> MlpSource:
     return MlpSource(Linears(mlp, "gate_proj", "up_proj"), Linears(mlp, "down_proj"), mlp.act_fn)
 
 
-LLAMA = Family(("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"), PreNormLayer)
+LLAMA = Family(
+    (
+        "LlamaForCausalLM",
+        "MinistralForCausalLM",
+        "Qwen2ForCausalLM",
+        "Qwen3ForCausalLM",
+        "SeedOssForCausalLM",
+    ),
+    PreNormLayer,
+)
 MISTRAL = Family(("MistralForCausalLM",), MistralLayer)
