@@ -27,6 +27,11 @@ ConfigTo = Annotated[
     str | None, Option("--output", "-o", help="The YAML to write; default: NAME.yaml here")
 ]
 
+Target = Annotated[
+    Literal["laptop", "gpu", "api", "toy"] | None,
+    Option("--for", help="The model: by free memory, by GPU memory, a server, or the embedded toy"),
+]
+
 # ------------------------------------------------------------------------
 # extract, answer, generate
 Source = Annotated[

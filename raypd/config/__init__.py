@@ -47,7 +47,6 @@ if TYPE_CHECKING:
     from raypd.config.model import (
         MOST_REQUESTS as MOST_REQUESTS,
         MOST_SEQS as MOST_SEQS,
-        SAMPLING_KEYS as SAMPLING_KEYS,
         CascadeConfig as CascadeConfig,
         DecodingConfig as DecodingConfig,
         EngineConfig as EngineConfig,
@@ -99,7 +98,6 @@ __getattr__ = LazyExports(
             "validator",
         ),
         "load": ("load_config", "make_config", "value_at", "value_of", "with_changes"),
-        "sections": ("set_key", "with_current_keys"),
         "model": (
             "CascadeConfig",
             "DecodingConfig",
@@ -108,12 +106,12 @@ __getattr__ = LazyExports(
             "MOST_REQUESTS",
             "MOST_SEQS",
             "ModelConfig",
-            "SAMPLING_KEYS",
         ),
         "model_card_file": ("card_of",),
         "run": ("RunConfig",),
         "schema": ("DEEPEST", "MOST_PROPERTIES", "imported", "is_file", "task_of"),
         "secrets": ("HIDDEN", "redact", "without_credentials"),
+        "sections": ("set_key", "with_current_keys"),
         "tasks": (
             "ANSWER_KEYS",
             "Category",

@@ -50,11 +50,11 @@ __getattr__ = LazyExports(
         "labels": ("asked_attributes", "flat_values", "read_answers", "read_labels"),
         "page": ("reliability_chart", "write_page"),
         "score": (
-            "describe",
             "Evaluation",
             "Measure",
             "Metric",
             "Score",
+            "describe",
             "evaluate",
             "f1_of",
             "labelled_values",
