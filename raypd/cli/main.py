@@ -131,6 +131,7 @@ def extract(
 def answer(
     source: o.Source,
     overrides: o.Overrides = None,
+    questions: o.Questions = None,
     method: o.Method = None,
     model: o.Model = None,
     output: o.Output = None,
@@ -140,7 +141,8 @@ def answer(
 ) -> None:
     """Answer the questions of every context.
 
-    raypd answer questions.jsonl, or a YAML with further settings.
+    raypd answer questions.jsonl (columns context and questions; or a CSV with context, question and
+    choices), contexts.csv --questions questions.txt, or a YAML with further settings.
     """
     config = config_over(
         source,
@@ -149,6 +151,7 @@ def answer(
         method=method,
         model=model,
         output=output,
+        questions=questions,
     )
     run_task(
         config,

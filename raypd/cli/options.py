@@ -41,6 +41,10 @@ Schema = Annotated[
     str | None,
     Option("--schema", help="'Brand, Color', JSON Schema, module:Class, YAML of categories"),
 ]
+Questions = Annotated[
+    str | None,
+    Option("--questions", metavar="FILE", help="The questions of every context: a line each, CSV"),
+]
 Method = Annotated[str | None, Option("--method", help="decoding.method")]
 Model = Annotated[str | None, Option("--model", "-m", help="model.name")]
 Output = Annotated[str | None, Option("--output", "-o", help="output.path")]

@@ -29,7 +29,7 @@ from raypd.errors import ConfigError
 from raypd.models import token_texts
 from raypd.tasks.automata import vocabulary_of
 from raypd.tasks.base import Document, Record, Request, confidence, seed_of
-from raypd.tasks.documents import text_of, unpacked
+from raypd.tasks.documents import questions_of, text_of
 from raypd.tasks.few_shot import load_examples
 from raypd.tasks.prompting import decode_answer, encode, end_tokens, pieces, template_text
 from raypd.tasks.sandbox import render
@@ -138,12 +138,7 @@ class QuestionAnsweringTask:
         if document.error is not None:
             raise ValueError(document.error)
         context = text_of(document, [self.task.context_column])
-        column = self.task.questions_column
-        fields = unpacked(document.fields.get(column))
-        if not isinstance(fields, list):
-            raise ValueError(f"column {column!r} holds no list of questions")
-        if not fields:
-            raise ValueError(f"empty: no questions in {column}")
+        fields = questions_of(document.fields, self.task)
         questions = [self._question(number, question) for number, question in enumerate(fields)]
         tokens = self._encode(context)
         limit = self._remaining_tokens(

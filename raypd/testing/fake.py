@@ -32,9 +32,9 @@ from raypd.tasks import (
     category_of,
     columns,
     messages,
+    questions_of,
     read_request,
     text_of,
-    unpacked,
 )
 
 
@@ -291,9 +291,7 @@ class FakeTask:
     def _question(self, document: Document) -> Iterator[Request]:
         """Yield one request for all questions of a context, whatever the method."""
         assert isinstance(self.task, QuestionAnsweringConfig)
-        questions = unpacked(document.fields.get(self.task.questions_column))
-        if not isinstance(questions, list) or not questions:
-            raise ValueError(f"column {self.task.questions_column!r} holds no list of questions")
+        questions = questions_of(document.fields, self.task)
         rows = []
         for number, question in enumerate(questions):
             fields = question if isinstance(question, dict) else {"question": question}
