@@ -117,7 +117,7 @@ class ExtractionTask:
         self._vocabulary = vocabulary_of(tokenizer)
         self._of_type: dict[str, Grammar] = {}
         self._categories = {
-            name: self._ready(name, message) for name, message in messages(self.task).items()
+            name: self._ready(name, message) for name, message in messages(config).items()
         }
 
     def plan(self, documents: Sequence[Document]) -> Iterator[Request | Record]:

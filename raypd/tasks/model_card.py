@@ -10,7 +10,7 @@ from pathlib import Path
 import raypd
 from raypd.config import ANSWER_KEYS, ExtractionConfig, RunConfig, card_of, model_card_file
 from raypd.errors import ModelError, raised_as
-from raypd.tasks.prompting import template_text
+from raypd.tasks.prompting import extraction_template
 
 
 def write_card(
@@ -94,6 +94,4 @@ def untrained(config: RunConfig) -> str | None:
 def _template(config: RunConfig) -> str:
     if not isinstance(config.task, ExtractionConfig):
         return ""
-    return hashlib.sha256(
-        template_text(config.task.template, "extraction.j2").encode()
-    ).hexdigest()[:16]
+    return hashlib.sha256(extraction_template(config).encode()).hexdigest()[:16]

@@ -196,7 +196,7 @@ class FakeTask:
             key_format = ',\n"{}":'
             if config.decoding.bare:
                 key_format = " {:.4}:"
-            for name, message in messages(self.task).items():
+            for name, message in messages(config).items():
                 instruction = self._tokens(message.replace(DOCUMENTS, ""))
                 attributes = self.task.categories[name].attributes
                 keys = [key_format.format(attribute.name) for attribute in attributes]
