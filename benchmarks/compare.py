@@ -28,7 +28,7 @@ from benchmarks.config import BenchmarkRun, Engine, WorkConfig
 from benchmarks.works import Work, make_work
 from raypd.config import ModelConfig
 from raypd.errors import ConfigError, InputError, RunError
-from raypd.models.embedded import quiet
+from raypd.models.cache import quiet
 from raypd.models.load import load_model, load_tokenizer
 from raypd.text import one_line
 

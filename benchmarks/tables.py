@@ -55,7 +55,7 @@ _HEAD = (
     "`make table NAME=...\n"
     "DATA=...`, trainings and all, writes this page. The model is SmolLM2-135M, or what a table's "
     "command names\n"
-    "(Qwen2.5-Coder in 4 bits, by `python -m benchmarks.gguf`): both are smaller than any of the "
+    "(Qwen2.5-Coder in 4 bits, from a GGUF file): both are smaller than any of the "
     "papers, so compare rows.\n"
     "\n"
     "Where the methods lose here. HPD: stacked documents that see each other, as the paper's do, "

@@ -7,6 +7,10 @@
     products = ray.data.read_parquet("s3://bucket/products")
     processor(products).write_parquet("s3://bucket/answers")
 
+`read` reads any input of raypd instead, with the readers of a run:
+
+    products = read("s3://bucket/catalogues/*.pdf")
+
 A row keeps its columns and gets those of its answer, or becomes an error row. A batch whose worker
 died is processed again, so rows are written at least once, unless the sink commits. Use `raypd
 extract` for runs that resume, and in which no document is lost or duplicated.
@@ -20,6 +24,7 @@ from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -31,6 +36,7 @@ from raypd import storage
 from raypd.answering import EngineBroken, UnitState, build, check_model, end_process
 from raypd.billing import MICRO, WorkersBill, models_of, prices, token_usd
 from raypd.cluster import (
+    DocumentSource,
     EngineActor,
     Nodes,
     WorkerResources,
@@ -47,8 +53,8 @@ from raypd.config import (
     task_of,
     with_changes,
 )
-from raypd.dataset import read_table, writer
-from raypd.errors import ConfigError, RunError, raised_as
+from raypd.dataset import planner, read_table, writer
+from raypd.errors import ConfigError, InputError, RunError, raised_as
 from raypd.estimation import Figure, Profile, Profiler, bootstrap, check_sample, sampling
 from raypd.tasks import Document, billed_as, columns
 
@@ -112,6 +118,54 @@ class ProcessorEstimate:
     decoded_tokens: Figure
     seconds: Figure  # of one worker with its model loaded
     usd: Figure | None  # None if the machine has no price
+
+
+def read(
+    path: str | Sequence[str] | None = None,
+    *,
+    config: RunConfig | str | Path | None = None,
+    columns: Sequence[str] = (),
+    settings: Mapping[str, Any] = MappingProxyType({}),
+) -> ray_data.Dataset:
+    """Read any input of raypd as a Ray Dataset of documents, exactly as a run reads it.
+
+    Args:
+        path: input.path: files, folders or globs of any format, local or in an object store.
+        config: A configuration whose sections `input` and `storage` count; `path` replaces its
+            input.path.
+        columns: Columns to read besides `input.id_column`, `input.text_columns` and
+            `input.category_column`.
+        settings: Further keys of the configuration, dotted: {"input.text_columns": ["title"]}.
+
+    Returns:
+        A dataset that is lazy, with a row for each document: `id`, the columns, `read_error` (why
+        the document could not be read, or null), `source` and `row`.
+
+    Raises:
+        ConfigError: If neither a path nor a configuration is given, or a key is invalid.
+        InputError: If the input cannot be planned, or files cannot be read and `input.on_damaged`
+            is `fail`.
+    """
+    if path is None and config is None:
+        raise ConfigError("raypd.data.read: give a path or a configuration")
+    if isinstance(config, RunConfig):
+        run = config
+    elif config is not None:
+        run = load_config(config)
+    else:
+        source = {"path": path if isinstance(path, str) else list(path or ())}
+        task = {"attributes": [{"name": "a"}]}
+        run = make_config({"input": source, "output": {"path": "(a dataset)"}, "task": task})
+    changes = dict(settings)
+    if path is not None:
+        changes["input.path"] = path if isinstance(path, str) else list(path)
+    run = with_changes(run, changes)
+    storage.configure(run.storage)
+    planned = planner.plan(run)
+    damaged = next(planned.damaged(), None)
+    if damaged is not None and run.input.on_damaged == "fail":
+        raise InputError(damaged.damaged)
+    return ray_data.read_datasource(DocumentSource(planned, run, columns))
 
 
 def build_processor(

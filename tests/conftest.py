@@ -162,7 +162,7 @@ LONG_FILES = (
     "storage/test_runs.py",
     "cluster/test_driver.py",
     "faults/",
-    "cluster/test_pool_executor.py",
+    "cluster/test_worker_pool.py",
     "cluster/test_ledger_actor.py",
     "billing/test_budget.py",
     "cluster/",

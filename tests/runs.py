@@ -27,7 +27,8 @@ from tests.processes import start
 # Section `input` over what `write_jsonl` writes.
 TITLES = {"text_columns": ["title"], "category_column": None}
 _CLUSTER_KEYS = (
-    "executor",
+    "readers",
+    "cpus_per_worker",
     "unit_documents",
     "units_in_flight",
     "unit_bytes",

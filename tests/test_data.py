@@ -26,13 +26,13 @@ import ray.data
 from ray.data.checkpoint import CheckpointConfig
 
 from raypd.answering.request_queue import UnitState
-from raypd.data import AnswerStage, Processor, ProcessorConfig, build_processor
-from raypd.errors import ConfigError
+from raypd.data import AnswerStage, Processor, ProcessorConfig, build_processor, read
+from raypd.errors import ConfigError, InputError
 from raypd.tasks.base import Document, Record
 from raypd.tasks.columns import columns_of
 from tests import s3
 from tests.processes import ROOT, wait_for
-from tests.runs import extraction, run_config
+from tests.runs import extraction, read_all, run_config, write_jsonl, write_rows
 
 pytestmark = pytest.mark.usefixtures("ray_here")
 FAKE = {"model.fake.load_seconds": 0, "model.fake.step_seconds": 0.001}
@@ -315,3 +315,41 @@ def test_the_embedded_model_fills_in_what_listings_say() -> None:
         for name, value in json.loads(row["record"]).items():
             right.append(expected[row["id"]].get(name) == value)
     assert sum(right) > 0.6 * len(right)
+
+
+def test_read_gives_the_documents_that_a_run_reads(tmp_path: Path) -> None:
+    write_jsonl(tmp_path / "in/a.jsonl", [f"lamp {n}" for n in range(300)] + [""])
+    write_rows(tmp_path / "in/b.jsonl", [{"id": "x", "title": "desk", "price": 3.5}])
+    table = pa.table({"id": ["p", "q"], "title": ["rug", "sofa"], "price": [1.0, None]})
+    pyarrow.parquet.write_table(table, tmp_path / "in/c.parquet")
+    run = run_config(
+        None, tmp_path / "in", input={"text_columns": ["title"], "category_column": None}
+    )
+    dataset = read(config=run, columns=["price"], settings={"cluster.unit_documents": 50})
+    # Ray Data keeps the order of rows only where it is told to.
+    rows = sorted(dataset.take_all(), key=lambda row: (row["source"], row["row"]))
+    documents = sorted(read_all(run), key=lambda document: (document.source, document.place))
+    assert [row["id"] for row in rows] == [document.id for document in documents]
+    assert [row["title"] for row in rows] == [
+        document.fields.get("title") for document in documents
+    ]
+    assert [row["read_error"] for row in rows] == [document.error for document in documents]
+    assert [(row["source"], row["row"]) for row in rows] == [
+        (document.source, document.place) for document in documents
+    ]
+    assert [row["price"] for row in rows[-3:]] == [3.5, 1.0, None]
+    # A processor takes the rows as they are.
+    answered = processor(schema=[{"name": "Brand"}])(dataset.limit(5)).take_all()
+    assert [row["status"] for row in answered] == ["ok"] * 5
+
+
+def test_read_takes_files_that_are_documents_and_refuses_damaged_ones(tmp_path: Path) -> None:
+    (tmp_path / "a.html").write_text("<p>A lamp")
+    (tmp_path / "b.txt").write_text("A desk")
+    path = [str(tmp_path / "a.html"), str(tmp_path / "b.txt")]
+    assert [row["text"] for row in read(path).take_all()] == ["A lamp", "A desk"]
+    (tmp_path / "c.parquet").write_bytes(b"PAR1 no table PAR1")
+    with pytest.raises(InputError, match=r"c\.parquet"):
+        read(str(tmp_path / "c.parquet"))
+    with pytest.raises(ConfigError, match="give a path or a configuration"):
+        read()

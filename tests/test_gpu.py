@@ -14,13 +14,12 @@ import torch
 
 from raypd.decoding import engine as decoding
 from raypd.decoding.attention import sdpa
-from raypd.decoding.llama import Llama
 from raypd.decoding.methods.autoregressive import autoregressive
 from raypd.decoding.pack import pack_model
 from raypd.decoding.quantized import Fp8Linear, in_fp8
 from raypd.decoding.text import Prompt
 from tests.decoding.cases import CASES, Case, pair, run_all
-from tests.decoding.drivers import never, prompts_of
+from tests.decoding.drivers import built, never, prompts_of
 from tests.decoding.kernel_cases import compare
 from tests.tiny import in_float64
 
@@ -90,18 +89,18 @@ def test_packed_layers(method, kind, dtype, cuda_graphs):
     """In float64 to rounding; in bfloat16 as `pack` chooses them, near the same weights in
     float64.
     """
-    from raypd.decoding.cuda_layer import CudaLayer
+    from raypd.decoding.layers.in_triton import CudaBuilder
 
     model, stock = pair(kind)
     if dtype == torch.float64:
-        packed = Llama(in_float64(model).cuda(), CudaLayer)
+        packed = built(in_float64(model).cuda(), CudaBuilder())
         case = case_of(method, kind, True)
         atol = 1e-9
     else:
         packed = pack_model(model.bfloat16().cuda())
         case = CASES[method](in_float64(stock.bfloat16()))
         atol = 0.5
-    assert {type(layer) for layer in packed.layers} == {CudaLayer}
+    assert type(packed.builder) is CudaBuilder
     engine = Engine(
         packed,
         max_num_seqs=3,

@@ -49,7 +49,13 @@ ROOMS = (
 )
 RAY_ROOMS = {"cluster", "data", "training"}
 NEEDS_TRITON = {
-    PACKAGE / "decoding" / name for name in ("attention/triton_kernel.py", "cuda_layer.py")
+    PACKAGE / "decoding" / name
+    for name in (
+        "attention/triton_kernel.py",
+        "layers/in_triton.py",
+        "layers/triton_experts.py",
+        "layers/triton_kernels.py",
+    )
 }
 # By boto3, transformers, jinja2, pydantic, transformers, requests.
 BROUGHT = {"botocore", "huggingface-hub", "markupsafe", "pydantic-core", "tokenizers", "urllib3"}

@@ -33,11 +33,69 @@ _OWN_SIZES: dict[str, dict[str, Any]] = {
         "word_embed_proj_dim": 64,
     },
 }
+_DELTA_NET = {
+    "num_hidden_layers": 4,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 16,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+}
+_EXPERTS = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+_MAMBA = {"mamba_n_heads": 8, "mamba_d_state": 16, "mamba_d_head": 16}
+_LFM2 = {
+    "num_hidden_layers": 4,
+    "layer_types": ["conv", "full_attention", "conv", "full_attention"],
+}
+# Families with recurrent or convolution layers.
+_HYBRIDS: dict[str, dict[str, Any]] = {
+    "qwen3_5_text": _DELTA_NET,
+    "qwen3_5_moe_text": {**_DELTA_NET, **_EXPERTS, "shared_expert_intermediate_size": 32},
+    "qwen3_next": {**_DELTA_NET, **_EXPERTS, "shared_expert_intermediate_size": 32},
+    "granitemoehybrid": {
+        **_MAMBA,
+        "num_hidden_layers": 4,
+        "layer_types": ["mamba", "attention", "mamba", "attention"],
+        "num_local_experts": 4,
+        "shared_intermediate_size": 64,
+    },
+    "bamba": {**_MAMBA, "num_hidden_layers": 3, "attn_layer_indices": [1]},
+    "falcon_h1": {**_MAMBA, "mamba_d_ssm": 128},
+    "nemotron_h": {
+        "num_hidden_layers": 4,
+        "layers_block_type": ["mamba", "attention", "moe", "mamba"],
+        "mamba_num_heads": 8,
+        "mamba_head_dim": 16,
+        "ssm_state_size": 16,
+        "n_groups": 2,
+        "n_routed_experts": 4,
+        "moe_intermediate_size": 32,
+        "moe_shared_expert_intermediate_size": 32,
+    },
+    "lfm2": _LFM2,
+    "lfm2_moe": {**_LFM2, **_EXPERTS, "num_dense_layers": 1},
+}
+HYBRIDS = list(_HYBRIDS)
 _EXTRA: dict[str, dict[str, Any]] = {
     "gemma2": {"query_pre_attn_scalar": HEAD_DIM},
     "gemma3_text": {"query_pre_attn_scalar": HEAD_DIM},
     "cohere": {"logit_scale": 1.0},
     "cohere2": {"logit_scale": 1.0},
+    **_HYBRIDS,
+    "gpt_oss": {"num_local_experts": 4, "num_experts_per_tok": 2},
+    "ernie4_5_moe": {"moe_num_experts": 4, "moe_k": 2, "moe_intermediate_size": 64},
+    "glm4_moe": {
+        "n_routed_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 64,
+        "use_qk_norm": True,
+    },
+    "granitemoe": {"num_local_experts": 4, "num_experts_per_tok": 2},
+    "hunyuan_v1_moe": {"num_experts": 4, "moe_topk": 2},
+    "olmoe": {"num_experts": 4, "num_experts_per_tok": 2},
+    "smollm3": {"no_rope_layer_interval": 2},
+    "exaone4": {"sliding_window_pattern": 2},
+    "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2},
+    "qwen2_moe": {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64},
     "qwen3_moe": {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64},
 }
 
@@ -64,9 +122,11 @@ def tiny_model(kind: str, seed: int = 0, **overrides: Any) -> PreTrainedModel:
         "tie_word_embeddings": False,
         **overrides,
     }
-    model = AutoModelForCausalLM.from_config(
-        AutoConfig.for_model(kind, **settings), dtype=torch.float32
-    )
+    config = AutoConfig.for_model(kind, **settings)
+    # Some families draw biases and sinks at random, near which `_draw_weights` leaves them.
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     _draw_weights(model, seed)
     return model.eval()
 

@@ -30,11 +30,11 @@ def print_summary(manifest: Manifest, console: Console | None = None) -> str:
         The next step, in words; "" if there is none.
     """
     console = console or Console(highlight=False, markup=False)
-    units = sorted(writer.committed(manifest.output))
-    if units:
-        rows = writer.read_rows(manifest.output, units[0], _ROWS)
+    for unit_id, _ in writer.objects(manifest.output):
+        rows = writer.read_rows(manifest.output, unit_id, _ROWS)
         if rows:
             console.print(_table(rows))
+        break
     if manifest.fake:
         console.print(
             "model: fake. THESE ANSWERS ARE MADE UP: no model read the documents.", style="bold red"
@@ -119,7 +119,7 @@ def _cost_lines(cost: RunCost | None) -> list[str]:
         lines.append(f"energy: {number(cost.kwh)} kWh of the GPUs")
     if cost.gpu_use is not None:
         lines.append(f"use:    {cost.gpu_use}")
-    return lines
+    return lines + _input_lines(cost)
 
 
 def _time_lines(cost: RunCost) -> list[str]:
@@ -131,7 +131,14 @@ def _time_lines(cost: RunCost) -> list[str]:
             parts.append(f"{name} {duration(seconds)}")
     if parts:
         lines.append(f"time:   {', '.join(parts)}")
-    return lines
+    return lines + _input_lines(cost)
+
+
+def _input_lines(cost: RunCost) -> list[str]:
+    """Say how long engines waited for input, if they did."""
+    if not cost.input_bound_note:
+        return []
+    return [f"input:  {cost.input_bound_note}"]
 
 
 def _largest_first(parts: Mapping[str, float]) -> list[tuple[str, float]]:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
         ray_session as ray_session,
     )
     from raypd.cluster.actor_pool import map_in_pool as map_in_pool
+    from raypd.cluster.document_source import DocumentSource as DocumentSource
     from raypd.cluster.driver import run_extract as run_extract
     from raypd.cluster.machines import Nodes as Nodes
     from raypd.cluster.one_worker import OneWorker as OneWorker
@@ -29,6 +30,7 @@ __getattr__ = LazyExports(
     __name__,
     {
         "actor_pool": ("map_in_pool",),
+        "document_source": ("DocumentSource",),
         "driver": ("run_extract",),
         "machines": ("Nodes",),
         "one_worker": ("OneWorker",),

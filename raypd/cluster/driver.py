@@ -1,7 +1,8 @@
 """Run an extraction: plan, skip committed units, run the others on workers, write the manifest."""
 
 import contextlib
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -10,7 +11,7 @@ from raypd import storage
 from raypd.answering import check_model, components, progress
 from raypd.billing import BudgetReached, book
 from raypd.config import RunConfig
-from raypd.dataset import Plan, planner, take_apart, writer
+from raypd.dataset import CommittedUnits, Plan, planner, summaries, take_apart, writer
 from raypd.errors import ConfigError, RunError
 from raypd.run import (
     Interrupted,
@@ -18,7 +19,7 @@ from raypd.run import (
     RunLease,
     Unit,
     UnitResult,
-    UnitSummary,
+    UnitTotals,
     Unreadable,
     held,
     layout,
@@ -33,10 +34,7 @@ from raypd.text import counted, share
 
 if TYPE_CHECKING:  # importing Ray takes a second, which a run without open units saves
     from raypd.cluster.accounts import Accounts
-    from raypd.cluster.pool_executor import PoolExecutor
-    from raypd.cluster.ray_data_executor import RayDataExecutor
-
-    Executor = PoolExecutor | RayDataExecutor
+    from raypd.cluster.worker_pool import Tick, WorkerPool
 
 _INPUT_CHANGED = (
     "a file of the input, input.path, cluster.unit_documents or cluster.unit_bytes has changed"
@@ -83,9 +81,9 @@ def run_extract(
     if planned.left_out:
         say(left_out.describe(planned.left_out))
     done = writer.committed(output)
-    _check_known(planned, done, output)
+    _documents_done(planned, done, output)
     if len(done) == planned.units:
-        return finish(config, output, planned)
+        return finish(config, output, planned, committed=done)
     if build is None:
         build = components.build
         check_model(config, machine=ray_session.runs_here(config.cluster))
@@ -98,20 +96,28 @@ def run_extract(
             )
         # Another session may have committed units before this one got the lease.
         done = writer.committed(output)
-        _check_known(planned, done, output)
+        done_documents = _documents_done(planned, done, output)
         storage.clean_temporary(writer.units_folder(output))
-        session = DriverSession(config, output, planned, done, lease, verbose, build)
+        session = DriverSession(
+            config, output, planned, done, done_documents, lease, verbose, build
+        )
         try:
             planned.keep(output)
             if len(done) < planned.units:
                 session.stream()
         except KeyboardInterrupt:
             raise Interrupted(f"interrupted: {session.state()}; the same command resumes") from None
+        finally:
+            session.summaries.flush()
     return finish(config, output, planned, session.unreadable)
 
 
 def finish(
-    config: RunConfig, output: str, planned: Plan, unreadable: Unreadable | None = None
+    config: RunConfig,
+    output: str,
+    planned: Plan,
+    unreadable: Unreadable | None = None,
+    committed: CommittedUnits | None = None,
 ) -> Manifest:
     """Write the manifest of a run.
 
@@ -120,6 +126,7 @@ def finish(
         output: The folder of the run.
         planned: The plan.
         unreadable: Units that the session could not read, beside those that the plan knows of.
+        committed: The committed units, if they were listed just now.
 
     Raises:
         RunError: If a unit is damaged or belongs to another configuration, if units could not be
@@ -129,7 +136,14 @@ def finish(
     unreadable = unreadable or Unreadable()
     for unit in planned.damaged():
         unreadable.add(unit, unit.damaged or "")
-    units = writer.summaries(output)
+    if committed is None:
+        committed = writer.committed(output)
+    units = UnitTotals()
+    begun: set[str] = set()
+    for table in summaries.read(committed, keep=True):
+        summaries.add(units, table)
+        if unreadable.files:
+            begun.update(unreadable.files.keys() & set(table["source"].to_pylist()))
     _check_fingerprints(config.fingerprint(), units, output)
     cost = book.of_run(output, units)
     result = manifest.make(config, output, planned.units, units, unreadable, cost, planned.left_out)
@@ -142,7 +156,7 @@ def finish(
             "says. The same command tries them again"
         )
     if unreadable.units and config.input.on_damaged == "fail":
-        advice = unreadable.advice({unit.source for unit in units})
+        advice = unreadable.advice(begun)
         raise RunError(
             f"{unreadable.units} units of the input cannot be read; all others are done:\n"
             f"{unreadable.shown()}{path} lists them. {advice}"
@@ -150,28 +164,37 @@ def finish(
     return result
 
 
-def _check_fingerprints(fingerprint: str, units: Sequence[UnitSummary], output: str) -> None:
+def _check_fingerprints(fingerprint: str, units: UnitTotals, output: str) -> None:
     """Raise RunError if a committed unit belongs to another configuration."""
-    for unit in units:
-        if unit.fingerprint != fingerprint:
-            raise RunError(
-                f"{output}: unit {unit.unit} belongs to another configuration, {unit.fingerprint}"
-            )
+    for other, unit in units.fingerprints.items():
+        if other != fingerprint:
+            raise RunError(f"{output}: unit {unit} belongs to another configuration, {other}")
 
 
-def _check_known(planned: Plan, done: set[str], output: str) -> None:
-    """Raise ConfigError if a committed unit is not in the plan.
+def _documents_done(planned: Plan, done: CommittedUnits, output: str) -> int:
+    """Return the expected documents of the committed units.
 
-    Its documents are also in units of the plan and would appear in the output twice.
+    Raises:
+        ConfigError: If a committed unit is not in the plan. Its documents are also in units of the
+            plan and would appear in the output twice.
     """
-    unknown = sorted(done.difference(unit.id for unit in planned))
-    if unknown:
+    if not done:
+        return 0
+    known_units = 0
+    documents = 0
+    for unit in planned:
+        if unit.id in done:
+            known_units += 1
+            documents += unit.expected
+    if known_units < len(done):
+        unknown = sorted(set(done).difference(unit.id for unit in planned))
         raise ConfigError(
             f"output.path {output}: contains {len(unknown)} units that are not in the plan of this "
             f"run (for instance {unknown[0]}): {planned.changes or _INPUT_CHANGED}. Their "
             "documents would appear in the output twice. Choose another output.path, or restore "
             "the input"
         )
+    return documents
 
 
 @dataclass
@@ -181,7 +204,8 @@ class DriverSession:
     config: RunConfig
     output: str
     planned: Plan
-    done: set[str]  # ids of units that were committed before
+    done: CommittedUnits  # before the session began
+    done_documents: int  # documents of these units, and of those that the session commits
     lease: RunLease
     verbose: bool
     build: components.Build
@@ -193,13 +217,13 @@ class DriverSession:
     def __post_init__(self) -> None:
         self.units = self.planned.units
         self.done_units = len(self.done)
-        self.done_documents = sum(unit.expected for unit in self.planned if unit.id in self.done)
+        self.summaries = summaries.SummaryWriter(self.output)
         # Units of several objects, one of which cannot be read.
         self._units_to_split: list[Unit] = []
         self._display = progress.RunDisplay(
             self.planned.documents, self.done_documents, self.planned.exact
         )
-        self._executor: Executor | None = None
+        self._pool: WorkerPool | None = None
         self._accounts: Accounts | None = None
 
     def state(self) -> str:
@@ -221,11 +245,13 @@ class DriverSession:
             except RunError as error:
                 raise self._error(str(error)) from None
             finally:
+                if self._pool is not None:
+                    self._record_reading(self._pool)
                 if self._accounts is not None:
                     self._accounts.close()
                 # If this session started Ray, the workers end with it.
-                if not owns_ray and self._executor is not None:
-                    self._executor.close()
+                if not owns_ray and self._pool is not None:
+                    self._pool.close()
         if self.unit_errors:
             unit, reason = next(iter(self.unit_errors.items()))
             raise self._error(
@@ -235,6 +261,7 @@ class DriverSession:
     def _stream(self) -> None:
         from raypd.cluster.accounts import Accounts
         from raypd.cluster.worker import WorkerSpec
+        from raypd.cluster.worker_pool import WorkerPool
 
         config = self.config
         say = self._display.say
@@ -253,50 +280,64 @@ class DriverSession:
             ledger=accounts.ledger,
             gpus=resources.gpus,
         )
-        executor: Executor
-        if config.cluster.executor == "ray_data":
-            from raypd.cluster.ray_data_executor import RayDataExecutor
-
-            executor = RayDataExecutor(spec, resources, config.cluster, say)
-        else:
-            from raypd.cluster.pool_executor import PoolExecutor
-
-            executor = PoolExecutor(spec, resources, config.cluster, say)
-        self._executor = executor
-        executor.admit = accounts.admit
+        pool = WorkerPool(spec, resources, config.cluster, say)
+        self._pool = pool
+        pool.admit = accounts.admit
         if accounts.deadline is not None:
             # How many workers the deadline takes is known after the first unit.
-            executor.wanted = max(1, config.cluster.min_workers)
-        self._run(executor, accounts, self.planned, self.units - self.done_units)
+            pool.wanted = max(1, config.cluster.min_workers)
+        self._run(pool, accounts, self.planned, self.units - self.done_units)
         if self._units_to_split and not accounts.held:
             singles = take_apart(
                 self.output, self.planned, self._units_to_split, config.fingerprint()
             )
             self.units = self.planned.units
-            self._run(executor, accounts, singles, len(singles))
+            self._run(pool, accounts, singles, len(singles))
         self._update_display()
+        self._show_read_by_workers(pool.read_by_workers)
         if accounts.held:
             raise accounts.reached()
 
+    def _record_reading(self, pool: "WorkerPool") -> None:
+        """Store what was read ahead, which the report shows."""
+        reading = pool.reading
+        if not reading.units:
+            return
+        reading.session = self.lease.id
+        reading.read_by_workers = dict(pool.read_by_workers)
+        # The run is worth more than this record.
+        with contextlib.suppress(OSError):
+            name = f"{self.lease.id}.json"
+            records.write(storage.join(self.output, layout.READING, name), reading)
+
+    def _show_read_by_workers(self, units: Counter[str]) -> None:
+        """Say how many units were to be read ahead and were read by workers instead, and why."""
+        if units:
+            reasons = [f"{count} because {why}" for why, count in units.most_common()]
+            total = counted(units.total(), "unit")
+            self._display.say(
+                f"{total} of the input had to be read by workers: {'; '.join(reasons)}"
+            )
+
     def _run(
-        self, executor: "Executor", accounts: "Accounts", units: Iterable[Unit], count: int
+        self, pool: "WorkerPool", accounts: "Accounts", units: Iterable[Unit], count: int
     ) -> None:
-        """Run units and follow the events of the executor."""
-        from raypd.cluster.in_flight import Tick
+        """Run units and follow the events of the pool."""
+        from raypd.cluster.worker_pool import Tick
 
         ended = 0
-        with contextlib.closing(executor.run(units, self.done, count)) as events:
+        with contextlib.closing(pool.run(units, self.done, count)) as events:
             for event in events:
                 if self.lease.lost is not None:
                     raise RunError(self.lease.lost)
                 if isinstance(event, Tick):
                     # Once all units have ended, nothing more is to be paid.
                     if ended < count:
-                        executor.wanted = accounts.look(event.workers) or executor.wanted
-                        executor.closing = accounts.held
+                        pool.wanted = accounts.look(event.workers) or pool.wanted
+                        pool.closing = accounts.held
                     if event.workers:
                         self._display.begin()
-                    self._update_display(event.answered, event.failed)
+                    self._update_display(event)
                     continue
                 ended += 1
                 documents = None
@@ -309,13 +350,21 @@ class DriverSession:
                 "internal error: units remain but no worker is running. Please report this"
             )
 
-    def _update_display(self, answered: int = 0, failed: int = 0) -> None:
+    def _update_display(self, tick: "Tick | None" = None) -> None:
         """Show the progress, with documents of units in flight."""
+        answered = 0
+        failed = 0
+        stream = ""
+        if tick is not None:
+            answered = tick.answered
+            failed = tick.failed
+            if tick.stream is not None and tick.stream.read:
+                stream = f"{tick.stream}, {tick.units} decoding"
         # If units are cut by bytes, the documents of the others are estimated from those done.
         if not self.planned.exact and self.done_units:
             self._display.total = round(self.done_documents * self.units / self.done_units)
             self._display.exact = self.done_units == self.units
-        self._display.update(self.done_documents + answered, self.failed_documents + failed)
+        self._display.update(self.done_documents + answered, self.failed_documents + failed, stream)
 
     def _error(self, reason: str) -> RunError:
         return RunError(f"{reason}\n{self.state()}; the same command resumes")
@@ -341,6 +390,8 @@ class DriverSession:
         if result.error is None:
             documents = result.ok + result.failed
             self.done_units += 1
+            if result.commit is not None:
+                self.summaries.add(result.commit)
             self.done_documents += documents
             self.answered_documents += documents
             self.failed_documents += result.failed

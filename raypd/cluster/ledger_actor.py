@@ -19,14 +19,13 @@ import ray
 
 import raypd.cluster.machines as machines
 from raypd import storage
-from raypd.billing import Bill, WorkerTime, bill as billing, book, prices
+from raypd.billing import Bill, Receipt, WorkerTime, bill as billing, book, prices
 from raypd.cluster.metrics import Metrics
 from raypd.config import RunConfig
 from raypd.errors import ConfigError
-from raypd.run import Unit, UnitResult, layout, read
+from raypd.run import layout, read
 
 _ROUND_SECONDS = 3.0  # between two rounds of looking at the nodes and writing the bill
-_SILENT_SECONDS = 30.0  # a worker without a report for this long is gone
 _ANSWER_SECONDS = 30.0  # a ledger that does not answer for this long (a restart takes less) is lost
 _NO_NVML = (
     "the use of the GPUs is unknown: NVML (package nvidia-ml-py, NVIDIA's driver) does not answer "
@@ -52,33 +51,6 @@ class Standing:
     open_usd: float = 0.0  # what they charged for units in flight, which is a part of `usd`
 
 
-@dataclass(frozen=True)
-class Ask:
-    """A worker that wants to begin a unit, beside so many others that it has in flight."""
-
-    unit: Unit
-    worker: str
-    node: str
-    beside: int
-
-
-@dataclass
-class PoolState:
-    """What the ledger knows of the workers of a run that Ray Data streams, since its own process
-    began.
-    """
-
-    asks: list[Ask]  # that are not answered
-    working: set[str]  # heard of lately
-    ready: set[str]  # of these, that have loaded
-    answered: int  # documents of units in flight
-    failed: int  # of these
-    starts: int  # of processes, since one was ready
-    deaths: int  # of processes that had a unit
-    left_out: set[str]  # why GPUs are
-    ended: list[tuple[Unit, UnitResult]]  # units, since the last look
-
-
 class PipelineLedger:
     """The ledger of a pipeline, which pays for the seconds of its own workers and writes no file.
 
@@ -91,9 +63,10 @@ class PipelineLedger:
         self._nodes = nodes
         self.book = book.Book(Bill("", time.time(), 0.0), config, workers_only=True)
 
-    def report(self, report: WorkerTime, in_flight: tuple[int, int]) -> None:
-        """Take a worker's report; `in_flight` is for the ledger of a run."""
+    def report(self, report: WorkerTime) -> Receipt:
+        """Take a worker's report."""
         self.book.take(report)
+        return self.book.receipt(report.worker)
 
     def bill(self) -> book.WorkersBill:
         """Return the bill as of now."""
@@ -125,14 +98,6 @@ class Ledger:
         cost = config.cost
         new_bill = Bill(session, began, 0.0, budget_usd=cost.budget_usd, deadline=cost.deadline)
         self.book = book.Book(_stored_bill(output, session) or new_bill, config)
-        self._asks: dict[Ask, bool | None] = {}  # with the driver's answer, where there is one
-        # Worker -> (monotonic time of its last report, its documents in flight: answered, failed).
-        self._heard: dict[str, tuple[float, int, int]] = {}
-        self._ready: set[str] = set()  # workers
-        self._left_out: dict[str, str] = {}  # worker -> why its GPU is
-        self._ended_units: list[tuple[Unit, UnitResult]] = []
-        self._starts = 0
-        self._deaths = 0
         self._metrics: Metrics | None = None
         self._writing = threading.Lock()
         self._ended = threading.Event()
@@ -143,19 +108,12 @@ class Ledger:
         self._try(self._flush)
         threading.Thread(target=self._run, name="ledger", daemon=True).start()
 
-    def report(self, report: WorkerTime, in_flight: tuple[int, int]) -> None:
-        """Take a worker's report.
-
-        Args:
-            report: The report.
-            in_flight: Documents of the worker's units in flight: (answered, failed).
-        """
-        if report.worker not in self._heard:
-            self._starts += 1
-        self._heard[report.worker] = (time.monotonic(), *in_flight)
+    def report(self, report: WorkerTime) -> Receipt:
+        """Take a worker's report."""
         self.book.take(report)
         if report.gpus and report.gpu_use is None:
             self.book.note(_NO_NVML)
+        return self.book.receipt(report.worker)
 
     def standing(self) -> Standing:
         """Return the state of the bill as of now."""
@@ -172,8 +130,7 @@ class Ledger:
         documents = self.book.totals()["documents"]
         usd_per_document = 0.0
         if documents:
-            tokens_usd = self.book.tokens_usd(workers, "categories")
-            usd_per_document = tokens_usd / documents / billing.MICRO
+            usd_per_document = self.book.committed_usd() / documents / billing.MICRO
         unpriced = [
             node.price_source for node in nodes if node.price_source.startswith(machines.UNKNOWN)
         ]
@@ -187,51 +144,7 @@ class Ledger:
             unpriced=next(iter(unpriced), None),
             stored=self._stored,
             usd_per_document=usd_per_document,
-            open_usd=self.book.tokens_usd(working, "open_categories") / billing.MICRO,
-        )
-
-    def begin(self, ask: Ask) -> bool | None:
-        """Whether a worker may begin a unit; None: it is to ask again."""
-        self._ready.add(ask.worker)
-        self._starts = 0
-        return None if self._asks.setdefault(ask, None) is None else self._asks.pop(ask)
-
-    def ended(self, unit: Unit, result: UnitResult) -> None:
-        """What became of a unit. Where the ledger loses it, the next pass finds it on storage."""
-        self._ended_units.append((unit, result))
-
-    def died(self) -> None:
-        """Count a worker process that died with a unit."""
-        self._deaths += 1
-
-    def leave_out(self, worker: str, why: str) -> None:
-        """Record that a worker pins a faulty GPU so that nothing else is scheduled on it."""
-        self._left_out[worker] = why
-
-    def look(self, answers: dict[Ask, bool]) -> PoolState:
-        """Takes the driver's answers to asks, and says how the workers are."""
-        self._asks.update((ask, answer) for ask, answer in answers.items() if ask in self._asks)
-        since = time.monotonic() - _SILENT_SECONDS
-        working = {
-            name
-            for name, (heard, *_) in self._heard.items()
-            if heard > since and name not in self._left_out
-        }
-        asks = [
-            ask for ask, answer in self._asks.items() if answer is None and ask.worker in working
-        ]
-        ended = self._ended_units
-        self._ended_units = []
-        return PoolState(
-            asks=asks,
-            working=working,
-            ready=working & self._ready,
-            answered=sum(self._heard[name][1] for name in working),
-            failed=sum(self._heard[name][2] for name in working),
-            starts=self._starts,
-            deaths=self._deaths,
-            left_out=set(self._left_out.values()),
-            ended=ended,
+            open_usd=self.book.open_usd(working) / billing.MICRO,
         )
 
     def close(self) -> None:
@@ -272,6 +185,7 @@ class Ledger:
         with self._writing:
             bill = self.book.bill(time.time())
             book.write(self._output, bill)
+            self.book.stored(bill)
             self._stored = True
         # The bill does not depend on the metrics.
         try:

@@ -3,8 +3,9 @@
 import contextlib
 import os
 import secrets
+import threading
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 
 def local_address() -> str | None:
@@ -120,25 +121,94 @@ def autoscales() -> bool:
     return False
 
 
-class DataExecution:
-    """As Ray Data's ExecutionCallback: it has no public way to end what streams before its dataset
-    is through.
+class DatasetShare(NamedTuple):
+    """What one dataset may take of the cluster."""
+
+    cpus: float
+    object_store_bytes: float
+
+
+_SHARE_KEY = "raypd_share"
+# The functions that return the share of a dataset, by the value of _SHARE_KEY in its context.
+_shares: dict[str, Callable[[], DatasetShare]] = {}
+_share_lock = threading.Lock()
+
+
+class DatasetExecution:
+    """One execution of a dataset that takes a given share of the cluster and can be ended.
+
+    By itself Ray Data asks the cluster's autoscaler for nodes, also for nodes with GPUs, and keeps
+    nodes alive for a dataset that has nothing to do. It has no public way to end an execution whose
+    next block does not arrive.
+
+    Args:
+        dataset: The dataset, which is not executed yet.
+        share: Returns what the dataset may take now; called about every second.
     """
 
-    _latest: Any = None
+    def __init__(self, dataset: Any, share: Callable[[], DatasetShare]) -> None:
+        self._dataset = dataset
+        self._key = secrets.token_hex(8)
+        _shares[self._key] = share
+        dataset.context.set_config(_SHARE_KEY, self._key)
+        _give_shares()
+        self._executor = dataset._create_executor()
 
-    def before_execution_starts(self, executor: Any) -> None:
-        DataExecution._latest = executor
+    def blocks(self) -> Iterator[tuple[Any, Any]]:
+        """Execute the dataset and yield (reference, metadata) of its blocks as they are made."""
+        for bundle in self._dataset._build_bundle_iterator(self._executor):
+            for entry in bundle.blocks:
+                yield entry.ref, entry.metadata
 
-    def on_execution_step(self, *_: Any) -> None: ...
+    def statistics(self) -> str:
+        """Return Ray Data's statistics of the operators so far; "" before there are any."""
+        if self._executor._topology is None:
+            return ""
+        return str(self._executor.get_stats().to_summary().to_string(include_parent=False))
 
-    after_execution_succeeds = after_execution_fails = on_execution_step
+    def end(self) -> None:
+        """End the execution and kill its tasks."""
+        self._executor.shutdown(force=True)
+        _shares.pop(self._key, None)
 
-    @classmethod
-    def end(cls) -> None:
-        """Ends the latest execution and its actors; nothing where it has ended."""
-        if cls._latest is not None:
-            cls._latest.shutdown(force=True)
+
+def _give_shares() -> None:
+    """Let datasets with a share have no autoscaler of their own."""
+    from ray.data._internal.cluster_autoscaler import ClusterAutoscaler
+    from ray.data._internal.execution import streaming_executor
+    from ray.data._internal.execution.interfaces import ExecutionResources
+
+    with _share_lock:
+        create = streaming_executor.create_cluster_autoscaler
+        if getattr(create, "gives_shares", False):
+            return
+
+        class FixedShare(ClusterAutoscaler):
+            def __init__(self, share: Callable[[], DatasetShare]) -> None:
+                self._share = share
+
+            def try_trigger_scaling(self) -> None:
+                """Leave the size of the cluster to the pool of workers."""
+
+            def on_executor_shutdown(self) -> None:
+                """Do nothing, because nothing was requested."""
+
+            def get_total_resources(self) -> ExecutionResources:
+                share = self._share()
+                return ExecutionResources(
+                    cpu=share.cpus, object_store_memory=share.object_store_bytes
+                )
+
+        def create_with_share(
+            topology: Any, resource_manager: Any, data_context: Any, **options: Any
+        ) -> Any:
+            share = _shares.get(data_context.get_config(_SHARE_KEY))
+            if share is None:
+                return create(topology, resource_manager, data_context, **options)
+            return FixedShare(share)
+
+        create_with_share.gives_shares = True  # type: ignore[attr-defined]
+        streaming_executor.create_cluster_autoscaler = create_with_share
 
 
 def children() -> set[Any]:

@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
@@ -32,10 +32,20 @@ from raypd.answering import (
 )
 from raypd.billing import Meter, energy
 from raypd.cluster.faulty_gpus import FaultLog
+from raypd.cluster.unit_block import UnitBlock, fetch_documents
 from raypd.config import RunConfig
 from raypd.dataset import read_unit, writer
 from raypd.errors import InputError, UserError
-from raypd.run import Attempt, Unit, UnitLog, UnitResult, UnitSummary, layout, retry_policy
+from raypd.run import (
+    Attempt,
+    Commit,
+    Unit,
+    UnitLog,
+    UnitResult,
+    UnitSummary,
+    layout,
+    retry_policy,
+)
 from raypd.tasks import Document, Record, billed_as, columns_of, rows_of
 
 _MAX_TRIES = 3  # tries of a unit that fails with an error of storage
@@ -119,10 +129,12 @@ class EngineActor:
             self.report()
             time.sleep(_REPORT_SECONDS)
 
-    def report(self) -> None:
-        """Report everything so far to the ledger, and wait up to 5 s until it has arrived.
+    def report(self, wait: bool = True) -> None:
+        """Report to the ledger.
 
-        Waiting keeps the bill from being closed before the last report.
+        Args:
+            wait: Whether to wait up to 5 s for the receipt. A unit that ends does not wait: what it
+                used is in its object as well.
         """
         if self._ledger is None:
             return
@@ -130,11 +142,9 @@ class EngineActor:
 
         # Answers are worth more than their bill, so no error of the ledger ends the worker.
         try:
-            units = self.progress().values()
-            answered = sum(unit.answered for unit in units)
-            failed = sum(unit.failed for unit in units)
-            reference = self._ledger.report.remote(self.meter.report(), (answered, failed))
-            ray.wait([reference], timeout=_LEDGER_SECONDS)
+            reference = self._ledger.report.remote(self.meter.report())
+            if wait and ray.wait([reference], timeout=_LEDGER_SECONDS)[0]:
+                self.meter.received(ray.get(reference))
         except Exception as error:
             print(
                 f"raypd: the ledger did not get a report: {type(error).__name__}: {error}",
@@ -144,7 +154,7 @@ class EngineActor:
 
 
 class DecodeWorker(EngineActor):
-    """Processes units. The executors call `run`, everybody else `run_unit`."""
+    """Processes units. The pool calls `run`, everybody else `run_unit`."""
 
     def __init__(self, spec: WorkerSpec) -> None:
         super().__init__(spec.config, spec.gpus, spec.ledger)
@@ -153,12 +163,14 @@ class DecodeWorker(EngineActor):
         self._unfit: str | None = None  # why this worker cannot process any unit
         self._faulty_gpu: str | None = None  # why its GPU must not be used
         self._attempts: dict[str, Attempt] = {}  # at the units in flight
+        self._blocks: dict[str, UnitBlock] = {}  # of units in flight that were read ahead
+        self._why_read: dict[str, str] = {}  # why units in flight were read here after all
         self._faults = FaultLog(spec.output, self.node, self.meter.id, self.watch.is_lost)
         self.log = UnitLog(spec.output, spec.session, self.node, self.meter.id, nodes.is_alive)
         # One slot for each unit in flight. The entry lock lets a unit that needs all slots collect
         # them without being overtaken.
         self._entry = threading.Lock()
-        self._slots = threading.Semaphore(self.config.cluster.units_in_flight)
+        self._slots = threading.Semaphore(self.config.cluster.max_units_in_flight)
         try:
             self._prepare()
         except Exception as error:
@@ -198,26 +210,40 @@ class DecodeWorker(EngineActor):
         if self.loaded:
             self.request_queue.cancel(unit, only_waiting)
 
-    def run(self, unit: Unit, admit: Callable[[bool], bool] = lambda died: True) -> UnitResult:
+    def run(
+        self,
+        unit: Unit,
+        block: UnitBlock | None = None,
+        starved: float = 0.0,
+    ) -> UnitResult:
         """Process a unit until it is committed, handed back or given up.
 
         Args:
             unit: The unit.
-            admit: Returns whether an attempt may begin, given whether the last one's process died.
+            block: Its documents, if they were read ahead.
+            starved: Seconds for which this worker has had nothing to do because no unit was read.
         """
         if self._unfit is not None:
             return UnitResult(error=self._unfit, fatal=True)
+        self.meter.starved(starved)
+        if block is not None:
+            self._blocks[unit.id] = block
         for earlier_tries in range(_MAX_TRIES):
-            result = self._try(unit, earlier_tries > 0, admit)
+            result = self._try(unit, earlier_tries > 0)
             if not result.retry or earlier_tries == _MAX_TRIES - 1:
                 break
             time.sleep(_RETRY_SECONDS * (earlier_tries + 1))
-        return result
+        self._blocks.pop(unit.id, None)
+        return replace(
+            result,
+            why_read=self._why_read.pop(unit.id, ""),
+            reading_seconds=self.meter.reading_seconds,
+        )
 
-    def _try(self, unit: Unit, is_retry: bool, admit: Callable[[bool], bool]) -> UnitResult:
+    def _try(self, unit: Unit, is_retry: bool) -> UnitResult:
         """Try to process a unit, and turn every error into a result."""
         try:
-            return self._try_once(unit, is_retry, admit)
+            return self._try_once(unit, is_retry)
         except Cancelled:
             return UnitResult(handed_back=True)
         except UserError as error:
@@ -233,13 +259,11 @@ class DecodeWorker(EngineActor):
         except Exception:
             return UnitResult(error=traceback.format_exc())
 
-    def _try_once(self, unit: Unit, is_retry: bool, admit: Callable[[bool], bool]) -> UnitResult:
+    def _try_once(self, unit: Unit, is_retry: bool) -> UnitResult:
         if writer.is_committed(self.spec.output, unit.id, self.config.output.partition):
             summary = writer.read_summary(self.spec.output, unit.id)
             return UnitResult(ok=summary.ok, failed=summary.failed)
-        attempt, died = self.log.next(unit.id)
-        if not admit(died):
-            return UnitResult(handed_back=True)
+        attempt, _ = self.log.next(unit.id)
         if attempt is None:
             self.log.end(unit.id)
             reason = retry_policy.failure_reason(self.spec.output, unit.id)
@@ -258,7 +282,7 @@ class DecodeWorker(EngineActor):
 
         A unit that must be alone holds up the units that arrive after it.
         """
-        slots = self.config.cluster.units_in_flight if alone else 1
+        slots = self.config.cluster.max_units_in_flight if alone else 1
         with self._entry:
             for _ in range(slots):
                 self._slots.acquire()
@@ -273,15 +297,17 @@ class DecodeWorker(EngineActor):
         following: Attempt | None = attempt
         self._attempts[unit.id] = attempt
         try:
-            summary = self.run_unit(unit, attempt)
+            summary, commit = self._process(unit, attempt)
             following = None
         except EngineBroken as error:
             self._die(error, [unit.id])
         finally:
             del self._attempts[unit.id]
             self.log.end(unit.id, following)
-            self.report()
-        return UnitResult(ok=summary.ok, failed=summary.failed)
+            # The bill should have the last unit before it is closed. Others are reported in time.
+            if not self._attempts:
+                self.report(wait=False)
+        return UnitResult(ok=summary.ok, failed=summary.failed, commit=commit)
 
     def _die(self, error: EngineBroken, names: list[str]) -> NoReturn:
         """End this process.
@@ -318,15 +344,22 @@ class DecodeWorker(EngineActor):
             EngineBroken: If the engine failed.
             Cancelled: If the unit was cancelled.
         """
-        attempt = attempt or Attempt()
+        if writer.is_committed(self.spec.output, unit.id, self.config.output.partition):
+            return writer.read_summary(self.spec.output, unit.id)
+        summary, _ = self._process(unit, attempt or Attempt())
+        return summary
+
+    def _process(self, unit: Unit, attempt: Attempt) -> tuple[UnitSummary, Commit | None]:
+        """Read, decode and commit a unit, and return its summary; raises as `run_unit` does.
+
+        The commit is None if another attempt has made it.
+        """
         output = self.spec.output
         partition = self.config.output.partition
         began = time.time()
         started = time.monotonic()
-        if writer.is_committed(output, unit.id, partition):
-            return writer.read_summary(output, unit.id)
         with self.request_queue.unit(unit.id) as state:
-            documents = read_unit(unit, self.config)
+            documents = self._read(unit)
             self.request_queue.count(
                 state, {document.index: billed_as(document, self.config) for document in documents}
             )
@@ -336,6 +369,8 @@ class DecodeWorker(EngineActor):
                 documents, rows_of(state.records, self.config), self.schema, attempt.number
             )
             ok, failed = writer.count_documents(table)
+            failures = writer.count_failures(table)
+            first_id, last_id = writer.id_range(table)
             summary = UnitSummary(
                 unit=unit.id,
                 fingerprint=self._fingerprint,
@@ -352,12 +387,27 @@ class DecodeWorker(EngineActor):
                 categories=usage.categories,
                 busy_seconds=round(usage.prefill + usage.decode, 6),
                 truncated=writer.count_truncated(table),
+                reasons=failures.reasons,
+                retriable=failures.retriable,
+                first_id=first_id,
+                last_id=last_id,
             )
-            if not writer.commit(output, table, summary, partition):
+            commit = writer.commit(output, table, summary, partition)
+            if commit is None:
                 # Another attempt committed the unit first.
-                return writer.read_summary(output, unit.id)
+                return writer.read_summary(output, unit.id), None
             self.meter.commit(unit.id, usage, ok, failed)
-            return summary
+            return summary, commit
+
+    def _read(self, unit: Unit) -> list[Document]:
+        """Return the documents of a unit, from its block if there is a usable one."""
+        block = self._blocks.pop(unit.id, None)
+        with self.meter.reading():
+            if block is not None:
+                documents, self._why_read[unit.id] = fetch_documents(unit, block)
+                if documents is not None:
+                    return documents
+            return read_unit(unit, self.config)
 
     def _answer(
         self, state: UnitState, documents: list[Document], unit: str, attempt: Attempt

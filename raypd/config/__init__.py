@@ -49,6 +49,7 @@ if TYPE_CHECKING:
         MOST_SEQS as MOST_SEQS,
         CascadeConfig as CascadeConfig,
         DecodingConfig as DecodingConfig,
+        EndpointConfig as EndpointConfig,
         EngineConfig as EngineConfig,
         FakeConfig as FakeConfig,
         ModelConfig as ModelConfig,
@@ -73,6 +74,7 @@ if TYPE_CHECKING:
     from raypd.config.sections import set_key as set_key, with_current_keys as with_current_keys
     from raypd.config.tasks import (
         ANSWER_KEYS as ANSWER_KEYS,
+        DETAILS as DETAILS,
         KINDS as KINDS,
         METHODS as METHODS,
         OWN_COLUMNS as OWN_COLUMNS,
@@ -104,6 +106,7 @@ __getattr__ = LazyExports(
         "model": (
             "CascadeConfig",
             "DecodingConfig",
+            "EndpointConfig",
             "EngineConfig",
             "FakeConfig",
             "MOST_REQUESTS",
@@ -118,6 +121,7 @@ __getattr__ = LazyExports(
         "tasks": (
             "ANSWER_KEYS",
             "Category",
+            "DETAILS",
             "ExtractionConfig",
             "GenerationConfig",
             "KINDS",

@@ -13,6 +13,10 @@ _DURATION = re.compile(
     r"(?:(\d+(?:\.\d+)?)d)?(?:(\d+(?:\.\d+)?)h)?(?:(\d+(?:\.\d+)?)m)?(?:(\d+(?:\.\d+)?)s)?"
 )
 
+# `units_in_flight: auto`
+_FIRST_UNITS = 2
+_MAX_UNITS = 8
+
 
 class ClusterConfig(Section, use_attribute_docstrings=True):
     """Workers and units."""
@@ -37,13 +41,27 @@ class ClusterConfig(Section, use_attribute_docstrings=True):
     """A run ends early when more than this share of its documents, from a hundred on, has failed;
     1.0: only when all
     """
-    executor: Literal["pool", "ray_data"] = "pool"
-    """Who gives units to workers: raypd's own pool of actors, or Ray Data; docs/reliability.md
-    compares them
+    readers: Literal["auto"] | Annotated[int, Field(ge=0)] = "auto"
+    """Tasks that read and parse input ahead of the workers, at most; auto: the CPUs that workers
+    leave free; 0: workers read their input themselves
     """
-    units_in_flight: int = Field(
-        2, ge=1, description="Units a worker overlaps, so that it does not drain between two"
+    read_ahead_mb: int = Field(
+        256, ge=1, description="Most megabytes of documents read ahead, for each worker"
     )
+    units_in_flight: Literal["auto"] | Annotated[int, Field(ge=1)] = "auto"
+    """Units a worker overlaps, so that it does not drain between two; auto: 2, and up to 8 where
+    its engine waits for input that the worker reads itself
+    """
+
+    @property
+    def first_units_in_flight(self) -> int:
+        """The units that a worker overlaps at first."""
+        return _FIRST_UNITS if self.units_in_flight == "auto" else self.units_in_flight
+
+    @property
+    def max_units_in_flight(self) -> int:
+        """The units that a worker overlaps at most."""
+        return _MAX_UNITS if self.units_in_flight == "auto" else self.units_in_flight
 
     @model_validator(mode="after")
     def _min_below_max(self) -> Self:

@@ -1,6 +1,7 @@
 """Where documents come from, where the table goes, and how storage is reached."""
 
 import re
+from collections.abc import Iterable
 from datetime import date
 from typing import Annotated, Any, Literal, Self
 
@@ -16,10 +17,29 @@ TEXT_FILES = dict.fromkeys((".txt", ".text", ".md", ".markdown"), "text") | {
     ".htm": "html",
     ".pdf": "pdf",
     ".docx": "docx",
+    ".pptx": "pptx",
+    ".rtf": "rtf",
+    ".epub": "epub",
+    ".xml": "xml",
+    ".eml": "eml",
+    ".msg": "msg",
+    ".png": "picture",
+    ".jpg": "picture",
+    ".jpeg": "picture",
+    ".tif": "picture",
+    ".tiff": "picture",
 }
 # What a format reads, where it is by the ends of names: input.format -> end -> what reads it.
 EXCEL = (".xlsx", ".xlsm", ".xls", ".ods")
-ENDINGS = {"files": TEXT_FILES, "json": {".json": "json"}, "excel": dict.fromkeys(EXCEL, "excel")}
+ENDINGS = {
+    "files": TEXT_FILES,
+    "json": {".json": "json"},
+    "excel": dict.fromkeys(EXCEL, "excel"),
+    "warc": {".warc": "warc"},
+}
+# Formats of documents, which have one column of text.
+_TEXT_FORMATS = ("files", "warc")
+_COMPRESSED = (".gz", ".zst")
 WHOLE = ("json", "excel")  # formats whose files each unit reads whole
 
 TABLES = ("delta", "iceberg")
@@ -38,12 +58,23 @@ def _encodes_text(name: str) -> str:
     return name
 
 
+def _ends_in(path: Any, endings: Iterable[str]) -> bool:
+    """Return whether a path ends in one of some endings, also if it is compressed."""
+    if not isinstance(path, str):
+        return False
+    name = path.lower()
+    for compression in _COMPRESSED:
+        name = name.removesuffix(compression)
+    return name.endswith(tuple(endings))
+
+
 class InputConfig(Section, use_attribute_docstrings=True):
     """Where the documents are and which columns hold what."""
 
     path: Annotated[str | list[str], AfterValidator(check_secrets)]
     """File, folder or glob, local, s3://, gs:// or az:// (or a list): .jsonl, .csv, .tsv (also .gz,
-    .zst), .parquet, .arrow; or .json; or .xlsx, .xls, .ods; or .txt, .md, .html, .pdf, .docx
+    .zst), .parquet, .arrow; or .json; or .xlsx, .xls, .ods; or .txt, .md, .html, .pdf, .docx,
+    .pptx, .rtf, .epub, .xml, .eml, .msg; or .warc
     """
     format: Literal[
         "auto",
@@ -55,12 +86,22 @@ class InputConfig(Section, use_attribute_docstrings=True):
         "arrow",
         "excel",
         "files",
+        "warc",
         "delta",
         "iceberg",
     ] = "auto"
     """auto: by its name; json: each .json is an object or an array; excel: the first sheet of a
-    workbook; files: each .txt, .md, .html, .pdf, .docx is a document, columns id (its name) and
-    text; delta, iceberg: path is its folder
+    workbook; files: each .txt, .md, .html, .pdf, .docx, .pptx, .rtf, .epub, .xml, .eml, .msg is a
+    document, columns id (its name) and text; warc: each response is one, columns id (its URL),
+    text, date, status and content_type; delta, iceberg: path is its folder
+    """
+    ocr: Literal["off", "auto"] = "off"
+    """auto: pages of PDF without text, and pictures (.png, .jpg, .tiff), are recognized where the
+    documents are read (pip install 'raypd[ocr]')
+    """
+    attachments: Literal["names", "text", "documents"] = "names"
+    """Of mails (.eml, .msg): the names of attached files stand with the headers; text: the text of
+    those that raypd reads follows the body; documents: each of these is a document of its own
     """
     reader: str | None = Field(None, pattern=r"^[\w.]+:[\w.]+$")
     """module:function of your own that reads each file: from its name and bytes (a binary file) it
@@ -103,14 +144,16 @@ class InputConfig(Section, use_attribute_docstrings=True):
         """
         if not isinstance(tree, dict):
             return tree
-        path, form = tree.get("path"), tree.get("format", "auto")
+        path = tree.get("path")
+        form = tree.get("format", "auto")
         paths = path if isinstance(path, list) else [path]
-        for name, ends in (
-            ENDINGS.items() if form == "auto" and paths and tree.get("reader") is None else ()
-        ):
-            if all(isinstance(path, str) and path.lower().endswith((*ends,)) for path in paths):
-                form = name
-        columns = {"text_columns": ["text"], "category_column": None} if form == "files" else {}
+        if form == "auto" and paths and tree.get("reader") is None:
+            for name, endings in ENDINGS.items():
+                if all(_ends_in(path, endings) for path in paths):
+                    form = name
+        columns: dict[str, Any] = {}
+        if form in _TEXT_FORMATS:
+            columns = {"text_columns": ["text"], "category_column": None}
         return {**columns, **tree, "format": form}
 
     @model_validator(mode="after")

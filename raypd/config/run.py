@@ -1,4 +1,4 @@
-"""A whole run."""
+"""The whole configuration of a run: how its sections fit together, and its fingerprint."""
 
 import hashlib
 import json
@@ -19,22 +19,31 @@ from raypd.config.model import (
 )
 from raypd.config.model_card_file import card_of, has_earlier_template
 from raypd.config.moved import moved_to
-from raypd.config.tasks import METHODS, OWN_COLUMNS, ExtractionConfig, GenerationConfig, TaskConfig
+from raypd.config.tasks import (
+    DETAILS,
+    METHODS,
+    OWN_COLUMNS,
+    ExtractionConfig,
+    GenerationConfig,
+    TaskConfig,
+)
 from raypd.config.training import FitConfig, TrainingConfig
 from raypd.decoding import REGISTRY
 from raypd.schema import Attribute, Section
 
-# Others are of their own.
+# The methods that `engine.kind: vllm` decodes.
 VLLM_METHODS = ("autoregressive", "guided")
+# Keys that vLLM ignores, with the values they must keep.
 _VLLM_ONLY = {
     "model.device": "auto",
     "model.quantization": "none",
     "model.endpoint": None,
     "engine.cache_tokens": None,
 }
-# Of which the content counts.
+# Keys of files whose contents, not paths, are part of the fingerprint.
 _PROMPT_FILES = ("task.template", "task.few_shot", "task.examples.path")
-# Raised with a release whose defaults, prompts or methods answer otherwise: all is then done anew.
+# Part of every fingerprint. A release whose defaults, prompts or methods change answers raises it,
+# so that no run resumes into answers of an earlier release.
 _ANSWERS = 3
 
 
@@ -57,35 +66,44 @@ class RunConfig(Section):
 
     @model_validator(mode="before")
     @classmethod
-    def _as_trained(cls, tree: Any) -> Any:
-        """An open method is what the weights were trained for; without a card: `guided` for
-        extraction.
+    def _choose_method(cls, tree: Any) -> Any:
+        """Decode with the method and skeleton that the weights were trained for.
+
+        Without a card beside the weights, an open method is the default of the kind of task.
         """
         if not isinstance(tree, dict) or not isinstance(tree.get("task"), dict):
             return tree
         tree = {**tree, "task": {"kind": "extraction", **tree["task"]}}
-        decoding, kind, model = (
-            tree.get("decoding") or {},
-            tree["task"]["kind"],
-            tree.get("model") or {},
-        )
+        kind = tree["task"]["kind"]
+        decoding = tree.get("decoding") or {}
         if not isinstance(decoding, dict) or kind not in METHODS:
             return tree
-        card = card_of(model, kind)
+        card = card_of(tree.get("model") or {}, kind)
         if decoding.get("method", "auto") == "auto":
-            tree["decoding"] = decoding = {**decoding, "method": _method(kind, tree, card)}
+            decoding = {**decoding, "method": _default_method(kind, tree, card)}
+            tree["decoding"] = decoding
         trained = card.get("decoding")
-        if (
-            decoding["method"] == card.get("method")
-            and isinstance(trained, dict)
-            and "skeleton" in trained
-        ):
+        is_trained_method = decoding["method"] == card.get("method")
+        if is_trained_method and isinstance(trained, dict) and "skeleton" in trained:
             tree["decoding"] = {"skeleton": trained["skeleton"], **decoding}
         return tree
 
     @model_validator(mode="after")
-    def _parts_fit(self) -> Self:
-        method, kind = self.decoding.method, self.task.kind
+    def _check_sections_fit(self) -> Self:
+        self._check_method()
+        self._check_gpus()
+        self._check_html_columns()
+        if isinstance(self.task, ExtractionConfig):
+            self._check_categories(self.task)
+        if isinstance(self.task, GenerationConfig):
+            self._check_generation(self.task)
+        if self.cascade.model is not None:
+            self._check_cascade()
+        return self
+
+    def _check_method(self) -> None:
+        method = self.decoding.method
+        kind = self.task.kind
         if method not in METHODS[kind]:
             raise ValueError(
                 f"decoding.method {method} does not do {kind}; choose from "
@@ -95,9 +113,12 @@ class RunConfig(Section):
             advice = "a folder of Medusa heads (`raypd model add-heads` writes untrained ones)"
             raise ValueError(f"decoding.method {method} needs decoding.options.heads, {advice}")
         if self.engine.kind == "vllm":
-            self._vllm_can(method)
+            self._check_vllm(method)
+
+    def _check_gpus(self) -> None:
         gpus = self.cluster.gpus_per_worker
-        if gpus is not None and gpus > 1 and self.engine.kind == "raypd" and self.model.has_weights:
+        is_spread = gpus is not None and gpus > 1
+        if is_spread and self.engine.kind == "raypd" and self.model.has_weights:
             advice = (
                 f"engine.kind: vllm with engine.vllm: {{tensor_parallel_size: {gpus:g}}} "
                 "spreads one over several"
@@ -106,31 +127,29 @@ class RunConfig(Section):
                 f"cluster.gpus_per_worker {gpus:g}: raypd's engine holds a model on one GPU; "
                 f"{advice}"
             )
-        if other := [
-            name for name in self.input.html_columns if name not in (texts := self.text_columns())
-        ]:
-            raise ValueError(
-                f"input.html_columns: {other[0]!r} is none of the columns of text "
-                f"({', '.join(texts)})"
-            )
-        if isinstance(self.task, ExtractionConfig):
-            self._categories_known(self.task)
-        greedy = self.decoding.sampling.temperature == 0
-        if isinstance(self.task, GenerationConfig) and self.task.samples > 1 and greedy:
+
+    def _check_html_columns(self) -> None:
+        texts = self.text_columns()
+        for name in self.input.html_columns:
+            if name not in texts:
+                raise ValueError(
+                    f"input.html_columns: {name!r} is none of the columns of text "
+                    f"({', '.join(texts)})"
+                )
+
+    def _check_generation(self, task: GenerationConfig) -> None:
+        if task.samples > 1 and self.decoding.sampling.temperature == 0:
             raise ValueError(
                 "task.samples is above 1: set decoding.sampling.temperature, or all answers "
                 "are the same"
             )
-        if self._openai() and self.model.endpoint is not None:
+        if task.openai and self.model.endpoint is not None:
             raise ValueError(
                 "task.openai: model.endpoint cannot give each request its own parameters; "
                 "leave it out"
             )
-        if self.cascade.model is not None:
-            self._cascade_fits()
-        return self
 
-    def _cascade_fits(self) -> None:
+    def _check_cascade(self) -> None:
         if not isinstance(self.task, ExtractionConfig):
             raise ValueError(
                 "cascade: a second model answers for the first in an extraction, not in "
@@ -140,57 +159,55 @@ class RunConfig(Section):
             self.second_model()
         except ValidationError as error:
             reason = error.errors()[0]
-            place = ".".join(["cascade", *map(str, reason["loc"])])
-            unknown = moved_to(place) or "unknown key; `raypd config show` lists all keys"
-            message = (
-                unknown
-                if reason["type"] == "extra_forbidden"
-                else reason["msg"].removeprefix("Value error, ")
-            )
-            raise ValueError(f"{place}: {message}") from None
+            key = ".".join(["cascade", *map(str, reason["loc"])])
+            if reason["type"] == "extra_forbidden":
+                message = moved_to(key) or "unknown key; `raypd config show` lists all keys"
+            else:
+                message = reason["msg"].removeprefix("Value error, ")
+            raise ValueError(f"{key}: {message}") from None
 
     def second_model(self) -> "RunConfig | None":
-        """The run that the cascade's second model would do alone; None: there is no cascade."""
+        """Return the configuration of a run by the cascade's second model alone.
+
+        Returns:
+            The configuration, or None if there is no cascade.
+        """
         if self.cascade.model is None:
             return None
         tree = self.model_dump()
-        tree |= {
-            "model": tree["cascade"]["model"],
-            "engine": {**tree["engine"], **self.cascade.engine},
-            "cascade": {},
-        }
-        del tree["decoding"]["skeleton"]  # it is what the weights were trained with
-        del tree["decoding"]["options"]  # they are the first model's method's
+        tree["model"] = tree["cascade"]["model"]
+        tree["engine"] |= self.cascade.engine
+        tree["cascade"] = {}
+        # The skeleton and the options belong to the first model's training and method.
+        del tree["decoding"]["skeleton"]
+        del tree["decoding"]["options"]
         tree["decoding"] |= {"method": "auto", **self.cascade.decoding}
         return RunConfig.model_validate(tree)
 
-    def _vllm_can(self, method: str) -> None:
+    def _check_vllm(self, method: str) -> None:
         if method not in VLLM_METHODS:
             advice = f"set decoding.method to {' or '.join(VLLM_METHODS)}, or engine.kind: raypd"
             raise ValueError(f"engine.kind vllm does not decode {method}: {advice}")
-        for key, only in _VLLM_ONLY.items():
+        for key, value in _VLLM_ONLY.items():
             section, _, name = key.partition(".")
-            if getattr(getattr(self, section), name) != only:
+            if getattr(getattr(self, section), name) != value:
                 raise ValueError(
-                    f"engine.kind vllm: {key} must be left at {only or 'null'}: it has no "
-                    "meaning there"
+                    f"engine.kind vllm: {key} must be left at {value or 'null'}, because vLLM "
+                    "ignores it"
                 )
         if self.model.is_fake:
             raise ValueError(
                 "engine.kind vllm needs weights: name a model, or set engine.kind: raypd"
             )
 
-    def _categories_known(self, task: ExtractionConfig) -> None:
+    def _check_categories(self, task: ExtractionConfig) -> None:
         if not task.categories:
             raise ValueError(
                 "task.categories is empty: name at least one and its attributes, or set "
                 "task.attributes"
             )
-        if (
-            self.input.category_column is None
-            and self.input.category is None
-            and len(task.categories) > 1
-        ):
+        is_unnamed = self.input.category_column is None and self.input.category is None
+        if is_unnamed and len(task.categories) > 1:
             raise ValueError(
                 "input.category_column is null: set input.category to one of task.categories"
             )
@@ -210,23 +227,23 @@ class RunConfig(Section):
         assert isinstance(self.task, ExtractionConfig)
         return self.task
 
-    def _openai(self) -> bool:
-        return isinstance(self.task, GenerationConfig) and self.task.openai
-
     def text_columns(self) -> list[str]:
+        """Return the columns that must hold text."""
         return self.task.text_columns(self.input)
 
     def wanted_columns(self) -> dict[str, str]:
+        """Return the columns that the input must have, by the key that names each."""
         columns = self.task.wanted_columns(self.input)
-        return columns | (
-            {"input.id_column": self.input.id_column} if self.input.id_column is not None else {}
-        )
+        if self.input.id_column is not None:
+            columns["input.id_column"] = self.input.id_column
+        return columns
 
     def idle_keys(self) -> set[str]:
-        """Keys, dotted, and whole sections that cannot change an answer of this run: all others are
-        in its fingerprint. model.trust_remote_code is in it: a model's own code may take the place
-        of transformers'. So are input.format, category_column and max_document_bytes, which decide
-        of any kind's documents what is an error row.
+        """Return the dotted keys and whole sections that cannot change an answer of this run.
+
+        All others are part of its fingerprint. `model.trust_remote_code` is, because a model's own
+        code may replace that of transformers. So are `input.format`, `category_column` and
+        `max_document_bytes`, which decide which documents become error rows.
         """
         idle = {
             "output.path",
@@ -237,23 +254,26 @@ class RunConfig(Section):
             "nightly",
             "training",
             "fit",
-        }
-        idle |= {
             "input.path",
             "input.version",
             "input.on_damaged",
             "task.categories_file",
             "task.schema",
         }
-        idle |= {
-            f"engine.{key}" for key in EngineConfig.model_fields if key not in ("kind", "vllm")
-        }
-        idle |= {f"{model}.{key}" for model in ("model", "cascade.model") for key in IDLE_KEYS}
-        idle |= {"cascade"} if self.cascade.model is None else set()
+        for key in EngineConfig.model_fields:
+            if key not in ("kind", "vllm"):
+                idle.add(f"engine.{key}")
+        for key in IDLE_KEYS:
+            idle.add(f"model.{key}")
+            idle.add(f"cascade.model.{key}")
+        if self.cascade.model is None:
+            idle.add("cascade")
         idle |= self.task.idle_keys
         idle |= {f"decoding.{key}" for key in self.decoding.idle_keys(self.task.kind)}
-        # A request may sample where the configuration does not.
-        return idle - {f"decoding.{key}" for key in SAMPLING_KEYS} if self._openai() else idle
+        if isinstance(self.task, GenerationConfig) and self.task.openai:
+            # A request of the batch file may sample where the configuration does not.
+            idle -= {f"decoding.{key}" for key in SAMPLING_KEYS}
+        return idle
 
     def _shows_descriptions(self) -> bool:
         """Whether the prompt is raypd's own, and describes an attribute."""
@@ -269,21 +289,23 @@ class RunConfig(Section):
         return False
 
     def fingerprint(self) -> str:
-        """12 hex digits over everything that can change an answer: task, model, decoding, and which
-        columns are read. Part of every unit's id, so a changed prompt never resumes into old
-        answers. Where the input lies, how much is done at once, how many workers there are, and
-        what the decoding method does not use do not change it.
+        """Return 12 hexadecimal digits over everything that can change an answer.
+
+        They cover the task, the model, the decoding, and which columns are read. They are part of
+        every unit's id, so that a changed prompt never resumes into old answers. Where the input
+        lies, how much is done at once, the number of workers, and keys that the decoding method
+        does not use do not change them.
         """
-        # Keys at their defaults are left out, so that a raypd with a new key does not do finished
-        # corpora again.
-        given = self.model_dump(exclude_defaults=True)
+        # Keys at their defaults are left out, so that a release with a new key does not repeat
+        # finished corpora.
+        changed = self.model_dump(exclude_defaults=True)
         examples = getattr(self.task, "examples", None)
         files = [
             getattr(self.task, "template", None),
             getattr(self.task, "few_shot", None),
             examples and examples.path,
         ]
-        texts = [Path(file).read_text() for file in files if file]  # in the prompt
+        prompt_texts = [Path(file).read_text() for file in files if file]
         answers: dict[str, Any] = {}
         if self._shows_descriptions():
             # They stand in the prompt in another way than in earlier versions.
@@ -292,31 +314,40 @@ class RunConfig(Section):
             "answers": _ANSWERS,
             "kind": self.task.kind,
             "method": self.decoding.method,
-            "files": texts,
-            **_without(given, {*self.idle_keys(), *_PROMPT_FILES}),
+            "files": prompt_texts,
+            **_without(changed, {*self.idle_keys(), *_PROMPT_FILES}),
         }
         return hashlib.sha256(json.dumps(answers, sort_keys=True).encode()).hexdigest()[:12]
 
 
-def _method(kind: str, tree: dict[str, Any], card: dict[str, Any]) -> str:
-    model, engine = tree.get("model") or {}, tree.get("engine") or {}
-    name = model.get("name") if isinstance(model, dict) else model
-    if isinstance(model, dict) and model.get("endpoint") is not None:
-        return "autoregressive"
+def _default_method(kind: str, tree: dict[str, Any], card: dict[str, Any]) -> str:
+    """Return the decoding method of a configuration that names none.
+
+    Args:
+        kind: The kind of task.
+        tree: The configuration as it was read.
+        card: The card beside the weights; empty if there is none.
+    """
+    model = tree.get("model") or {}
+    engine = tree.get("engine") or {}
+    name = model
+    if isinstance(model, dict):
+        name = model.get("name")
+        if model.get("endpoint") is not None:
+            return "autoregressive"
     if card.get("method") in METHODS[kind]:
         return str(card["method"])
+    default = METHODS[kind][0]
     if kind == "extraction":
-        return METHODS[kind][0] if name == "fake" else "guided"
-    return (
-        "autoregressive"
-        if isinstance(engine, dict) and engine.get("kind") == "vllm"
-        else METHODS[kind][0]
-    )
+        return default if name == "fake" else "guided"
+    if isinstance(engine, dict) and engine.get("kind") == "vllm":
+        return "autoregressive"
+    return default
 
 
 def _columns_differ(task: ExtractionConfig) -> None:
-    """Refuse attributes that cannot have a column each; SQL takes no account of case."""
-    # Column -> whose it is, and what it holds: a type, or nested objects.
+    """Raise ValueError if two attributes need the same column; SQL ignores case."""
+    # For each column, what owns it and what it holds: a type, or nested objects.
     seen = dict.fromkeys([*OWN_COLUMNS, "category", "truncated"], ("a column of every table", ""))
     for category, schema in task.categories.items():
         for attribute in schema.attributes:
@@ -337,16 +368,20 @@ def _columns_of(attribute: Attribute) -> dict[str, str]:
     for end in range(1, len(path)):
         columns[".".join(path[:end])] = "object"
     columns[".".join(path)] = attribute.value_type.column_type
-    for detail in ("confidence", "status", "span", "model"):
+    for detail in DETAILS:
         columns[f"{path[0]}__{detail}"] = "of its own"
     return columns
 
 
-def _without(tree: dict[str, Any], keys: set[str], at: str = "") -> dict[str, Any]:
-    kept = {}
+def _without(tree: dict[str, Any], keys: set[str], prefix: str = "") -> dict[str, Any]:
+    """Return a tree without some dotted keys, and without mappings that this leaves empty."""
+    remaining = {}
     for name, value in tree.items():
-        key = f"{at}{name}"
-        inner = _without(value, keys, f"{key}.") if isinstance(value, dict) else value
-        if key not in keys and inner != {}:
-            kept[name] = inner
-    return kept
+        key = f"{prefix}{name}"
+        if key in keys:
+            continue
+        if isinstance(value, dict):
+            value = _without(value, keys, f"{key}.")
+        if value != {}:
+            remaining[name] = value
+    return remaining

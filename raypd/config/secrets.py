@@ -1,5 +1,6 @@
-"""Secrets, by the name of their key or by their form: no configuration may hold them, no page or
-log show them.
+"""Secrets are recognized by the name of their key or by their form.
+
+No configuration may hold one, and no page or log shows one.
 """
 
 import re
@@ -13,31 +14,38 @@ _KEYS = re.compile(
     r"|api_?key|access_?key(_id)?|secret_?key|token)$",
     re.IGNORECASE,
 )
-SIGNED = re.compile(  # a part of a URL that is as good as a password
+# A part of a URL that grants access as a password does.
+SIGNED = re.compile(
     r"(?i)([?&](?:x-amz-[a-z-]+|sig|signature|token|access_token|key|api_?key|secret|password|awsaccesskeyid)=)[^&\s\"']+"
 )
 _VALUES = [
-    (re.compile(r"(?<=://)[^/@\s]+@"), f"{HIDDEN}@"),  # user:password@host
-    # The same without ://.
+    # user:password@host after a scheme, and then without one.
+    (re.compile(r"(?<=://)[^/@\s]+@"), f"{HIDDEN}@"),
     (re.compile(r"(?<![^\s'\"=])[^\s/@'\"]*:[^\s/@'\"]+@(?=[^\s/@]+:\d)"), f"{HIDDEN}@"),
     (SIGNED, rf"\1{HIDDEN}"),
-    (re.compile(r"\b(?:AKIA|ASIA)[A-Z0-9]{16}\b"), HIDDEN),  # AWS access keys
-    (re.compile(r"\bhf_[A-Za-z0-9]{20,}\b|\bsk-[A-Za-z0-9_-]{20,}"), HIDDEN),  # Hub and API tokens
+    # Access keys of AWS, then tokens of the Hub and of APIs.
+    (re.compile(r"\b(?:AKIA|ASIA)[A-Z0-9]{16}\b"), HIDDEN),
+    (re.compile(r"\bhf_[A-Za-z0-9]{20,}\b|\bsk-[A-Za-z0-9_-]{20,}"), HIDDEN),
     (re.compile(r"(?i)\bbearer\s+[A-Za-z0-9._~+/=-]{8,}"), f"Bearer {HIDDEN}"),
 ]
 SECRETS = re.compile(r"secret|access_?key|token|password|credential", re.I)
 _SECRET_NAMES = re.compile(r"api_?key|access_?key|secret|password|credential", re.I)
-_AZURE = re.compile(r"abfss://[a-z0-9$-]{3,63}@[a-z0-9.-]+")  # a container and where it is
+# In a URI of Azure an @ separates the container from the host.
+_AZURE = re.compile(r"abfss://[a-z0-9$-]{3,63}@[a-z0-9.-]+")
 
 
 def without_credentials(uri: str) -> str:
-    """The URI. Raises ValueError, which does not repeat it, where it holds credentials."""
+    """Return the URI.
+
+    Raises:
+        ValueError: It holds credentials, which the message does not repeat.
+    """
     scheme, separator, rest = uri.partition("://")
-    host = rest.split("/")[0]  # a secret key can hold a / itself
-    named = ("@" in host and not _AZURE.fullmatch(f"{scheme}://{host}")) or (
-        scheme.startswith("s3") and ":" in host and "@" in rest
-    )
-    if separator and (named or SIGNED.search(rest)):
+    host = rest.split("/")[0]
+    has_user = "@" in host and not _AZURE.fullmatch(f"{scheme}://{host}")
+    # A secret key of S3 can contain a slash, so that the @ is not in what looks like the host.
+    has_s3_keys = scheme.startswith("s3") and ":" in host and "@" in rest
+    if separator and (has_user or has_s3_keys or SIGNED.search(rest)):
         raise ValueError(
             "a URI must hold no credentials: use the environment, "
             "storage.options.profile or the "
@@ -47,9 +55,10 @@ def without_credentials(uri: str) -> str:
 
 
 def without_password(address: str) -> str:
-    """The address, with or without a scheme.
+    """Return the address, which may have a scheme.
 
-    Raises ValueError, which does not repeat it, where it holds a password.
+    Raises:
+        ValueError: It holds a user or password, which the message does not repeat.
     """
     if "@" in address:
         raise ValueError(
@@ -63,34 +72,36 @@ Address = Annotated[str, AfterValidator(without_password)]
 
 
 def check_secrets(value: Any) -> Any:
-    """The value.
+    """Return a value of keys that no section of the configuration checks.
 
-    Raises ValueError for a secret in keys that no section checks before they are used: a run has
-    them.
+    Raises:
+        ValueError: The value, or a key or value inside it, looks like a secret.
     """
     if isinstance(value, str):
         without_credentials(value)
-    parts: Any = (
-        value.items()
-        if isinstance(value, dict)
-        else enumerate(value)
-        if isinstance(value, list)
-        else ()
-    )
-    for name, inner in parts:
-        if _SECRET_NAMES.search(str(name)) or (isinstance(inner, str) and _KEYS.search(str(name))):
-            raise ValueError(
-                f"{name}: a configuration holds no secrets; model.endpoint.key_variable names "
-                "a variable"
-            )
-        check_secrets(inner)
+    elif isinstance(value, list):
+        for item in value:
+            check_secrets(item)
+    elif isinstance(value, dict):
+        for name, inner in value.items():
+            is_key = isinstance(inner, str) and _KEYS.search(str(name))
+            if is_key or _SECRET_NAMES.search(str(name)):
+                raise ValueError(
+                    f"{name}: a configuration must not hold secrets; model.endpoint.key_variable "
+                    "names the environment variable that holds a key"
+                )
+            check_secrets(inner)
     return value
 
 
 def redact(value: Any, key: str = "") -> Any:
-    """The same tree without secrets.
+    """Return a tree with its secrets hidden.
 
-    Keys such as token_budget or max_value_tokens name no secret and stay.
+    Keys such as token_budget or max_value_tokens do not name secrets, and their values stay.
+
+    Args:
+        value: A tree of plain values.
+        key: The key of the tree, if it has one.
     """
     if key and _KEYS.search(key) and value not in (None, "", [], {}):
         return HIDDEN

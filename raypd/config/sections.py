@@ -4,7 +4,7 @@ import copy
 from typing import Any
 
 from raypd.config.model import METHOD_OPTIONS
-from raypd.config.moved import MOVED
+from raypd.config.moved import MOVED, REMOVED
 from raypd.schema import Section
 
 
@@ -59,6 +59,10 @@ def with_current_keys(recorded: dict[str, Any]) -> dict[str, Any]:
     Options of decoding methods other than its own, which that release recorded too, are left out.
     """
     tree = copy.deepcopy(recorded)
+    for removed in REMOVED:
+        section, _, name = removed.partition(".")
+        if isinstance(tree.get(section), dict):
+            tree[section].pop(name, None)
     for old, new in MOVED.items():
         section, _, name = old.partition(".")
         if not isinstance(tree.get(section), dict) or name not in tree[section]:

@@ -15,12 +15,16 @@ from raypd.schema import TYPES, Attribute, Section, bare
 # The columns of every row, whatever the task, with their Arrow types.
 OWN_COLUMNS = {
     "id": "string",
-    "status": "string",  # ok | error
-    "error": "string",  # null where it is ok
+    # ok or error.
+    "status": "string",
+    # Null if the status is ok.
+    "error": "string",
     "source": "string",
     "row": "int64",
     "attempts": "int32",
 }
+# What a table with typed columns says about an attribute's value, in columns attribute__detail.
+DETAILS = ("confidence", "status", "span", "window", "model")
 
 
 def _names_differ(attributes: list[Attribute]) -> list[Attribute]:

@@ -82,7 +82,7 @@ def _root_objects(
     Raises:
         InputError: None of the root's files can be read, or one that a glob matches cannot.
     """
-    detector = Detector(source.format)
+    detector = Detector(source.format, source.ocr != "off")
 
     def note_hidden(item: storage.Object) -> bool:
         format, _ = detector.detect(item.name)
@@ -108,7 +108,7 @@ def _root_objects(
         if not storage.is_remote(item.path) and os.path.isdir(item.path):
             left_out.add(run_left_out.LINK, item.name)
         else:
-            left_out.add(f"of another type ({what_is_read(source.format)})", item.name)
+            left_out.add(_reason(item.name, source.format), item.name)
     if not has_readable and first_skipped is not None:
         reason = _unsupported(first_skipped.path, source.format)
         if not first_skipped.path.endswith(root):
@@ -168,6 +168,22 @@ def _overlaps(root: str, other_roots: list[str]) -> bool:
     return False
 
 
+def _reason(name: str, setting: str) -> str:
+    """Return why a file is left out, as the end of the sentence "3 files ...".
+
+    Args:
+        name: The file's name.
+        setting: `input.format`.
+    """
+    for other_setting in ["auto", *formats.settings_by_ending()]:
+        format, _ = Detector(other_setting).detect(name)
+        if format is not None and other_setting == setting:
+            return "that input.ocr=auto reads"
+        if format is not None:
+            return f"that input.format={other_setting} reads"
+    return f"of another type ({what_is_read(setting)})"
+
+
 def _unsupported(path: str, setting: str) -> str:
     """Return the message about a file whose name tells no format.
 
@@ -176,6 +192,8 @@ def _unsupported(path: str, setting: str) -> str:
         setting: `input.format`.
     """
     settings = formats.settings_by_ending()
+    if Detector(setting).detect(path)[0] is not None:
+        return f"{path}: a picture, which input.ocr=auto reads (pip install 'raypd[ocr]')"
     if setting in settings:
         return f"{path}: {what_is_read(setting)}"
     for other_setting in settings:

@@ -12,7 +12,7 @@ import pyarrow as pa
 import raypd.dataset.tables as tables
 from raypd import storage
 from raypd.config import InputConfig, make_config
-from raypd.dataset.formats import FORMATS, settings_by_ending
+from raypd.dataset.formats import FORMATS, Detector, settings_by_ending
 from raypd.dataset.formats.arrow_columns import text_rows as batch_rows
 from raypd.dataset.jsonl import UNREADABLE
 from raypd.dataset.listing import InputObject, objects, partition_keys
@@ -33,6 +33,7 @@ __all__ = [
 
 # Rows that are looked at, at most.
 MOST_ROWS = 500
+_MOST_FILES = 1000  # of a folder, whose sizes tell which format is meant
 _MAX_SHOWN = 8  # columns in a message
 _MOST_FILES = 10_000  # that are listed to say which are left out
 # A column is one of HTML if at least this share of its texts has tags.
@@ -280,18 +281,40 @@ def _first_of_table(data: str, root: str, table_kind: str) -> InputObject:
 
 
 def _first_file(source: InputConfig) -> InputObject:
-    """Return the first file of rows, or else the first one that another format reads.
+    """Return the first file that is read: of rows, or of the format that most of the data has.
 
     Raises:
         InputError: There is none.
     """
-    try:
-        return next(objects(source))
-    except InputError:
-        for setting in settings_by_ending():
-            with contextlib.suppress(InputError, StopIteration):
-                return next(objects(source.model_copy(update={"format": setting})))
-        raise
+    settings = ["auto"]
+    if source.format == "auto" and isinstance(source.path, str):
+        settings = _settings_by_bytes(source.path, source.ocr != "off")
+    first_error: InputError | None = None
+    for setting in settings:
+        update = {"format": setting} if source.format == "auto" else {}
+        try:
+            return next(objects(source.model_copy(update=update)))
+        except InputError as error:
+            first_error = first_error or error
+        except StopIteration:
+            pass
+    raise first_error or InputError(f"{source.path}: no documents in it")
+
+
+def _settings_by_bytes(root: str, ocr: bool) -> list[str]:
+    """Return the values of `input.format` that may read some data, the most likely one first.
+
+    A folder of documents may hold a small table, and one of tables a file that explains them. The
+    first files tell, by their bytes, which of the two it is.
+    """
+    sizes = dict.fromkeys(["auto", *settings_by_ending()], 0)
+    detectors = {setting: Detector(setting, ocr) for setting in sizes}
+    for item in itertools.islice(storage.find(root), _MOST_FILES):
+        for setting, detector in detectors.items():
+            format, _ = detector.detect(item.name)
+            if format is not None:
+                sizes[setting] += item.size
+    return sorted(sizes, key=lambda setting: -sizes[setting])
 
 
 def _columns(item: InputObject, source: InputConfig) -> _Columns:

@@ -1,6 +1,6 @@
 """Reads files of foreign formats in processes of their own, with limits on time and memory.
 
-The parsers of HTML, PDF, Word files and workbooks can be made to run for hours, to ask for all
+The parsers of HTML, PDF, files of offices and mail can be made to run for hours, to ask for all
 memory or to abort. In a process of its own that costs one document, or one object of the input.
 """
 
@@ -12,36 +12,69 @@ import signal
 import subprocess
 import sys
 import threading
+from pathlib import Path
 from typing import Any
 
-import raypd.dataset.file_parsers as file_parsers
-
+# The folder that holds raypd, for the process.
+_ROOT = str(Path(__file__).parents[2])
 # CPU seconds for a file, so that a busy machine refuses no file.
-SECONDS = {"html": 10, "docx": 20, "pdf": 60, "excel": 120}
-_NAMES = {"html": "HTML", "docx": "a Word file", "pdf": "a PDF", "excel": "a workbook"}
+SECONDS = {
+    "html": 10,
+    "xml": 10,
+    "rtf": 20,
+    "docx": 20,
+    "pptx": 20,
+    "epub": 20,
+    "eml": 20,
+    "msg": 20,
+    "pdf": 60,
+    "excel": 120,
+    "ocr": 120,  # of each page
+}
+_NAMES = {
+    "html": "HTML",
+    "xml": "XML",
+    "rtf": "an RTF file",
+    "docx": "a Word file",
+    "pptx": "a PowerPoint file",
+    "epub": "an EPUB",
+    "eml": "a mail",
+    "msg": "a message of Outlook",
+    "pdf": "a PDF",
+    "excel": "a workbook",
+    "ocr": "a scanned page",
+}
+_MEMORY = 2 << 30  # bytes of address space of a process
+_IDLE_MEMORY = 256 << 20  # bytes; a process that still holds more after its answer ends
+# The same of a process that recognizes scans, whose models stay loaded.
+_OCR_MEMORY = 4 << 30
+_OCR_IDLE_MEMORY = 2 << 30
 _WALL_SECONDS = 900.0  # a process that makes no progress
 _MAX_PROCESSES = max(1, os.cpu_count() or 1)
 
 
-def parse(kind: str, data: bytes, limit: int = 0) -> bytes:
+def parse(kind: str, data: bytes, limit: int = 0, page: int = 0) -> bytes:
     """Parse a file in a process of its own.
 
     Args:
-        kind: "html", "docx", "pdf" or "excel".
+        kind: What the file is, a key of SECONDS.
         data: The file; HTML as UTF-8.
-        limit: Bytes that a Word file may have when it is unpacked.
+        limit: Bytes that a zipped file may have when it is unpacked.
+        page: The page to recognize ("ocr"), from 0.
 
     Returns:
-        JSON: a text ("html", "docx"), a list of the pages' texts ("pdf"), or a line for each row
-        ("excel").
+        JSON: a text, a list of the texts of pages or slides ("pdf", "pptx"), a message ("eml",
+        "msg"), the rows of a page ("ocr"), or a line for each row ("excel").
 
     Raises:
         ValueError: The file cannot be read, or not within the limits; the text says why.
     """
+    idle = _idle_ocr if kind == "ocr" else _idle
+    request = {"kind": kind, "seconds": SECONDS[kind], "limit": limit, "page": page}
     with _slots:
-        process = _idle_process() or _started()
+        process = _idle_process(idle) or _started(kind)
         try:
-            header, body = _exchange(process, kind, data, limit)
+            header, body = _exchange(process, request, data)
         except _Ended:
             _end(process)
             raise ValueError(_reason(kind, process.returncode)) from None
@@ -52,7 +85,7 @@ def parse(kind: str, data: bytes, limit: int = 0) -> bytes:
             _end(process)
         else:
             with _lock:
-                _idle.append(process)
+                idle.append(process)
     if header["error"] is not None:
         raise ValueError(header["error"])
     return body
@@ -65,23 +98,27 @@ class _Ended(Exception):
 _slots = threading.BoundedSemaphore(_MAX_PROCESSES)
 _lock = threading.Lock()
 _idle: list[subprocess.Popen[bytes]] = []
+_idle_ocr: list[subprocess.Popen[bytes]] = []
 
 
-def _idle_process() -> subprocess.Popen[bytes] | None:
+def _idle_process(idle: list[subprocess.Popen[bytes]]) -> subprocess.Popen[bytes] | None:
     with _lock:
-        while _idle:
-            process = _idle.pop()
+        while idle:
+            process = idle.pop()
             if process.poll() is None:
                 return process
             _end(process)
     return None
 
 
-def _started() -> subprocess.Popen[bytes]:
-    # -P: this folder has modules whose names other packages use, too.
-    command = [sys.executable, "-P", file_parsers.__file__]
+def _started(kind: str) -> subprocess.Popen[bytes]:
+    memory = _OCR_MEMORY if kind == "ocr" else _MEMORY
+    idle_memory = _OCR_IDLE_MEMORY if kind == "ocr" else _IDLE_MEMORY
+    command = [sys.executable, "-P", "-m", "raypd.dataset.file_parsers.server"]
+    path = os.pathsep.join(filter(None, [_ROOT, os.environ.get("PYTHONPATH")]))
     return subprocess.Popen(
-        command,
+        [*command, str(memory), str(idle_memory)],
+        env={**os.environ, "PYTHONPATH": path},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
@@ -91,7 +128,7 @@ def _started() -> subprocess.Popen[bytes]:
 
 
 def _exchange(
-    process: subprocess.Popen[bytes], kind: str, data: bytes, limit: int
+    process: subprocess.Popen[bytes], request: dict[str, Any], data: bytes
 ) -> tuple[dict[str, Any], bytes]:
     """Send a request and return the header and the body of its answer.
 
@@ -100,7 +137,7 @@ def _exchange(
     """
     assert process.stdin is not None
     assert process.stdout is not None
-    request = {"kind": kind, "bytes": len(data), "seconds": SECONDS[kind], "limit": limit}
+    request = {**request, "bytes": len(data)}
     timer = threading.Timer(_WALL_SECONDS, process.send_signal, [signal.SIGXCPU])
     timer.daemon = True
     timer.start()
@@ -139,7 +176,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 def _reason(kind: str, exit_code: int) -> str:
     if exit_code == -signal.SIGXCPU:
         return f"{_NAMES[kind]} that is not read within {SECONDS[kind]} s"
-    memory = file_parsers.MEMORY >> 30
+    memory = (_OCR_MEMORY if kind == "ocr" else _MEMORY) >> 30
     return f"{_NAMES[kind]} whose parser crashed or needed more than {memory} GiB of memory"
 
 
@@ -147,7 +184,8 @@ def _reason(kind: str, exit_code: int) -> str:
 def close() -> None:
     """End the idle processes."""
     with _lock:
-        processes = list(_idle)
+        processes = [*_idle, *_idle_ocr]
         _idle.clear()
+        _idle_ocr.clear()
     for process in processes:
         _end(process)

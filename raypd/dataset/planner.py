@@ -17,6 +17,7 @@ from raypd import storage
 from raypd.config import InputConfig, RunConfig
 from raypd.dataset.earlier_plan import Listing, add_to_digest, unchanged_units
 from raypd.dataset.formats import FORMATS, Parquet
+from raypd.dataset.formats.recognition import check_installed
 from raypd.dataset.inspection import Inspected, inspect
 from raypd.dataset.listing import InputObject, objects
 from raypd.dataset.plan import Plan, PlanWriter, alone as stored_alone, stored
@@ -50,6 +51,7 @@ def plan(config: RunConfig, output: str | None = None) -> Plan:
         InputError: The run would be pointless. Single unreadable files are in the plan instead.
         RunError: Storage failed, so nothing is known of the files that were not looked into.
     """
+    check_installed(config.input)
     left_out = LeftOut()
     try:
         result = _plan(config, output, left_out)

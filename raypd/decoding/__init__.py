@@ -29,6 +29,7 @@ if TYPE_CHECKING:
         Bounded as Bounded,
         Grammar as Grammar,
     )
+    from raypd.decoding.layers.expert_weights import QuantizedExperts as QuantizedExperts
     from raypd.decoding.methods.apar import Tree as Tree, apar as apar
     from raypd.decoding.methods.autoregressive import (
         Continuation as Continuation,
@@ -70,6 +71,11 @@ if TYPE_CHECKING:
         TextDrafter as TextDrafter,
         speculative as speculative,
     )
+    from raypd.decoding.models.hybrid import (
+        attention_layers as attention_layers,
+        has_recurrent_layers as has_recurrent_layers,
+        unknown_layers as unknown_layers,
+    )
     from raypd.decoding.pack import pack_model as pack_model
     from raypd.decoding.program import (
         ANY_OBJECT as ANY_OBJECT,
@@ -78,6 +84,7 @@ if TYPE_CHECKING:
         Program as Program,
     )
     from raypd.decoding.quantized import quantize as quantize
+    from raypd.decoding.recurrence.states import MIN_STATES as MIN_STATES
     from raypd.decoding.sampling import Sampling as Sampling
     from raypd.decoding.sequence import MIN_REGION_SLOTS as MIN_REGION_SLOTS
     from raypd.decoding.text import (
@@ -123,6 +130,7 @@ __getattr__ = LazyExports(
         "draft_model": ("DraftModel",),
         "engine": ("Engine",),
         "grammar": ("Bounded", "Grammar", "UNREACHABLE"),
+        "layers.expert_weights": ("QuantizedExperts",),
         "methods.apar": ("Tree", "apar"),
         "methods.autoregressive": ("Continuation", "autoregressive"),
         "methods.guided": ("guided",),
@@ -143,9 +151,11 @@ __getattr__ = LazyExports(
             "SYNC",
         ),
         "methods.speculative": ("PromptLookup", "TextDrafter", "speculative"),
+        "models.hybrid": ("attention_layers", "has_recurrent_layers", "unknown_layers"),
         "pack": ("pack_model",),
         "program": ("ANY_OBJECT", "Feed", "Predictions", "Program"),
         "quantized": ("quantize",),
+        "recurrence.states": ("MIN_STATES",),
         "sampling": ("Sampling",),
         "sequence": ("MIN_REGION_SLOTS",),
         "text": ("GeneratedText", "Prompt", "TextAnswer", "TextMethod", "TextModel"),

@@ -23,19 +23,23 @@ from raypd.decoding.counts import Finished
 from raypd.decoding.few_tokens import FewTokens
 from raypd.decoding.graphs import Graphs, max_graph_tokens
 from raypd.decoding.kv_cache import NO_MEMORY, KVCache
-from raypd.decoding.llama import Llama, NativeLayer, is_llama
+from raypd.decoding.layers.in_torch import Builder
 from raypd.decoding.memory import (
     MIN_PASS_TOKENS,
     TokenBudget,
     is_out_of_memory,
     slots_that_fit,
 )
+from raypd.decoding.models.decoder import DecoderModel
+from raypd.decoding.models.hybrid import Hybrid, is_hybrid
+from raypd.decoding.models.registry import find_family
+from raypd.decoding.models.stock import Stock
 from raypd.decoding.passes import Samples, States, collect_samples, pack_inputs, states_of
-from raypd.decoding.program import DraftRequest, Feed, Predictions, Program
+from raypd.decoding.program import DraftRequest, Feed, Predictions, Program, ProgramError
+from raypd.decoding.recurrence.states import StatePool
 from raypd.decoding.sampling import GREEDY, Sampling, sample
 from raypd.decoding.scheduler import Chunk, Scheduler
-from raypd.decoding.sequence import ProgramError, Sequence
-from raypd.decoding.stock import Stock
+from raypd.decoding.sequence import Sequence
 from raypd.decoding.transfer import to_host
 
 _FIRST_SLOTS = 4096  # The size at which a cache that grows starts.
@@ -59,7 +63,7 @@ class Engine:
 
     def __init__(
         self,
-        model: PreTrainedModel | Llama,
+        model: PreTrainedModel | DecoderModel,
         *,
         max_num_seqs: int = 256,
         max_num_batched_tokens: int = 2048,
@@ -69,6 +73,7 @@ class Engine:
         cuda_graphs: bool | None = None,
         stable: bool = False,
         passes: int | None = None,
+        max_states: int | None = None,
     ) -> None:
         """Prepare a model for decoding.
 
@@ -82,16 +87,18 @@ class Engine:
             memory_share: The share of a GPU's free memory that the cache may take.
             attention: "sdpa" (torch), "avx512" (CPU, bfloat16), "triton" (GPU), or "auto" for the
                 fastest that is right on the device.
-            cuda_graphs: Whether small passes run as CUDA graphs. None uses them for a model of the
-                Llama family with attention by triton.
+            cuda_graphs: Whether small passes run as CUDA graphs. None uses them with attention by
+                triton.
             stable: Whether a token's logits have the same bits in every pass. The model must be
                 packed for it.
             passes: Passes in flight at the same time, of different programs. None stands for 2 on a
                 GPU and 1 elsewhere.
+            max_states: The largest number of states of recurrent layers; None for as many as memory
+                allows.
 
         Raises:
             ValueError: If the attention cannot run or has no CUDA graphs, the model cannot be
-                stable, or a GPU has no memory for the cache.
+                stable, or there is no memory for the cache or for recurrent states.
         """
         if cuda_graphs and attention != "triton":
             raise ValueError("cuda_graphs needs attention 'triton'")
@@ -101,18 +108,22 @@ class Engine:
         self.model = _prepare(model)
         on_gpu = self.device.type == "cuda"
         if cuda_graphs is None:
-            by_kernel = on_gpu and self.attend is not sdpa.attend
-            cuda_graphs = by_kernel and isinstance(self.model, Llama)
+            cuda_graphs = on_gpu and self.attend is not sdpa.attend
         self.few: FewTokens | None = None
-        if isinstance(self.model, Llama) and self.device.type == "cpu":
-            self.few = FewTokens(self.model.head, text_config.vocab_size)
+        if isinstance(self.model, DecoderModel) and self.device.type == "cpu":
+            self.few = FewTokens(self.model.head, text_config.vocab_size, self.model.finished)
         if stable:
-            _require_native_layers(self.model)
+            _require_stable(self.model)
             self.attend = avx512.attend_stable
         self.cache = KVCache(_FIRST_SLOTS, cache_tokens, self.device)
         self.graphs: Graphs | None = None
         self.budget = TokenBudget(max_num_batched_tokens)
-        self.scheduler = Scheduler(self.cache, self.budget, max_num_seqs)
+        self.states: StatePool | None = None
+        if isinstance(self.model, Hybrid):
+            self.states = self.model.make_states(
+                self.device, max_num_seqs, max_states, memory_share
+            )
+        self.scheduler = Scheduler(self.cache, self.budget, max_num_seqs, self.states)
         self.flights: deque[_Flight] = deque()
         self.steps = 0
         if on_gpu and (cache_tokens is None or cache_tokens > _FIRST_SLOTS):
@@ -161,6 +172,7 @@ class Engine:
         self.flights.clear()
         self.graphs = None
         self.cache = KVCache(0, 0, self.device)
+        self.states = None
         self.scheduler = Scheduler(self.cache, self.budget, self.scheduler.max_num_seqs)
 
     @property
@@ -264,7 +276,7 @@ class Engine:
             Logits [full samples, vocabulary], and hidden states [samples, hidden size] if they are
             needed.
         """
-        ids, positions, step = pack_inputs(chunks, samples, self.cache, self.attend)
+        ids, positions, step = pack_inputs(chunks, samples, self.cache, self.attend, self.states)
         wants_hidden = any(chunk.seq.feed.want_hidden for chunk in chunks)
         if wants_hidden or samples.rank is not None:
             return self.model(ids, positions, step, samples.full_count, want_hidden=True)
@@ -273,6 +285,8 @@ class Engine:
             logits = self.graphs.logits(ids, positions, step)
         if logits is None:
             logits = self._logits(ids, positions, step)
+            if self.graphs is not None:
+                self.graphs.learn(step)
         return logits, None
 
     def _logits(self, ids: torch.Tensor, positions: torch.Tensor, step: Step) -> torch.Tensor:
@@ -324,24 +338,27 @@ class Engine:
         return finished
 
 
-def _prepare(model: PreTrainedModel | Llama) -> Llama | Stock:
+def _prepare(model: PreTrainedModel | DecoderModel) -> DecoderModel | Stock:
     """Return the model as the engine calls it."""
-    if isinstance(model, Llama):
-        prepared: Llama | Stock = model
-    elif is_llama(model):
-        prepared = Llama(model)
-    else:
-        prepared = Stock(model)
-    return prepared.eval()
+    if isinstance(model, DecoderModel):
+        return model.eval()
+    family = find_family(model)
+    if family is None and is_hybrid(model):
+        return Hybrid(model).eval()
+    if family is None:
+        return Stock(model).eval()
+    return family.build(model, Builder()).eval()
 
 
-def _require_native_layers(model: Llama | Stock) -> None:
-    """Raise ValueError unless the model's layers are computed by native.c."""
-    layers = getattr(model, "layers", [None])
-    if type(layers[0]) is not NativeLayer:
-        raise ValueError(
-            "stable: Llama, Mistral, Qwen2 or Qwen3 in bfloat16, on a processor with AVX-512 BF16"
-        )
+def _require_stable(model: DecoderModel | Stock) -> None:
+    """Raise ValueError unless all of the model's parts are computed by native.c."""
+    if isinstance(model, DecoderModel) and model.is_stable:
+        return
+    kind = type(model.model if isinstance(model, Stock) else model).__name__
+    raise ValueError(
+        "stable: a model of a family such as Llama, Mistral, Qwen2 or Qwen3, in bfloat16, on a "
+        f"processor with AVX-512 BF16; this is {kind}"
+    )
 
 
 def size_cache(

@@ -4,6 +4,7 @@ Only their logits are computed, because the output embeddings of a whole vocabul
 the cost of a decoded token in a small model.
 """
 
+from collections.abc import Callable
 from typing import Any, get_args
 
 import numpy as np
@@ -19,13 +20,17 @@ _MIN_RATIO = 8
 class FewTokens:
     """Samples from some rows of a model's output embeddings."""
 
-    def __init__(self, head: Any, vocabulary: int) -> None:
+    def __init__(
+        self, head: Any, vocabulary: int, finished: Callable[[torch.Tensor], torch.Tensor]
+    ) -> None:
         """
         Args:
             head: The model's output embeddings, a linear layer.
             vocabulary: Number of tokens.
+            finished: Scales or bounds what the output embeddings give.
         """
         self.head = head
+        self._finished = finished
         self._limit = vocabulary // _MIN_RATIO
         self._is_possible = type(head) in get_args(AnyLinear) and head.bias is None
         # The ids whose rows are at hand, in rising order: all that were needed, up to `_limit`.
@@ -53,7 +58,7 @@ class FewTokens:
         narrow_allowed: list[AllowedTokens | None] = [
             narrow_sets[id(allowed)] for allowed in requests.allowed_token_ids
         ]
-        logits = self._rows(hidden)  # [requests, rows at hand]
+        logits = self._finished(self._rows(hidden))  # [requests, rows at hand]
         picked = sample(logits, SampleRequests(requests.sampling, requests.draws, narrow_allowed))
         picked[0] = torch.from_numpy(self._ids)[picked[0].long()]
         return picked

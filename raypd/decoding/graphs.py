@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from transformers import PreTrainedConfig
 
-from raypd.decoding.attention.plan import Item, KernelPlan, power_of_two
+from raypd.decoding.attention.plan import Item, KernelPlan, PlanKey, power_of_two
 from raypd.decoding.attention.step import Step
 from raypd.decoding.kv_cache import KVCache
 
@@ -32,16 +32,25 @@ _MAX_GRAPHS = 256
 _log = logging.getLogger(__name__)
 
 
-class Size(NamedTuple):
-    """What two passes must have in common to use one graph."""
+class PlanSize(NamedTuple):
+    """The size of a `KernelPlan`."""
 
-    tokens: int
-    samples: int
+    key: PlanKey
     words: int  # Words of a set of segments.
     split_rows: int  # Results that are merged.
     merged: int  # Tokens that have such results.
     # For each number of rows that a block of queries has, the number of such blocks.
     blocks: tuple[tuple[int, int], ...]
+    # The windows that hide keys.
+    windows: tuple[int, ...]
+
+
+class Size(NamedTuple):
+    """What two passes must have in common to use one graph."""
+
+    tokens: int
+    samples: int
+    plans: tuple[PlanSize, ...]
 
 
 class Graphs:
@@ -66,18 +75,11 @@ class Graphs:
             cache: The KV cache. One slot of it is taken for padding.
             config: The model's text configuration.
         """
-        from raypd.decoding.attention.triton_kernel import gpu_of, tiles
-
-        heads = config.num_attention_heads
-        kv_heads = getattr(config, "num_key_value_heads", None) or heads
-        gpu = gpu_of(cache.device)
         self.forward = forward
         self.cache = cache
         self.max_tokens = max_graph_tokens(config)
-        self.repeat = heads // kv_heads
-        self.fill = 2 * gpu.multiprocessors // kv_heads
-        self.tiles = partial(tiles, gpu.capability)
-        self.window = getattr(config, "sliding_window", None)
+        # The plans that the model's layers ask for in a pass, and for which windows.
+        self.windows: dict[PlanKey, set[int | None]] = {}
         self.padding_slot = cache.alloc(1)
         # The cache's generation for which graphs were captured. If the cache moves, they would read
         # memory that is gone.
@@ -106,21 +108,20 @@ class Graphs:
 
         Returns:
             Logits [samples, vocabulary], or None if the pass has to go without a graph: it is the
-            first of its size, it is large, it samples nothing, a window hides keys, there are too
-            many graphs, or a capture failed.
+            first of its size, it is large, it samples nothing, there are too many graphs, or a
+            capture failed.
         """
         if self.failed or not self._takes(step):
             return None
         if self.generation != self.cache.generation:
             self._forget_graphs()
-        plan = self._plan(step)
-        size = _size_of(step, plan)
+        size = self._size(step)
         graph = self.graphs.get(size)
         if graph is not None:
-            graph.fill(ids, positions, step, plan)
+            graph.fill(ids, positions, step)
         elif size in self.sizes and len(self.graphs) < _MAX_GRAPHS:
-            graph = _Graph(size, step, self.repeat, self.padding_slot, self.keys)
-            graph.fill(ids, positions, step, plan)
+            graph = _Graph(size, step, self.padding_slot, self.keys)
+            graph.fill(ids, positions, step)
             if not self._capture(graph):
                 return None
             self.graphs[size] = graph
@@ -137,10 +138,14 @@ class Graphs:
         samples = len(step.sample_rows)
         if samples == 0 or samples > _MAX_LOGIT_ROWS or len(step.slots) > self.max_tokens:
             return False
-        if not self.cache.keys:
-            # The first pass allocates the cache's layers, which a graph cannot do.
-            return False
-        return all(span.effective_window(self.window) is None for span in step.spans)
+        # The first pass tells which plans there are, and allocates the cache's layers. A graph can
+        # do neither.
+        return len(self.windows) > 0
+
+    def learn(self, step: Step) -> None:
+        """Note which plans the layers have asked for in a pass without a graph."""
+        for key, plan in step.plans.items():
+            self.windows.setdefault(key, set()).update(plan.windows)
 
     def _forget_graphs(self) -> None:
         """Start anew after the cache has moved."""
@@ -149,14 +154,14 @@ class Graphs:
         slots = self.cache.allocator.slots
         self.keys = torch.zeros(slots, 3, dtype=torch.int32, device=self.cache.device)
 
-    def _plan(self, step: Step) -> KernelPlan:
-        """Build the kernel's plan of a pass, as the kernel itself would without a graph."""
-        keys = next(iter(self.cache.keys.values()))
-        _, _, head_dim = keys.shape
-        block_rows = tuple(self.tiles(head_dim, keys.element_size()))
-        plan = KernelPlan(step, self.repeat, block_rows, self.fill)
-        step.plans[self.repeat] = plan
-        return plan
+    def _size(self, step: Step) -> Size:
+        """Build the plans of a pass as the layers would, and return its size."""
+        plans = []
+        for key, windows in self.windows.items():
+            plan = KernelPlan.of(step, key)
+            hiding = [window for window in windows if plan.starts(window) is not None]
+            plans.append(_plan_size(key, plan, tuple(sorted(filter(None, hiding)))))
+        return Size(rounded(len(step.slots)), rounded(len(step.sample_rows)), tuple(plans))
 
     def _capture(self, graph: _Graph) -> bool:
         """Capture a graph; return False if it fails, and use none from then on."""
@@ -184,8 +189,11 @@ class Graphs:
 
 def max_graph_tokens(config: PreTrainedConfig) -> int:
     """Return the tokens of the largest pass that is worth a graph: fewer for a larger model."""
-    intermediate_size = getattr(config, "intermediate_size", 0)
-    layer_weights = config.hidden_size * (4 * config.hidden_size + 3 * intermediate_size)
+    width = getattr(config, "intermediate_size", None) or 0
+    experts = getattr(config, "num_experts_per_tok", None) or 0
+    # Experts are as wide as an MLP, unless the configuration says otherwise.
+    width = experts * (getattr(config, "moe_intermediate_size", None) or width) or width
+    layer_weights = config.hidden_size * (4 * config.hidden_size + 3 * width)
     return int(min(4096, max(1024, _MAX_WORK // layer_weights)))
 
 
@@ -195,76 +203,48 @@ def rounded(n: int) -> int:
     return -(-n // eighth) * eighth
 
 
-def _size_of(step: Step, plan: KernelPlan) -> Size:
-    """Return the size to which a pass is filled up."""
+def _plan_size(key: PlanKey, plan: KernelPlan, windows: tuple[int, ...]) -> PlanSize:
+    """Return the size to which a plan is filled up."""
     split_rows = 0
     merged = 0
     if plan.split_rows:
         split_rows = max(_MIN_SPLIT_ROWS, power_of_two(plan.split_rows))
         merged = max(_MIN_SPLIT_ROWS, power_of_two(len(plan.merged)))
-    return Size(
-        tokens=rounded(len(step.slots)),
-        samples=rounded(len(step.sample_rows)),
-        words=plan.words,
-        split_rows=split_rows,
-        merged=merged,
-        blocks=tuple((rows, power_of_two(len(items))) for rows, items in plan.blocks),
-    )
+    blocks = tuple((rows, power_of_two(len(items))) for rows, items in plan.blocks)
+    return PlanSize(key, plan.words, split_rows, merged, blocks, windows)
 
 
-class _Graph:
-    """Passes of one size. It also stands for their `KernelPlan` in the kernel's eyes.
+class _GraphPlan:
+    """The plans of one size. It stands for a `KernelPlan` in the kernel's eyes."""
 
-    Attributes:
-        replay: Runs the graph, once it is captured.
-    """
-
-    replay: Callable[[], None]
-
-    def __init__(
-        self, size: Size, step: Step, repeat: int, padding_slot: int, keys: torch.Tensor
-    ) -> None:
+    def __init__(self, tokens: int, size: PlanSize, keys: torch.Tensor) -> None:
         """
         Args:
+            tokens: Tokens of a pass.
             size: The size.
-            step: The first pass of this size.
-            repeat: Query heads that share a key head.
-            padding_slot: The slot for the keys of padding tokens.
             keys: The tensor with the keys of a pass, which all graphs share.
         """
-        device = step.cache.device
-        self.padding_slot = padding_slot
+        new_integers = partial(torch.zeros, dtype=torch.int32, device=keys.device)
         self.keys = keys
         self.words = size.words
         self.split_rows = size.split_rows
-        self.ids = torch.zeros(size.tokens, dtype=torch.int64, device=device)
-        self.positions = torch.zeros(size.tokens, dtype=torch.int64, device=device)
-        slots = torch.zeros(size.tokens, dtype=torch.int64, device=device)
-        sample_rows = torch.zeros(size.samples, dtype=torch.int64, device=device)
-        self.step = Step(step.cache, [], slots, sample_rows, step.attend, {repeat: self})
-        new_integers = partial(torch.zeros, dtype=torch.int32, device=device)
-        self.queries = new_integers(size.tokens, 2 + 2 * size.words)
+        self.queries = new_integers(tokens, 2 + 2 * size.words)
         self.blocks = [
             (rows, new_integers(items, len(Item._fields))) for rows, items in size.blocks
         ]
         self.merged = new_integers(size.merged, 3)
         self.merged_rows = new_integers(size.split_rows)
+        self._starts = {window: new_integers(tokens) for window in size.windows}
 
-    def starts(self, window: int | None) -> None:
-        """Return None as `KernelPlan` does, because no window hides anything."""
+    def starts(self, window: int | None) -> torch.Tensor | None:
+        """Return what `KernelPlan.starts` does."""
+        return None if window is None else self._starts.get(window)
 
-    def fill(
-        self, ids: torch.Tensor, positions: torch.Tensor, step: Step, plan: KernelPlan
-    ) -> None:
-        """Copy a pass to where the graph reads it, all on the device."""
-        self.step.slots[len(ids) :] = self.padding_slot
+    def fill(self, plan: KernelPlan) -> None:
+        """Copy a plan to where the graph reads it, all on the device."""
         if self.split_rows:
             # The padding merges the last token once more.
             self.merged[len(plan.merged) :] = plan.merged[-1]
-        _copy(ids, self.ids)
-        _copy(positions, self.positions)
-        _copy(step.slots, self.step.slots)
-        _copy(step.sample_rows, self.step.sample_rows)
         _copy(plan.queries, self.queries)
         _copy(plan.keys, self.keys)
         _copy(plan.merged, self.merged)
@@ -272,6 +252,47 @@ class _Graph:
         for (_, target), (_, items) in zip(self.blocks, plan.blocks, strict=True):
             target[len(items) :] = 0  # The padding are blocks without queries.
             _copy(items, target)
+        for window, target in self._starts.items():
+            starts = plan.starts(window)
+            assert starts is not None
+            _copy(starts, target)
+
+
+class _Graph:
+    """Passes of one size.
+
+    Attributes:
+        replay: Runs the graph, once it is captured.
+    """
+
+    replay: Callable[[], None]
+
+    def __init__(self, size: Size, step: Step, padding_slot: int, keys: torch.Tensor) -> None:
+        """
+        Args:
+            size: The size.
+            step: The first pass of this size.
+            padding_slot: The slot for the keys of padding tokens.
+            keys: The tensor with the keys of a pass, which all graphs share.
+        """
+        device = step.cache.device
+        self.padding_slot = padding_slot
+        self.ids = torch.zeros(size.tokens, dtype=torch.int64, device=device)
+        self.positions = torch.zeros(size.tokens, dtype=torch.int64, device=device)
+        slots = torch.zeros(size.tokens, dtype=torch.int64, device=device)
+        sample_rows = torch.zeros(size.samples, dtype=torch.int64, device=device)
+        self.plans = {plan.key: _GraphPlan(size.tokens, plan, keys) for plan in size.plans}
+        self.step = Step(step.cache, [], slots, sample_rows, step.attend, dict(self.plans))
+
+    def fill(self, ids: torch.Tensor, positions: torch.Tensor, step: Step) -> None:
+        """Copy a pass to where the graph reads it, all on the device."""
+        self.step.slots[len(ids) :] = self.padding_slot
+        _copy(ids, self.ids)
+        _copy(positions, self.positions)
+        _copy(step.slots, self.step.slots)
+        _copy(step.sample_rows, self.step.sample_rows)
+        for key, plan in self.plans.items():
+            plan.fill(step.plans[key])
 
 
 def _copy(source: torch.Tensor, target: torch.Tensor) -> None:

@@ -69,6 +69,62 @@ class PanelLinear(torch.nn.Module):
         return native.linear(x, self.panels, self.bias, self.outputs, self.gated, residual)
 
 
+class GroupedPanels(torch.nn.Module):
+    """Linear layers side by side by native.c, each of which reads rows of its own.
+
+    A row's outputs have the same bits in every pass.
+    """
+
+    def __init__(
+        self,
+        weights: torch.Tensor,
+        bias: torch.Tensor | None,
+        gate: int = 0,
+        alpha: float = 0.0,
+        limit: float = 0.0,
+    ) -> None:
+        """
+        Args:
+            weights: [layers, out_features, in_features] in bfloat16.
+            bias: [layers, out_features]
+            gate: As `native.grouped_linear` has it, and so are the others.
+            alpha: See there.
+            limit: See there.
+        """
+        super().__init__()
+        self.outputs = weights.shape[1]
+        self.gate = gate
+        self.alpha = alpha
+        self.limit = limit
+        # [layers, panels, in_features / 2, PANEL, 2]
+        panels = -(-self.outputs // PANEL)
+        self.panels = weights.new_empty(len(weights), panels, weights.shape[2] // 2, PANEL, 2)
+        self.bias: torch.Tensor | None = None
+        if bias is not None:
+            self.bias = torch.empty(len(weights), panels * PANEL)
+        for number, weight in enumerate(weights):
+            layer_bias = None if bias is None else bias[number]
+            layer = PanelLinear(weight, layer_bias, gate > 0)
+            self.panels[number] = layer.panels
+            if self.bias is not None:
+                assert layer.bias is not None
+                self.bias[number] = layer.bias
+
+    def forward(self, x: torch.Tensor, starts: torch.Tensor) -> torch.Tensor:
+        """Compute all layers.
+
+        Args:
+            x: The rows of the first layer, then those of the second one, ..., [rows, in_features].
+            starts: Where the rows of each layer begin, and where the last end, [layers + 1].
+
+        Returns:
+            [rows, out_features], or half as many with a gate.
+        """
+        return native.grouped_linear(
+            x, starts, self.panels, self.bias, self.outputs, self.gate, self.alpha, self.limit
+        )
+
+
 class PackedLinear(torch.nn.Module):
     """A linear layer by oneDNN. It copies its weight."""
 

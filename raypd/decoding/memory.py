@@ -17,6 +17,8 @@ _MAX_FLOOR_FAILURES = 3
 _SPARE_SHARE = 0.1
 # Share of a GPU's memory that is kept for fragmentation, and for kernels that are loaded later.
 _GPU_MARGIN = 0.05
+# The free bytes of a machine that does not tell them.
+_UNKNOWN_MEMORY = 4 << 30
 _MEMORY_OF_MACHINE = Path("/proc/meminfo")
 _CONTROL_GROUP = Path("/sys/fs/cgroup")
 
@@ -45,6 +47,15 @@ def slots_that_fit(free: int, total: int, peak: int, slot_bytes: int) -> int:
     """
     usable = int(free - peak - _GPU_MARGIN * total)
     return max(0, usable) // slot_bytes
+
+
+def free_memory(device: torch.device) -> int:
+    """Return the bytes that are free on a device, beside a spare share of the main memory."""
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        return int(free)
+    memories = [memory for memory in (_machine_memory(), _container_memory()) if memory is not None]
+    return int(min((m.free - _SPARE_SHARE * m.total for m in memories), default=_UNKNOWN_MEMORY))
 
 
 class _MainMemory(NamedTuple):

@@ -26,6 +26,7 @@ typedef struct {  // pointers, and sizes in numbers
     int64_t item_count, token_stride, head_stride, key_slot, key_head, value_slot, value_head;  // the last four: strides
     int64_t heads, kv_heads, dim, value_dim, words, blocks, threads;
     float scale, softcap;  // softcap 0: none
+    const float *sinks;    // [heads], NULL: none
 } Call;
 
 typedef struct {
@@ -257,6 +258,7 @@ static void attend(const Call *call, Block *at, const Item *item, const Item *en
     for (int64_t i = 0; i < rows; i++) {
         bf16 *out = call->out + ((first + i / repeat) * call->heads + kv_head * repeat + i % repeat) * call->value_dim;
         float total = _mm512_reduce_add_ps(_mm512_load_ps(at->total + 16 * i));
+        if (call->sinks) total += exp2f(call->sinks[kv_head * repeat + i % repeat] * LOG2E - at->high[i]);
         __m512 part = _mm512_set1_ps(total > 0 ? 1 / total : 0);
         for (int64_t d = 0; d < call->value_dim; d += 16) {
             __m512 mixed = _mm512_mul_ps(_mm512_loadu_ps(at->mixed + i * call->value_dim + d), part);
@@ -394,7 +396,10 @@ void raypd_greedy(const bf16 *logits, int64_t *token, float *logprob, int64_t ro
 }
 
 // Rows of x [rows, dim] divided by their root mean square, times the weight; rounded where transformers rounds.
-void raypd_rms_norm(const bf16 *x, const bf16 *weight, bf16 *out, int64_t rows, int64_t dim, int64_t threads, float eps) {
+// style: NormStyle in sources.py.
+void raypd_rms_norm(const bf16 *x, const bf16 *weight, bf16 *out, int64_t rows, int64_t dim, int64_t style, int64_t threads,
+                    float eps) {
+    const __m512 offset = _mm512_set1_ps(style == 2 ? 1 : 0);
 #pragma omp parallel for num_threads((int)threads)
     for (int64_t r = 0; r < rows; r++) {
         const bf16 *row = x + r * dim;
@@ -405,9 +410,9 @@ void raypd_rms_norm(const bf16 *x, const bf16 *weight, bf16 *out, int64_t rows, 
         }
         __m512 by = _mm512_set1_ps(1 / sqrtf(_mm512_reduce_add_ps(_mm512_add_ps(sum[0], sum[1])) / (float)dim + eps));
         for (int64_t d = 0; d < dim; d += 16) {
-            bf16 unit[16];
-            _mm256_storeu_si256((void *)unit, (__m256i)_mm512_cvtneps_pbh(_mm512_mul_ps(widened(row + d), by)));
-            __m512 scaled = _mm512_mul_ps(widened(unit), widened(weight + d));
+            __m512 unit = _mm512_mul_ps(widened(row + d), by);
+            if (style == 0) unit = wide((__m256i)_mm512_cvtneps_pbh(unit));
+            __m512 scaled = _mm512_mul_ps(unit, _mm512_add_ps(widened(weight + d), offset));
             _mm256_storeu_si256((void *)(out + r * dim + d), (__m256i)_mm512_cvtneps_pbh(scaled));
         }
     }
@@ -417,6 +422,15 @@ void raypd_rms_norm(const bf16 *x, const bf16 *weight, bf16 *out, int64_t rows, 
 ALWAYS __m256i gated(__m512 gate, __m512 up) {
     __m512 below = _mm512_add_ps(_mm512_set1_ps(1), exp2_of(_mm512_mul_ps(gate, _mm512_set1_ps(-LOG2E))));
     return (__m256i)_mm512_cvtneps_pbh(_mm512_mul_ps(_mm512_div_ps(gate, below), up));
+}
+
+// With up to `limit` of the gate, and between -limit and limit of up: gate * sigmoid(alpha * gate) * (up + 1)
+ALWAYS __m256i clamped(__m512 gate, __m512 up, float alpha, float limit) {
+    const __m512 unit = _mm512_set1_ps(1), most = _mm512_set1_ps(limit);
+    gate = _mm512_min_ps(gate, most);
+    up = _mm512_max_ps(_mm512_min_ps(up, most), _mm512_set1_ps(-limit));
+    __m512 below = _mm512_add_ps(unit, exp2_of(_mm512_mul_ps(gate, _mm512_set1_ps(-alpha * LOG2E))));
+    return (__m256i)_mm512_cvtneps_pbh(_mm512_mul_ps(_mm512_div_ps(gate, below), _mm512_add_ps(up, unit)));
 }
 
 // SwiGLU: of each row [gate, up], silu(gate) * up. x [rows, 2 * dim] -> out [rows, dim].
@@ -441,43 +455,103 @@ static __attribute__((noinline)) void block(int64_t r, const bf16 *x, int64_t in
 }
 
 // A linear layer: x [rows, inputs] times weights that lie as [panels, inputs / 2, WIDTH] pairs, each panel of WIDTH outputs.
-// bias: [panels * WIDTH] or NULL. residual: [rows, outputs], added to what comes out, or NULL. swiglu: 16 outputs of a panel
-// are gates, the others what they gate, and out [rows, outputs / 2] their products. Sums go in the order of the inputs,
-// whatever else is in the pass.
+// bias: [panels * WIDTH] or NULL. residual: [rows, outputs], added to what comes out, or NULL. gate: 16 outputs of a panel
+// are gates, the others what they gate, and out [rows, outputs / 2] their products: 1 SwiGLU, 2 clamped. Sums go in the
+// order of the inputs, whatever else is in the pass.
+typedef struct {
+    const bf16 *x;
+    const uint32_t *weight;
+    const float *bias;
+    const bf16 *residual;
+    bf16 *out;
+    int64_t inputs, outputs, gate;
+    float alpha, limit;
+} Linear;
+
+// `count` rows from `from` on and a panel of the layer.
+static void linear_panel(const Linear *of, int64_t panel, int64_t from, int64_t count) {
+    int64_t inputs = of->inputs, outputs = of->outputs, pairs = inputs / 2, columns = of->gate ? outputs / 2 : outputs;
+    const uint32_t *at = of->weight + panel * pairs * WIDTH;
+    int64_t blocks = (count + HEIGHT - 1) / HEIGHT, lines = blocks ? (2 * pairs + blocks - 1) / blocks : 0;
+    int64_t there = outputs - panel * WIDTH < WIDTH ? outputs - panel * WIDTH : WIDTH;
+    __mmask32 mask = (__mmask32)((1ull << there) - 1);
+    for (int64_t b = 0; b < blocks; b++) {
+        int64_t first = from + count * b / blocks, r = from + count * (b + 1) / blocks - first;
+        const char *next = (const char *)(at + pairs * WIDTH) + 64 * b * lines;  // of the next panel
+        float sums[HEIGHT * WIDTH] __attribute__((aligned(64)));
+        block(r, of->x + first * inputs, inputs, at, pairs, sums, next, lines);
+        for (int64_t i = 0; i < r; i++) {
+            __m512 low = _mm512_load_ps(sums + i * WIDTH), high = _mm512_load_ps(sums + i * WIDTH + 16);
+            bf16 *to = of->out + (first + i) * columns;
+            if (of->bias) {
+                low = _mm512_add_ps(low, _mm512_loadu_ps(of->bias + panel * WIDTH));
+                high = _mm512_add_ps(high, _mm512_loadu_ps(of->bias + panel * WIDTH + 16));
+            }
+            if (of->residual) {
+                __m512i more = _mm512_maskz_loadu_epi16(mask, of->residual + (first + i) * outputs + panel * WIDTH);
+                low = _mm512_add_ps(low, wide(_mm512_castsi512_si256(more)));
+                high = _mm512_add_ps(high, wide(_mm512_extracti64x4_epi64(more, 1)));
+            }
+            if (of->gate == 1) _mm256_storeu_si256((void *)(to + panel * WIDTH / 2), gated(low, high));
+            else if (of->gate) _mm256_storeu_si256((void *)(to + panel * WIDTH / 2), clamped(low, high, of->alpha, of->limit));
+            else _mm512_mask_storeu_epi16(to + panel * WIDTH, mask, (__m512i)_mm512_cvtne2ps_pbh(high, low));
+        }
+    }
+}
+
 void raypd_linear(const bf16 *x, const uint32_t *weight, const float *bias, const bf16 *residual, bf16 *out, int64_t rows,
                   int64_t inputs, int64_t outputs, int64_t swiglu, int64_t threads) {
-    int64_t pairs = inputs / 2, panels = (outputs + WIDTH - 1) / WIDTH, columns = swiglu ? outputs / 2 : outputs;
+    const Linear of = {x, weight, bias, residual, out, inputs, outputs, swiglu, 0, 0};
+    int64_t panels = (outputs + WIDTH - 1) / WIDTH;
     int64_t parts = (rows + PART - 1) / PART, most = (rows + HEIGHT - 1) / HEIGHT;  // parts of x that stay in the L2 cache
     while (rows && parts * panels < 4 * threads && 2 * parts <= most) parts *= 2;             // so that every thread has work
 #pragma omp parallel for num_threads((int)threads)
     for (int64_t n = 0; n < parts * panels; n++) {
-        int64_t panel = n % panels, from = rows * (n / panels) / parts, count = rows * (n / panels + 1) / parts - from;
-        const uint32_t *at = weight + panel * pairs * WIDTH;
-        int64_t blocks = (count + HEIGHT - 1) / HEIGHT, lines = (2 * pairs + blocks - 1) / blocks;
-        int64_t there = outputs - panel * WIDTH < WIDTH ? outputs - panel * WIDTH : WIDTH;
-        __mmask32 mask = (__mmask32)((1ull << there) - 1);
-        for (int64_t b = 0; b < blocks; b++) {
-            int64_t first = from + count * b / blocks, r = from + count * (b + 1) / blocks - first;
-            const char *next = (const char *)(at + pairs * WIDTH) + 64 * b * lines;  // of the next panel
-            float sums[HEIGHT * WIDTH] __attribute__((aligned(64)));
-            block(r, x + first * inputs, inputs, at, pairs, sums, next, lines);
-            for (int64_t i = 0; i < r; i++) {
-                __m512 low = _mm512_load_ps(sums + i * WIDTH), high = _mm512_load_ps(sums + i * WIDTH + 16);
-                bf16 *to = out + (first + i) * columns;
-                if (bias) {
-                    low = _mm512_add_ps(low, _mm512_loadu_ps(bias + panel * WIDTH));
-                    high = _mm512_add_ps(high, _mm512_loadu_ps(bias + panel * WIDTH + 16));
-                }
-                if (residual) {
-                    __m512i more = _mm512_maskz_loadu_epi16(mask, residual + (first + i) * outputs + panel * WIDTH);
-                    low = _mm512_add_ps(low, wide(_mm512_castsi512_si256(more)));
-                    high = _mm512_add_ps(high, wide(_mm512_extracti64x4_epi64(more, 1)));
-                }
-                if (swiglu) _mm256_storeu_si256((void *)(to + panel * WIDTH / 2), gated(low, high));
-                else _mm512_mask_storeu_epi16(to + panel * WIDTH, mask, (__m512i)_mm512_cvtne2ps_pbh(high, low));
-            }
-        }
+        int64_t from = rows * (n / panels) / parts;
+        linear_panel(&of, n % panels, from, rows * (n / panels + 1) / parts - from);
     }
+}
+
+// Linear layers side by side, of which layer n reads the rows from starts[n] to starts[n + 1] of x. weight: [layers, panels,
+// inputs / 2, WIDTH] pairs; bias: [layers, panels * WIDTH] or NULL.
+void raypd_grouped_linear(const bf16 *x, const uint32_t *weight, const float *bias, bf16 *out, const int64_t *starts,
+                          int64_t layers, int64_t inputs, int64_t outputs, int64_t gate, int64_t threads, float alpha,
+                          float limit) {
+    int64_t panels = (outputs + WIDTH - 1) / WIDTH, size = panels * (inputs / 2) * WIDTH, parts = 0;
+    int64_t begins[layers + 1];  // of each layer's parts among all
+    for (int64_t n = 0; n < layers; n++) {
+        begins[n] = parts;
+        parts += (starts[n + 1] - starts[n] + PART - 1) / PART;
+    }
+    begins[layers] = parts;
+#pragma omp parallel for schedule(dynamic, 4) num_threads((int)threads)
+    for (int64_t n = 0; n < parts * panels; n++) {
+        int64_t part = n / panels, low = 0, high = layers;  // the last layer that begins at or before the part
+        while (high - low > 1) {
+            int64_t middle = (low + high) / 2;
+            if (begins[middle] <= part) low = middle;
+            else high = middle;
+        }
+        int64_t rows = starts[low + 1] - starts[low], of_layer = begins[low + 1] - begins[low];
+        int64_t from = rows * (part - begins[low]) / of_layer, to = rows * (part - begins[low] + 1) / of_layer;
+        const Linear of = {x, weight + low * size, bias ? bias + low * panels * WIDTH : NULL, NULL, out, inputs, outputs, gate,
+                           alpha, limit};
+        linear_panel(&of, n % panels, starts[low] + from, to - from);
+    }
+}
+
+// residual [tokens, dim], plus what the experts of each token gave, times their weights: rows [rows, dim], of which number
+// [tokens, k] are a token's, and weights [tokens, k].
+void raypd_mix(const bf16 *rows, const int64_t *numbers, const float *weights, const bf16 *residual, bf16 *out, int64_t tokens,
+               int64_t k, int64_t dim, int64_t threads) {
+#pragma omp parallel for num_threads((int)threads)
+    for (int64_t t = 0; t < tokens; t++)
+        for (int64_t d = 0; d < dim; d += 16) {
+            __m512 sum = widened(residual + t * dim + d);
+            for (int64_t i = t * k; i < (t + 1) * k; i++)
+                sum = _mm512_fmadd_ps(widened(rows + numbers[i] * dim + d), _mm512_set1_ps(weights[i]), sum);
+            _mm256_storeu_si256((void *)(out + t * dim + d), (__m256i)_mm512_cvtneps_pbh(sum));
+        }
 }
 
 // Rows of x [rows, dim] as int8, each by a scale of its own.

@@ -88,17 +88,19 @@ def greedy(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return tokens, logprobs
 
 
-def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, style: int = 0) -> torch.Tensor:
     """Divide the rows of x by their root mean square, and multiply them by a weight.
 
     Args:
         x: [..., dim]; dim is a multiple of 16.
         weight: [dim]
         eps: Added to the mean square.
+        style: 0 to round before the product too; 1 to round once; 2 to round once, and to multiply
+            by 1 + weight.
     """
     rows = x.reshape(-1, x.shape[-1]).contiguous()
     out = torch.empty_like(rows)
-    _call("rms_norm", [rows, weight, out], rows.shape, eps)
+    _call("rms_norm", [rows, weight, out], (*rows.shape, style), eps)
     return out.view(x.shape)
 
 
@@ -130,6 +132,56 @@ def linear(
         residual = residual.contiguous()
     _call("linear", [rows, panels, bias, residual, out], (*rows.shape, outputs, gated))
     return out.view(*x.shape[:-1], width)
+
+
+def grouped_linear(
+    x: torch.Tensor,
+    starts: torch.Tensor,
+    panels: torch.Tensor,
+    bias: torch.Tensor | None,
+    outputs: int,
+    gate: int = 0,
+    alpha: float = 0.0,
+    limit: float = 0.0,
+) -> torch.Tensor:
+    """Compute linear layers side by side, each on rows of its own.
+
+    Args:
+        x: [rows, inputs]
+        starts: Where the rows of each layer begin, and where the last ones end, int64 [layers + 1].
+        panels: The weights, [layers, panels, inputs / 2, PANEL, 2].
+        bias: float32 [layers, panels * PANEL]
+        outputs: How many outputs a layer has; the others of the last panel are left out.
+        gate: 0 for none, else half of each panel gates the other half: 1 by SwiGLU, 2 clamped as in
+            gpt-oss, by `alpha` and `limit`.
+        alpha: The factor of the gate in its sigmoid.
+        limit: The bound of the gate and of what it gates.
+
+    Returns:
+        [rows, outputs], or [rows, outputs / 2] with a gate.
+    """
+    width = outputs // 2 if gate else outputs
+    out = torch.empty(len(x), width, dtype=x.dtype)
+    sizes = (len(panels), x.shape[1], outputs, gate)
+    _call("grouped_linear", [x.contiguous(), panels, bias, out, starts], sizes, alpha, limit)
+    return out
+
+
+def mix(
+    rows: torch.Tensor, numbers: torch.Tensor, weights: torch.Tensor, residual: torch.Tensor
+) -> torch.Tensor:
+    """Add to the residual what the experts of each token gave, and round once.
+
+    Args:
+        rows: What the experts gave, bfloat16 [rows, dim]; dim is a multiple of 16.
+        numbers: The rows of each token, int64 [tokens, k].
+        weights: What they are multiplied by, float32 [tokens, k].
+        residual: bfloat16 [tokens, dim]
+    """
+    out = torch.empty_like(residual)
+    sizes = (*numbers.shape, rows.shape[1])
+    _call("mix", [rows, numbers, weights, residual.contiguous(), out], sizes)
+    return out
 
 
 def swiglu(x: torch.Tensor) -> torch.Tensor:

@@ -17,8 +17,11 @@ import raypd.decoding.native as native
 from raypd.decoding.attention.kernels import choose_attention
 from raypd.decoding.attention.step import Attend, PrefixGroup, Span, Step
 from raypd.decoding.kv_cache import KVCache
+from raypd.decoding.layers.in_c import AmxBuilder, CBuilder
+from raypd.decoding.layers.in_torch import Builder
 from raypd.decoding.linear import is_possible, pack_linears
-from raypd.decoding.llama import AmxLayer, Layer, Llama, NativeLayer, is_llama
+from raypd.decoding.models.decoder import DecoderModel, Family
+from raypd.decoding.models.registry import find_family
 from raypd.decoding.quantized import Fp8Linear, quantize
 from raypd.decoding.visibility import POSITION, one_segment
 
@@ -30,7 +33,9 @@ _TOLERANCE = 0.05
 _log = logging.getLogger(__name__)
 
 
-def pack_model(model: PreTrainedModel, stable: bool = False) -> PreTrainedModel | Llama:
+def pack_model(
+    model: PreTrainedModel | DecoderModel, stable: bool = False
+) -> PreTrainedModel | DecoderModel:
     """Make a model faster, in bfloat16 on a CPU or in 16 bits on a GPU.
 
     Its logits stay as exact as they were.
@@ -41,46 +46,48 @@ def pack_model(model: PreTrainedModel, stable: bool = False) -> PreTrainedModel 
             fastest.
 
     Returns:
-        The packed model, or `model` itself if nothing makes it faster.
+        The packed model, or `model` itself if nothing makes it faster, or it is packed already.
     """
+    if isinstance(model, DecoderModel):
+        return model
     if model.device.type == "cuda":
         return _pack_on_gpu(model)
+    if model.dtype != torch.bfloat16:
+        return model
     in_c = avx512.is_best(torch.device("cpu"), torch.bfloat16)
     if stable and native.refusal() is None:
         in_c = True
     if not in_c and not is_possible():
         return model
-    layer = NativeLayer if in_c else AmxLayer
-    if (
-        native.refusal() is None
-        and is_llama(model)
-        and all(layer.takes(source) for source in model.model.layers)
-    ):
-        pack_linears(model, in_c, only=[model.lm_head])
-        return Llama(model, layer)
-    pack_linears(model, in_c)
-    return model
-
-
-def _pack_on_gpu(model: Any) -> PreTrainedModel | Llama:
-    if not is_llama(model):
+    family = find_family(model)
+    if family is None or native.refusal() is not None:
+        pack_linears(model, in_c)
         return model
-    attend = choose_attention("auto", model.device, model.dtype, model.config)
+    pack_linears(model, in_c, only=[model.lm_head])
+    packed = family.build(model, CBuilder() if in_c else AmxBuilder())
+    # What the builder has left to torch are linear layers at least.
+    pack_linears(packed, in_c)
+    return packed
+
+
+def _pack_on_gpu(model: Any) -> PreTrainedModel | DecoderModel:
+    family = find_family(model)
+    if family is None:
+        return model
+    attend = choose_attention("auto", model.device, model.dtype, model.config.get_text_config())
     if attend is sdpa.attend:
         # triton cannot run here; choosing the attention has logged why.
         return model
-    from raypd.decoding.cuda_layer import CudaLayer
+    from raypd.decoding.layers.in_triton import CudaBuilder
 
-    if not all(CudaLayer.takes(layer) for layer in model.model.layers):
-        return model
     try:
-        error = layers_error(model, CudaLayer, attend)
+        error = layers_error(model, CudaBuilder(), attend)
     # The compiler, the driver and the GPU raise all kinds of exceptions; torch needs none of them.
     except Exception as failure:
         reason = f"{type(failure).__name__}: {failure}"
     else:
         if error <= _TOLERANCE:
-            return Llama(model, CudaLayer)
+            return family.build(model, CudaBuilder())
         reason = f"off by {error:.2g} of the logits' norm"
     _log.warning(
         "layers in torch, which are slower, in place of those for GPUs on %s: %s",
@@ -91,42 +98,52 @@ def _pack_on_gpu(model: Any) -> PreTrainedModel | Llama:
 
 
 @torch.inference_mode()
-def layers_error(model: Any, layer: type[Layer], attend: Attend) -> float:
-    """Check a kind of layer on a small model with random weights.
+def layers_error(model: Any, builder: Builder, attend: Attend) -> float:
+    """Check the parts that a builder makes, on a small model with random weights.
 
     Args:
         model: The model whose kind, dtype and quantization the small one has.
-        layer: The kind of layer.
+        builder: The builder.
         attend: The attention function.
 
     Returns:
         The difference of its logits from those in float64, relative to their norm. Layers in FP8
         are compared with the same layers in torch instead.
     """
-    small = _small_model(model)
+    family = find_family(model)
+    assert family is not None
+    small = _small_model(model, family)
     is_fp8 = isinstance(model.model.layers[0].self_attn.o_proj, Fp8Linear)
     if is_fp8:
         quantize(small, "fp8")
     reference = copy.deepcopy(small)
     if not is_fp8:
         reference = reference.double()
-    exact = _check_logits(Llama(reference), sdpa.attend)
-    logits = _check_logits(Llama(small, layer), attend)
+    exact = _check_logits(family.build(reference, Builder()), sdpa.attend)
+    logits = _check_logits(family.build(small, builder), attend)
     return float((logits - exact).norm() / exact.norm())
 
 
-def _small_model(model: Any) -> Any:
-    """Return a model of the same kind with one layer and random weights."""
-    config = copy.deepcopy(model.config)
-    config.update(
-        {"num_hidden_layers": 1, "vocab_size": 64, "hidden_size": 256, "intermediate_size": 256}
-    )
+def _small_model(model: Any, family: Family) -> Any:
+    """Return a model of the same kind with random weights, and one layer of each type."""
+    config = copy.deepcopy(model.config.get_text_config())
+    layer_types = list(dict.fromkeys(getattr(config, "layer_types", None) or ["full_attention"]))
+    small = {
+        "num_hidden_layers": len(layer_types),
+        "vocab_size": 64,
+        "hidden_size": 256,
+        "intermediate_size": 256,
+        **family.small,
+    }
+    if getattr(config, "layer_types", None):
+        small["layer_types"] = layer_types
+    config.update(small)
     config.pad_token_id = None
     with torch.device(model.device):
         return type(model)._from_config(config, dtype=model.dtype).eval()
 
 
-def _check_logits(model: Llama, attend: Attend) -> torch.Tensor:
+def _check_logits(model: DecoderModel, attend: Attend) -> torch.Tensor:
     """Return a model's logits of a short text in float64, [tokens, vocabulary]."""
     device = next(model.parameters()).device
     numbers = torch.arange(_CHECK_TOKENS, device=device)  # Ids, positions, slots and rows.

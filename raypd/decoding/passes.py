@@ -1,6 +1,6 @@
 """Build a forward pass out of the chunks that the scheduler chose."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -9,6 +9,9 @@ import torch
 from raypd.decoding.attention.step import Attend, PrefixGroup, Span, Step
 from raypd.decoding.few_tokens import FewTokens
 from raypd.decoding.kv_cache import KVCache
+from raypd.decoding.recurrence.chains import Run
+from raypd.decoding.recurrence.plan import RecurrentPass
+from raypd.decoding.recurrence.states import StatePool
 from raypd.decoding.sampling import AllowedTokens, SampleRequests
 from raypd.decoding.scheduler import Chunk
 from raypd.decoding.sequence import TOKEN
@@ -92,7 +95,13 @@ def _allowed_tokens(chunk: Chunk) -> list[AllowedTokens | None]:
     return [sets[number] for number in chunk.sample_numbers]
 
 
-def pack_inputs(chunks: list[Chunk], samples: Samples, cache: KVCache, attend: Attend) -> Inputs:
+def pack_inputs(
+    chunks: list[Chunk],
+    samples: Samples,
+    cache: KVCache,
+    attend: Attend,
+    states: StatePool | None = None,
+) -> Inputs:
     """Pack the tokens of a pass into one row, and copy them to the device of the cache.
 
     Args:
@@ -100,6 +109,7 @@ def pack_inputs(chunks: list[Chunk], samples: Samples, cache: KVCache, attend: A
         samples: What the pass is asked for.
         cache: The KV cache.
         attend: The attention function.
+        states: The states of the recurrent layers; None if the model has none.
     """
     # [4, tokens]
     table = np.concatenate([chunk.seq.table[:, chunk.table_index] for chunk in chunks], axis=1)
@@ -112,7 +122,17 @@ def pack_inputs(chunks: list[Chunk], samples: Samples, cache: KVCache, attend: A
     moved = to_device(packed, cache.device).split(lengths)
     ids, positions, slots_there, sample_rows_there = moved
     step = Step(cache, _prefix_groups(chunks), slots_there, sample_rows_there, attend)
+    if states is not None:
+        step.recurrence = RecurrentPass(_runs(chunks), tokens, states)
     return Inputs(ids, positions, step)
+
+
+def _runs(chunks: list[Chunk]) -> list[Run]:
+    """Return the runs of all chunks, with their rows in the pass."""
+    runs: list[Run] = []
+    for chunk in chunks:
+        runs += [replace(run, rows=chunk.start + run.rows) for run in chunk.runs]
+    return runs
 
 
 def _prefix_groups(chunks: list[Chunk]) -> list[PrefixGroup]:

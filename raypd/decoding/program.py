@@ -18,6 +18,25 @@ _T = TypeVar("_T")
 ANY_OBJECT = r"\{.*\}"  # A pattern that stands for any JSON object.
 
 
+class ProgramError(Exception):
+    """A program asked for something that the engine cannot do."""
+
+
+class StatesFull(ProgramError):
+    """A program's first feed opens more segments than there are recurrent states in memory.
+
+    It is raised in the program, at its first feed. A program that opens fewer segments at a time
+    yields another first feed instead.
+
+    Attributes:
+        segments: The most segments that may begin at a time.
+    """
+
+    def __init__(self, message: str, segments: int) -> None:
+        super().__init__(message)
+        self.segments = segments
+
+
 class Drafter(Protocol):
     """Guesses the next tokens of several texts at once: Medusa's heads, or a draft model."""
 
@@ -69,6 +88,14 @@ class Feed:
     # Values by (query segment, key segment) that are added to those set before. (0, 0) starts as
     # CAUSAL; a pair that was never named is HIDDEN.
     reach: dict[tuple[int, int], Reach] = field(default_factory=dict)
+    # For each segment that begins in this feed or in a later one, the row from which its first
+    # token continues. Recurrent layers follow it; attention reads `reach` alone. A segment that is
+    # not named begins a text, and sees no other segment on a model with recurrent layers.
+    continues: Mapping[int, int] = field(default_factory=dict)
+    # Segments that get no token after this feed, so that their recurrent states are freed.
+    closed: Sequence[int] = ()
+    # Whether the next feed may drop rows of this one. The recurrent state before it is then kept.
+    may_drop: bool = False
     # Indices of tokens behind which a next token is wanted, in the order of the predictions.
     sample_at: Sequence[int] = ()
     # The tokens allowed next, for each entry of `sample_at`; None allows any token.

@@ -11,6 +11,12 @@ import torch
 from transformers import PreTrainedModel
 
 import raypd.decoding.native as native
+from raypd.decoding.layers.expert_weights import (
+    ExpertWeights,
+    QuantizedExperts,
+    gate_of,
+    read_weights,
+)
 
 E4M3 = torch.float8_e4m3fn
 _E4M3_MAX = torch.finfo(E4M3).max
@@ -46,10 +52,14 @@ class Int8Linear(_Linear):
     @classmethod
     def of(cls, linear: torch.nn.Linear) -> "Int8Linear":
         """Quantize a linear layer."""
-        weight = linear.weight.detach().float()
-        scale = (weight.abs().amax(1) / 127).clamp_min(_MIN_SCALE)
-        rounded = (weight / scale[:, None]).round()
-        return cls(rounded.to(torch.int8), scale, linear.bias)
+        return cls(*in_int8(linear.weight.detach()), linear.bias)
+
+    @classmethod
+    def with_codes(
+        cls, codes: torch.Tensor, scales: torch.Tensor, bias: torch.Tensor | None
+    ) -> "Int8Linear":
+        """Make a layer of codes [out_features, in_features] and scales [out_features]."""
+        return cls(codes, scales, bias)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[..., in_features] -> [..., out_features]"""
@@ -72,6 +82,13 @@ class Fp8Linear(_Linear):
         weight, scale = in_fp8(linear.weight.detach())
         return cls(weight, scale.t(), linear.bias)
 
+    @classmethod
+    def with_codes(
+        cls, codes: torch.Tensor, scales: torch.Tensor, bias: torch.Tensor | None
+    ) -> "Fp8Linear":
+        """Make a layer of codes [out_features, in_features] and scales [out_features]."""
+        return cls(codes, scales[None], bias)
+
     def forward(self, x: torch.Tensor | Fp8Rows) -> torch.Tensor:
         """[..., in_features] -> [..., out_features]; inputs that are in FP8 already are rows."""
         if isinstance(x, Fp8Rows):
@@ -87,6 +104,17 @@ class Fp8Linear(_Linear):
         return torch._scaled_mm(
             x.rows, self.weight.t(), x.scale, self.scale, self.bias, out_dtype=x.dtype
         )
+
+
+def in_int8(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Convert rows [rows, dim] to int8.
+
+    Returns:
+        The rows in int8, and the float32 scales [rows] by which they are to be multiplied.
+    """
+    weight = rows.float()
+    scale = (weight.abs().amax(1) / 127).clamp_min(_MIN_SCALE)
+    return (weight / scale[:, None]).round().to(torch.int8), scale
 
 
 def in_fp8(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -106,21 +134,29 @@ def quantize(
     device: torch.device | None = None,
     codes: Callable[[torch.nn.Linear], tuple[torch.Tensor, torch.Tensor] | None] | None = None,
 ) -> None:
-    """Quantize every linear layer of a bfloat16 model, except its output embeddings.
+    """Quantize a bfloat16 model: every linear layer except its output embeddings, and all experts.
+
+    Routers stay as they are.
 
     Args:
         model: The model, which is changed in place.
         kind: "w8a8" (int8) or "fp8".
         device: Where the model moves, or None. At no time does the device hold more than one of
             these layers in bfloat16.
-        codes: For "fp8", finds the codes [out_features, in_features] and the scale, without
-            dimensions, of a layer that its checkpoint has in FP8. It returns None for other layers,
-            which then stay as they are. Without it all layers are rounded anew.
+        codes: Finds the codes [out_features, in_features] of a layer that its checkpoint has
+            quantized, and their scale, without dimensions or of [out_features]. It returns None for
+            other layers, which then stay as they are, as do experts. Without it all layers are
+            rounded anew.
     """
-    convert = {"w8a8": Int8Linear.of, "fp8": Fp8Linear.of}[kind]
+    layers: dict[str, type[Int8Linear] | type[Fp8Linear]]
+    layers = {"w8a8": Int8Linear, "fp8": Fp8Linear}
+    layer = layers[kind]
     head = model.get_output_embeddings()
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
+            if codes is None and gate_of(child) is not None:
+                setattr(parent, name, _quantized_experts(child, kind, device))
+                continue
             if type(child) is not torch.nn.Linear or child is head:
                 continue
             if child.in_features % 16 or child.out_features % 16:
@@ -128,12 +164,62 @@ def quantize(
             if device is not None:
                 child.to(device)
             if codes is None:
-                setattr(parent, name, convert(child))
+                setattr(parent, name, layer.of(child))
                 continue
             checkpoint_codes = codes(child)
             if checkpoint_codes is not None:
                 weight, scale = checkpoint_codes
-                scales = scale.reshape(1, 1).repeat(1, child.out_features)
-                setattr(parent, name, Fp8Linear(weight, scales, child.bias))
+                on_device = child.weight.device
+                scales = scale.to(on_device).expand(child.out_features).contiguous()
+                setattr(parent, name, layer.with_codes(weight.to(on_device), scales, child.bias))
     if device is not None:
         model.to(device)
+
+
+def _quantized_experts(
+    experts: torch.nn.Module, kind: str, device: torch.device | None
+) -> torch.nn.Module:
+    """Return experts with codes in 8 bits; the same ones if their sizes are not multiples of 16.
+
+    The other arguments are those of `quantize`.
+    """
+    if isinstance(experts, QuantizedExperts):
+        return experts
+    weights = read_weights(experts)
+    sizes = (*weights.gate_up.shape[1:], *weights.down.shape[1:])
+    if any(size % 16 for size in sizes):
+        return experts
+    gate_up, gate_up_scale = _in_8_bits(weights.gate_up, kind, device)
+    down, down_scale = _in_8_bits(weights.down, kind, device)
+    gate_up_bias = weights.gate_up_bias
+    down_bias = weights.down_bias
+    if device is not None and gate_up_bias is not None and down_bias is not None:
+        gate_up_bias = gate_up_bias.to(device)
+        down_bias = down_bias.to(device)
+    return QuantizedExperts(
+        ExpertWeights(
+            weights.gate, gate_up, down, gate_up_bias, down_bias, gate_up_scale, down_scale
+        )
+    )
+
+
+def _in_8_bits(
+    weights: torch.Tensor, kind: str, device: torch.device | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Quantize weights [experts, outputs, inputs], one expert after the other.
+
+    Returns:
+        The codes, and the float32 scales [experts, outputs].
+    """
+    where = device or weights.device
+    dtype = E4M3 if kind == "fp8" else torch.int8
+    codes = torch.empty(weights.shape, dtype=dtype, device=where)
+    scales = torch.empty(weights.shape[:2], dtype=torch.float32, device=where)
+    for number, weight in enumerate(weights):
+        if kind == "fp8":
+            rows, scale = in_fp8(weight.to(where))
+        else:
+            rows, scale = in_int8(weight.to(where))
+        codes[number] = rows
+        scales[number] = scale.flatten()
+    return codes, scales

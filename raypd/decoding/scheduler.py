@@ -3,7 +3,7 @@ cache or the memory is full.
 """
 
 from collections import OrderedDict, deque
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -12,13 +12,18 @@ import numpy as np
 from raypd.decoding.counts import Finished
 from raypd.decoding.kv_cache import KVCache, OutOfSlots
 from raypd.decoding.memory import TokenBudget
-from raypd.decoding.program import Feed, Predictions, Program
-from raypd.decoding.sequence import Indices, Prefix, ProgramError, Sequence
+from raypd.decoding.program import Feed, Predictions, Program, ProgramError, StatesFull
+from raypd.decoding.recurrence.chains import Chains, Piece, Run
+from raypd.decoding.recurrence.states import EMPTY, StatePool
+from raypd.decoding.sequence import Indices, Prefix, Sequence
 
 # Shared prefixes that stay in the cache while no sequence uses them.
 _MAX_IDLE_PREFIXES = 64
 # A GPU takes about as long for fewer tokens as for this many, so smaller passes are not split.
 _MIN_SPLIT_TOKENS = 256
+# States of a program beside those of the segments that its first feed opens: that of its prefix,
+# that of its first segment, and two to write while others are read.
+_FURTHER_STATES = 4
 # The tag of the sequences that compute shared prefixes.
 _PREFIX = object()
 
@@ -36,6 +41,8 @@ class Chunk:
     sample_numbers: Indices
     # The rows of this chunk behind which these samples come.
     sample_rows: Indices
+    # The runs of recurrent layers in it; none if the model has no such layers.
+    runs: list[Run] = field(default_factory=list)
     # The row of the packed pass at which the chunk begins.
     start: int = 0
 
@@ -67,12 +74,20 @@ class Scheduler:
         sequences: Sequences that were admitted, including those that compute shared prefixes.
         prefixes: Shared prefixes by their tokens, the least recently used first.
         full: The cache had no room, so nothing is admitted until a sequence ends.
+        states: The states of recurrent layers; None if the model has no such layers.
     """
 
     passes = 1
 
-    def __init__(self, cache: KVCache, budget: TokenBudget, max_num_seqs: int) -> None:
+    def __init__(
+        self,
+        cache: KVCache,
+        budget: TokenBudget,
+        max_num_seqs: int,
+        states: StatePool | None = None,
+    ) -> None:
         self.cache = cache
+        self.states = states
         self.budget = budget
         self.max_num_seqs = max_num_seqs
         self.waiting: deque[Sequence] = deque()
@@ -114,7 +129,11 @@ class Scheduler:
                 break
             seq = self.waiting.popleft()
             try:
-                feed = next(seq.program)
+                feed = self._first_feed(seq)
+                if not self._has_states(feed):
+                    self.waiting.appendleft(seq)
+                    break
+                seq.first_feed = None
                 self._share_prefix(seq, feed)
                 seq.append_feed(feed)
             except StopIteration as end:
@@ -127,11 +146,44 @@ class Scheduler:
                 tokens += seq.size
         return finished
 
+    def _first_feed(self, seq: Sequence) -> Feed:
+        """Return a program's first feed, which opens no more segments than there are states."""
+        if seq.first_feed is not None:
+            return seq.first_feed
+        feed = next(seq.program)
+        if self.states is not None:
+            most = self.states.limit - _FURTHER_STATES
+            if len(feed.continues) > most:
+                message = (
+                    f"{len(feed.continues)} recurrent states are needed at the same time, and "
+                    f"there is memory for {most} of {self.states.state_bytes / 1e6:.3g} MB each"
+                )
+                feed = seq.program.throw(StatesFull(message, most))
+                if len(feed.continues) > most:
+                    raise StatesFull(message, most)
+            seq.chains = Chains(self.states)
+        seq.first_feed = feed
+        return feed
+
+    def _has_states(self, feed: Feed) -> bool:
+        """Tell whether there are states for a program, beside those of the running ones."""
+        if self.states is None or not self.sequences:
+            return True
+        demand = len(feed.continues) + _FURTHER_STATES
+        promised = sum(prefix.users > 0 for prefix in self.prefixes.values())
+        for seq in self.sequences:
+            if seq.chains is not None:
+                promised += seq.chains.demand
+        return promised + demand <= self.states.limit
+
     def _share_prefix(self, seq: Sequence, feed: Feed) -> None:
         """Let a sequence share the prefix that its first feed names. A new one gets computed."""
         # The tokens behind which something is sampled, and the last one, go through the model.
         first_sample = min(feed.sample_at, default=len(feed.tokens))
         length = min(feed.shared, first_sample, len(feed.tokens) - 1)
+        if self.states is not None:
+            # Only the state behind the last token of a prefix is kept.
+            length = min(length, 1 + min(feed.continues.values(), default=length))
         if length <= 0:
             return
         segments = feed.segments or ()
@@ -154,6 +206,8 @@ class Scheduler:
     def _compute_prefix(self, tokens: tuple[int, ...], prefix: Prefix) -> None:
         """Add a sequence that computes a prefix."""
         seq = Sequence(_feed_once(tokens), tag=_PREFIX)
+        if self.states is not None:
+            seq.chains = Chains(self.states)
         seq.append_feed(next(seq.program))
         seq.prefix = prefix
         self.sequences.insert(0, seq)
@@ -166,6 +220,8 @@ class Scheduler:
         Sequences in decoding come first, then prompts in chunks, then prefixes that others wait
         for. A sequence that can never fit the cache fails, and is added to `finished`.
         """
+        if self.states is not None:
+            self.states.settle()
         idle = [seq for seq in self.sequences if not seq.in_flight]
         ready = [seq for seq in idle if _may_run(seq)]
         pending = {id(seq): seq.pending_tokens() for seq in ready}
@@ -178,7 +234,11 @@ class Scheduler:
             tokens = pending[id(seq)][:room]
             if not len(tokens) or self.budget.tokens - room >= limit:
                 break
+            pieces: list[Piece] = []
             try:
+                if seq.chains is not None:
+                    pieces = seq.chains.pieces(seq.table, tokens)
+                    seq.chains.reserve(pieces)
                 slots = seq.allocate(tokens, self.cache)
             except OutOfSlots as full:
                 self.full = True
@@ -188,7 +248,11 @@ class Scheduler:
                     self._preempt(seq, full, finished)
                 break
             numbers, rows = seq.samples_in(tokens)
-            chunks.append(Chunk(seq, tokens, slots, numbers, rows))
+            chunk = Chunk(seq, tokens, slots, numbers, rows)
+            if seq.chains is not None:
+                state = EMPTY if chunk.prefix is None else chunk.prefix.state
+                chunk.runs = seq.chains.plan(pieces, state)
+            chunks.append(chunk)
             room -= len(tokens)
         if not chunks and alone and ready and self.sequences:
             # Something was evicted or preempted, so there is room now.
@@ -218,10 +282,17 @@ class Scheduler:
         """Free the least recently used prefix that no sequence uses; return False for none."""
         for key, prefix in self.prefixes.items():
             if prefix.users == 0 and prefix.ready:
-                self.cache.free(prefix.start, prefix.length)
+                self._free_prefix(prefix)
                 del self.prefixes[key]
                 return True
         return False
+
+    def _free_prefix(self, prefix: Prefix) -> None:
+        """Free the slots of a prefix in the cache, and its recurrent state."""
+        self.cache.free(prefix.start, prefix.length)
+        if self.states is not None:
+            self.states.drop(prefix.state)
+            prefix.state = EMPTY
 
     def pause(self, seq: Sequence) -> None:
         """Set a sequence aside until `resume`. It keeps its slots unless they are needed."""
@@ -249,7 +320,7 @@ class Scheduler:
                 return
         for key, prefix in self.prefixes.items():
             if prefix.ready and prefix is not seq.prefix:
-                self.cache.free(prefix.start, prefix.length)
+                self._free_prefix(prefix)
                 prefix.ready = False
                 self._compute_prefix(key, prefix)
                 return
@@ -290,7 +361,11 @@ class Scheduler:
             RuntimeError: If the smallest passes fail too, one after the other.
         """
         for chunk in chunks:
-            chunk.seq.deallocate(chunk.tokens.tolist())
+            if chunk.seq.chains is None:
+                chunk.seq.deallocate(chunk.tokens.tolist())
+            else:
+                # Some layers have overwritten their states, and others have not.
+                chunk.seq.release(self.cache)
         tokens = sum(len(chunk.tokens) for chunk in chunks)
         if self.budget.shrink(tokens) or not alone:
             return []
@@ -328,6 +403,8 @@ class Scheduler:
         self.sequences.remove(seq)
         seq.prefix.start = seq.start
         seq.prefix.ready = True
+        if seq.chains is not None:
+            seq.prefix.state = seq.chains.hand_over()
         self.cache.free(seq.start + seq.size, len(seq.owner) - seq.size)
         idle_prefixes = sum(prefix.users == 0 for prefix in self.prefixes.values())
         if idle_prefixes > _MAX_IDLE_PREFIXES:

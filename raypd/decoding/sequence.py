@@ -8,7 +8,9 @@ import numpy as np
 
 from raypd.decoding.counts import TokenCounts
 from raypd.decoding.kv_cache import KVCache
-from raypd.decoding.program import Feed, Predictions, Program
+from raypd.decoding.program import Feed, Predictions, Program, ProgramError
+from raypd.decoding.recurrence.chains import Chains
+from raypd.decoding.recurrence.states import EMPTY
 from raypd.decoding.sampling import GREEDY, Sampling
 from raypd.decoding.visibility import NO_TOKEN, POSITION, SEGMENT, STEP, grown, one_segment
 
@@ -21,10 +23,6 @@ _MIN_HOLES = 16  # Fewer free slots are not worth a move.
 Indices = abc.Sequence[int]
 
 
-class ProgramError(Exception):
-    """A program asked for something that the engine cannot do."""
-
-
 @dataclass
 class Prefix:
     """Keys and values of leading tokens that several sequences share and read in place."""
@@ -33,6 +31,7 @@ class Prefix:
     length: int
     ready: bool = False
     users: int = 0  # Number of sequences that share it.
+    state: int = EMPTY  # The slot of the recurrent state behind it, once `ready`.
 
 
 def _empty_table() -> np.ndarray:
@@ -91,6 +90,8 @@ class Sequence:
     steps: int = 0
     # Whether the device works on a pass with tokens of this sequence.
     in_flight: bool = False
+    # The program's first feed, while the sequence waits.
+    first_feed: Feed | None = None
     # The program's latest feed.
     feed: Feed = field(default_factory=lambda: Feed((), ()))
     # What was sampled for the latest feed, in the order of its `sample_at`.
@@ -98,6 +99,8 @@ class Sequence:
     # One random number for each entry of the latest feed's `sample_at`.
     _draws: list[float] = field(default_factory=list)
     counts: TokenCounts = field(default_factory=TokenCounts)
+    # What its recurrent layers remember; None if the model has none.
+    chains: Chains | None = None
 
     def __post_init__(self) -> None:
         self.random = np.random.Generator(np.random.Philox(key=self.seed))
@@ -128,6 +131,8 @@ class Sequence:
             self._check_segments(sorted(set(feed.segments[shared:])))
         elif len(self.reach) > 1 or feed.reach:
             self._check_segments([0])
+        if self.chains is not None:
+            self._extend_chains(self.chains, feed, end)
         self.feed = feed
         self.predictions = Predictions([], [])
         self._draws = []
@@ -167,13 +172,41 @@ class Sequence:
                 "prefix"
             )
 
+    def _extend_chains(self, chains: Chains, feed: Feed, end: int) -> None:
+        """Add the tokens of a feed, up to `end`, to the chains of the recurrent layers."""
+        parents = {segment: row - self.shared for segment, row in feed.continues.items()}
+        first_parent = min(parents.values(), default=0)
+        if first_parent < (-1 if self.shared else 0):
+            raise ProgramError(
+                f"a segment continues from row {first_parent + self.shared}, which is inside the "
+                "shared prefix or before the text"
+            )
+        is_lost = chains.extend(
+            self.table, self.size, end, self.reach, parents, feed.closed, feed.may_drop
+        )
+        if is_lost:
+            self._feed_again(0)
+
+    def _feed_again(self, first: int) -> None:
+        """Take the own tokens from `first` on out of the cache, to be fed again."""
+        tokens = np.arange(first, self.cached)
+        self.deallocate(tokens[~self.dropped[first : self.cached]].tolist())
+        self.cached = first
+
     def _edit_rows(self, feed: Feed) -> None:
         """Drop earlier rows from the cache, and move others to another segment."""
+        if feed.move and self.chains is not None:
+            raise ProgramError("a model with recurrent layers cannot move rows between segments")
         for row in feed.drop:
             token = row - self.shared
             self.dropped[token] = True
             self.has_dropped = True
             self.deallocate([token])
+        if feed.drop and self.chains is not None:
+            tokens = [row - self.shared for row in feed.drop]
+            first_again = self.chains.drop(self.table, self.dropped, tokens)
+            if first_again is not None:
+                self._feed_again(first_again)
         for row, segment in feed.move.items():
             self.table[SEGMENT, row - self.shared] = segment
 
@@ -321,6 +354,8 @@ class Sequence:
 
     def release(self, cache: KVCache) -> None:
         """Give the region back. What was cached must be fed again, except what was dropped."""
+        if self.chains is not None:
+            self.chains.release()
         if len(self.owner):
             cache.free(self.start, len(self.owner))
         self.owner = _no_slots()

@@ -237,7 +237,7 @@ def _machines(
         bill_overhead = replace(
             bill_overhead,
             unit_documents=config.cluster.unit_documents,
-            units_in_flight=config.cluster.units_in_flight,
+            units_in_flight=config.cluster.first_units_in_flight,
         )
     kinds: list[NodeKind] = []
     node_counts = _node_counts(options.nodes)

@@ -8,34 +8,41 @@ if TYPE_CHECKING:
     from raypd.models import (
         control_tokens as control_tokens,
         draft as draft,
-        endpoint as endpoint,
-        endpoint_batch as endpoint_batch,
+        embedded as embedded,
         load as load,
         medusa_heads as medusa_heads,
         prepare as prepare,
         source as source,
     )
+    from raypd.models.byte_prompt import byte_tokenizer as byte_tokenizer
+    from raypd.models.cache import quiet as quiet
+    from raypd.models.chat_completion import ENDPOINT_CONTEXT as ENDPOINT_CONTEXT
     from raypd.models.control_tokens import (
         CONTROL_TOKENS as CONTROL_TOKENS,
         control_token as control_token,
         markup_bytes as markup_bytes,
     )
+    from raypd.models.device import (
+        check_gpu as check_gpu,
+        has_fp8 as has_fp8,
+        resolve_device as resolve_device,
+        resolve_dtype as resolve_dtype,
+    )
     from raypd.models.draft import load_draft_model as load_draft_model
-    from raypd.models.embedded import quiet as quiet
     from raypd.models.end_tokens import model_end_tokens as model_end_tokens
-    from raypd.models.endpoint import check_endpoint as check_endpoint
+    from raypd.models.endpoint import (
+        EndpointEngine as EndpointEngine,
+        check_endpoint as check_endpoint,
+    )
+    from raypd.models.endpoint_batch import BatchEngine as BatchEngine
     from raypd.models.load import (
         LoadedModel as LoadedModel,
         Purpose as Purpose,
-        check_gpu as check_gpu,
         check_model_config as check_model_config,
         context_length as context_length,
-        has_fp8 as has_fp8,
         load_model as load_model,
         load_tokenizer as load_tokenizer,
         quantization_notice as quantization_notice,
-        resolve_device as resolve_device,
-        resolve_dtype as resolve_dtype,
     )
     from raypd.models.medusa_heads import load_heads as load_heads, save_heads as save_heads
     from raypd.models.reasoning import (
@@ -51,23 +58,23 @@ if TYPE_CHECKING:
 __getattr__ = LazyExports(
     __name__,
     {
+        "byte_prompt": ("byte_tokenizer",),
+        "cache": ("quiet",),
+        "chat_completion": ("ENDPOINT_CONTEXT",),
         "control_tokens": ("CONTROL_TOKENS", "control_token", "markup_bytes"),
+        "device": ("check_gpu", "has_fp8", "resolve_device", "resolve_dtype"),
         "draft": ("load_draft_model",),
-        "embedded": ("quiet",),
         "end_tokens": ("model_end_tokens",),
-        "endpoint": ("check_endpoint",),
+        "endpoint": ("EndpointEngine", "check_endpoint"),
+        "endpoint_batch": ("BatchEngine",),
         "load": (
             "LoadedModel",
             "Purpose",
-            "check_gpu",
             "check_model_config",
             "context_length",
-            "has_fp8",
             "load_model",
             "load_tokenizer",
             "quantization_notice",
-            "resolve_device",
-            "resolve_dtype",
         ),
         "medusa_heads": ("load_heads", "save_heads"),
         "reasoning": ("answer_range", "closing_of", "is_mark", "opens_reasoning"),
@@ -75,14 +82,5 @@ __getattr__ = LazyExports(
         "vllm_engine": ("VLLMEngine", "check_vllm"),
         "vocabulary": ("token_bytes", "token_texts"),
     },
-    modules=(
-        "control_tokens",
-        "draft",
-        "endpoint",
-        "endpoint_batch",
-        "load",
-        "medusa_heads",
-        "prepare",
-        "source",
-    ),
+    modules=("control_tokens", "draft", "embedded", "load", "medusa_heads", "prepare", "source"),
 )

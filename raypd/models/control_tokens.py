@@ -1,7 +1,7 @@
-"""Control tokens of decoding methods: added to a tokenizer and a model, and found again.
+"""Control tokens of decoding methods, which are added to a tokenizer and a model.
 
-Text that spells one becomes it, unless the tokenizer splits special tokens
-(`split_special_tokens=True`, for the special ones).
+A text that spells a control token is read as that token, unless the tokenizer splits special tokens
+(`split_special_tokens=True`) and the token is a special one.
 """
 
 import shlex
@@ -14,41 +14,64 @@ from raypd.decoding import MASK, REGISTRY
 from raypd.errors import ModelError
 from raypd.models.vocabulary import token_bytes
 
-CONTROL_TOKENS = {
-    method: spec.control_tokens for method, spec in REGISTRY.items() if spec.control_tokens
-}
-_MARKUP = {token for spec in REGISTRY.values() if spec.markup for token in spec.control_tokens}
+# Control tokens by method, of the methods that have some.
+CONTROL_TOKENS: dict[str, tuple[str, ...]] = {}
+# Those that are text as well, such as the tags of PASTA.
+_MARKUP: set[str] = set()
+for _method, _spec in REGISTRY.items():
+    if _spec.control_tokens:
+        CONTROL_TOKENS[_method] = _spec.control_tokens
+    if _spec.markup:
+        _MARKUP.update(_spec.control_tokens)
 
 
 def control_token(tokenizer: PreTrainedTokenizerBase, name: str, model: str | None = None) -> int:
-    """The id of a control token; `model`: its name for the message.
+    """Return the id of a control token.
 
-    Raises ModelError where the tokenizer lacks it.
+    Args:
+        tokenizer: The tokenizer.
+        name: The token.
+        model: The name of the model for the message; None for that of the tokenizer.
+
+    Raises:
+        ModelError: The tokenizer lacks the token.
     """
     id = tokenizer.get_vocab().get(name)
     if id is not None:
         return int(id)
-    method = next((m for m, names in CONTROL_TOKENS.items() if name in names), None)
-    where = model or getattr(tokenizer, "name_or_path", "") or "in use"
-    todo = (
-        f": `raypd model add-tokens {shlex.quote(where)} FOLDER --for {method}` writes a "
-        "copy that has it, which must "
-        "then be trained to use it; or choose another decoding.method"
-    )
-    raise ModelError(f"model {where!r} has no control token {name}{todo if method else ''}")
+    model = model or getattr(tokenizer, "name_or_path", "") or "in use"
+    message = f"model {model!r} has no control token {name}"
+    for method, names in CONTROL_TOKENS.items():
+        if name in names:
+            raise ModelError(
+                f"{message}: `raypd model add-tokens {shlex.quote(model)} FOLDER --for {method}` "
+                "writes a copy that has it, which must then be trained to use it; or choose "
+                "another decoding.method"
+            )
+    raise ModelError(message)
 
 
 def add_control_tokens(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, method: str, seed: int = 0
 ) -> list[int]:
-    """Adds the missing control tokens of a method in place; returns the ids of all.
+    """Add the control tokens of a method that are missing, in place.
 
-    The embeddings grow where needed.
+    The embeddings grow where needed. A new row is drawn from the normal distribution that the
+    existing rows have in each coordinate, because rows that are their mean alone are not learnt.
+    The input row of SPACE's mask token is normal with the model's initializer_range, as in sec. 4.1
+    of its paper.
 
-    New rows are drawn (`seed`) from the normal distribution of the existing rows, by coordinate,
-    because rows that are the mean alone are not learnt. The input row of SPACE's mask token is
-    normal with the model's initializer_range (its sec. 4.1). Raises ModelError: the method has no
-    control tokens, or the weights are quantized.
+    Args:
+        model: The model.
+        tokenizer: Its tokenizer.
+        method: The method.
+        seed: Of the draws.
+
+    Returns:
+        The ids of all control tokens of the method.
+
+    Raises:
+        ModelError: The method has no control tokens, or the weights are quantized.
     """
     if method not in CONTROL_TOKENS:
         raise ModelError(
@@ -61,24 +84,25 @@ def add_control_tokens(
             "quantize"
         )
     names = CONTROL_TOKENS[method]
-    old = tokenizer.get_vocab()
+    old_ids = tokenizer.get_vocab()
     tokenizer.add_tokens(
         [AddedToken(name, normalized=False, special=name not in _MARKUP) for name in names]
     )
-    ids = [tokenizer.get_vocab()[name] for name in names]
-    new = [id for name, id in zip(names, ids, strict=True) if name not in old]
-    if new:
+    vocabulary = tokenizer.get_vocab()
+    new_ids = [vocabulary[name] for name in names if name not in old_ids]
+    if new_ids:
         # Many models have more rows than ids.
-        if max(new) >= model.get_input_embeddings().weight.shape[0]:
-            model.resize_token_embeddings(max(new) + 1, mean_resizing=False)
-        _draw_rows(model, new, sorted(id for id in old.values() if id not in new), seed)
+        if max(new_ids) >= model.get_input_embeddings().weight.shape[0]:
+            model.resize_token_embeddings(max(new_ids) + 1, mean_resizing=False)
+        trained_ids = sorted(set(old_ids.values()) - set(new_ids))
+        _draw_rows(model, new_ids, trained_ids, seed)
         if MASK in names:
-            _draw_mask(model, new[0], seed)
-    return ids
+            _draw_mask(model, new_ids[0], seed)
+    return [vocabulary[name] for name in names]
 
 
 def markup_bytes(tokenizer: PreTrainedTokenizerBase) -> list[bytes]:
-    """`token_bytes` for PASTA's interpreter: tags have their text even as special tokens."""
+    """Return `token_bytes` for PASTA's interpreter: tags have their text, even special ones."""
     texts = list(token_bytes(tokenizer))
     vocabulary = tokenizer.get_vocab()
     for name in (*_MARKUP, "/>"):
@@ -88,25 +112,28 @@ def markup_bytes(tokenizer: PreTrainedTokenizerBase) -> list[bytes]:
 
 
 @torch.no_grad()
-def _draw_rows(model: PreTrainedModel, new: list[int], trained: list[int], seed: int) -> None:
-    """Draws the rows `new` of the input and output embeddings, distributed as the rows
-    `trained`.
-    """
-    draw = torch.Generator().manual_seed(seed)
+def _draw_rows(
+    model: PreTrainedModel, new_ids: list[int], trained_ids: list[int], seed: int
+) -> None:
+    """Draw the rows of new tokens in both embeddings, distributed as the rows of trained ones."""
+    draws = torch.Generator().manual_seed(seed)
     embedding = model.get_input_embeddings().weight
     head = model.get_output_embeddings()
-    matrices = [embedding] if head is None or head.weight is embedding else [embedding, head.weight]
+    matrices = [embedding]
+    if head is not None and head.weight is not embedding:
+        matrices.append(head.weight)
     for weight in matrices:
-        spread, mean = torch.std_mean(weight[trained].float(), 0)  # [hidden]
-        noise = torch.randn(len(new), weight.shape[1], generator=draw).to(weight.device)
-        weight[new] = (mean + spread * noise).to(weight.dtype)
+        spread, mean = torch.std_mean(weight[trained_ids].float(), 0)  # [hidden size]
+        noise = torch.randn(len(new_ids), weight.shape[1], generator=draws).to(weight.device)
+        weight[new_ids] = (mean + spread * noise).to(weight.dtype)
     if head is not None and getattr(head, "bias", None) is not None:
-        head.bias[new] = head.bias[trained].float().mean().to(head.bias.dtype)
+        head.bias[new_ids] = head.bias[trained_ids].float().mean().to(head.bias.dtype)
 
 
 @torch.no_grad()
 def _draw_mask(model: PreTrainedModel, id: int, seed: int) -> None:
+    """Draw the input row of SPACE's mask token."""
     embedding = model.get_input_embeddings().weight
     spread = getattr(model.config.get_text_config(), "initializer_range", 0.02)
-    row = torch.randn(embedding.shape[1], generator=torch.Generator().manual_seed(seed)) * spread
-    embedding[id] = row.to(embedding.device, embedding.dtype)
+    noise = torch.randn(embedding.shape[1], generator=torch.Generator().manual_seed(seed))
+    embedding[id] = (noise * spread).to(embedding.device, embedding.dtype)

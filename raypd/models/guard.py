@@ -1,43 +1,59 @@
 """Refuses a model that the engine cannot decode exactly, before any document is decoded.
 
-The engine feeds rows packed side by side: exact where all layers call the registered attention
-function, no RoPE frequency depends on the rest of the batch, and no other path is between tokens.
-The configuration is checked for each; then two rows in one pass of an engine must give the logits
-that they give apart under eager attention.
+The engine feeds rows packed side by side. That is exact if all layers call the registered attention
+function, if no RoPE frequency depends on the rest of the batch, and if nothing but attention
+carries information between tokens. The configuration is checked first. Then two rows in one pass of
+an engine must give the logits that they give apart under eager attention.
 """
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from transformers import PretrainedConfig, PreTrainedModel
 
-from raypd.decoding import MIN_REGION_SLOTS, Engine, Feed, Program, Reach
+from raypd.decoding import (
+    MIN_REGION_SLOTS,
+    MIN_STATES,
+    Engine,
+    Feed,
+    Program,
+    Reach,
+    attention_layers,
+    has_recurrent_layers,
+    unknown_layers,
+)
 from raypd.errors import ModelError
 from raypd.models.elsewhere import who_runs
 
 _ROW = 8  # tokens of each of the two rows
-_LAYER_TYPES = ("full_attention", "sliding_attention")
 
-# Largest error of a token's logits, as a share of their spread; the worst token counts. Right
-# models stay below 1e-5 in float32; a row that sees its neighbour, or positions taken from the
-# order of the tokens, is off by 0.1 to 2.
+# The largest error of a token's logits, as a share of their spread. The worst token counts. Models
+# that are decoded exactly stay below 1e-5 in float32. If a row sees its neighbour, or if positions
+# are taken from the order of the tokens, the error is 0.1 to 2.
 _TOLERANCE = {torch.float64: 1e-6, torch.float32: 5e-3}
-# Where arithmetic is coarse, the middle token counts: a rounding difference may send one token of a
-# mixture to another expert. Right models were off by 0 to 0.01, under int8 by 0.13 (it treats a
-# feature as an outlier for all rows of a pass, so that rows do touch each other a little), a model
-# that ignores positions by 0.4 and more.
+# Where arithmetic is coarse, the median token counts, because a rounding difference may send one
+# token of a mixture to another expert. Models that are decoded exactly were off by 0 to 0.01, and
+# under int8 by 0.13: it treats a feature as an outlier for all rows of a pass, so that rows do
+# affect each other a little. A model that ignores positions is off by 0.4 and more.
 _COARSE_TOLERANCE = 0.1
 _INT8_TOLERANCE = 0.25
 _NOT_FINITE = "its logits are not finite numbers: the weights are broken or overflow in this dtype"
 
 
 def check_decodable(model: PreTrainedModel, name: str | None = None) -> None:
-    """Makes three short passes and leaves the model unchanged.
+    """Check that a model is decoded exactly, by three short passes that leave it unchanged.
 
-    Raises ModelError where it is not decoded exactly.
+    Args:
+        model: The model, on the device on which it decodes.
+        name: What messages call it; None for the name in its configuration.
+
+    Raises:
+        ModelError: The model is not decoded exactly.
     """
-    name = name or model.config._name_or_path or type(model).__name__
+    if name is None:
+        name = model.config._name_or_path or type(model).__name__
     check_architecture(model.config, type(model), name)
     reason = _reason_in_self_test(model)
     if reason == _NOT_FINITE:
@@ -51,19 +67,26 @@ def check_architecture(config: PretrainedConfig, kind: type[PreTrainedModel], na
     model.
     """
     text = config.get_text_config()
-    unsupported = sorted(set(getattr(text, "layer_types", None) or ()) - set(_LAYER_TYPES))
+    unsupported = unknown_layers(config, kind.__name__)
     reason = reason_in_rope(text)
     if getattr(config, "is_encoder_decoder", False):
         reason = "it is an encoder-decoder; raypd decodes decoder-only models"
     elif unsupported:
         reason = (
             f"it has layers of type {', '.join(unsupported)}; every layer must be full or "
-            "sliding attention"
+            "sliding attention, or a recurrence of a family that raypd knows"
         )
-    elif not (kind._supports_attention_backend and kind._can_set_attn_implementation()):
+    elif not _takes_attention(config, kind):
         reason = "its code does not take attention functions from transformers' AttentionInterface"
     if reason is not None:
         raise _refusal(name, config, kind, reason)
+
+
+def _takes_attention(config: PretrainedConfig, kind: type[PreTrainedModel]) -> bool:
+    """Say whether the class of a model calls a registered attention function."""
+    # Classes with recurrent layers do, but do not declare it.
+    declares = kind._supports_attention_backend or has_recurrent_layers(config)
+    return bool(declares and kind._can_set_attn_implementation())
 
 
 def _refusal(
@@ -76,33 +99,52 @@ def _refusal(
 
 
 def reason_in_rope(config: PretrainedConfig) -> str | None:
-    """Why the RoPE frequencies of a configuration depend on the longest row of a batch, or None if
-    they do not.
+    """Say why the RoPE frequencies of a model depend on the longest row of a batch.
+
+    Args:
+        config: The configuration of the text part.
+
+    Returns:
+        None if they do not.
     """
-    parameters = getattr(config, "rope_parameters", None) or {}
-    by_layer = [value for value in parameters.values() if isinstance(value, dict)]
-    for rope in by_layer if by_layer and "rope_type" not in parameters else [parameters]:
-        kind = str(rope.get("rope_type", "default"))
-        if kind == "longrope" and rope.get("long_factor") != rope.get("short_factor"):
+    for rope in _rope_parameters(config):
+        if rope.get("rope_type") != "longrope":
+            continue
+        if rope.get("long_factor") != rope.get("short_factor"):
+            length = rope.get("original_max_position_embeddings")
             return (
                 "its long-rope takes other frequencies for all rows as soon as one is longer than "
-                f"{rope.get('original_max_position_embeddings')} tokens; in a copy of its "
-                "config.json, set "
-                "`long_factor` to the values of `short_factor` and "
-                "`max_position_embeddings` to that length"
+                f"{length} tokens; in a copy of its config.json, set `long_factor` to the values "
+                "of `short_factor` and `max_position_embeddings` to that length"
             )
     return None
 
 
+def _rope_parameters(config: PretrainedConfig) -> list[dict[str, Any]]:
+    """Return the parameters of all rotary embeddings, of which each type of layer may have one."""
+    parameters = getattr(config, "rope_parameters", None) or {}
+    by_layer_type = [value for value in parameters.values() if isinstance(value, dict)]
+    if by_layer_type and "rope_type" not in parameters:
+        return by_layer_type
+    return [parameters]
+
+
 def _interleaved(tokens: torch.Tensor) -> Program[torch.Tensor]:
-    """Two rows [2, tokens] in one pass, in turn -> logits [2, tokens, vocabulary]; wrong where
-    neighbours are mixed.
+    """Feed two rows in one pass, their tokens in turn, so that it shows if neighbours are mixed.
+
+    Args:
+        tokens: [2, tokens]
+
+    Returns:
+        Logits [2, tokens, vocabulary].
     """
     order = tokens.T.reshape(-1).tolist()
+    positions = [index // 2 for index in range(len(order))]
+    segments = [1 + index % 2 for index in range(len(order))]
     predictions = yield Feed(
         order,
-        [place // 2 for place in range(len(order))],
-        [1 + place % 2 for place in range(len(order))],
+        positions,
+        segments,
         {(1, 1): Reach.CAUSAL, (2, 2): Reach.CAUSAL},
         sample_at=range(len(order)),
         want_logits=True,
@@ -129,18 +171,18 @@ def _reason_in_self_test(model: PreTrainedModel) -> str | None:
             apart = torch.stack([alone(row) for row in tokens])  # [2, _ROW, vocabulary]
         except Exception as error:
             return f"it fails on {_ROW} tokens: {type(error).__name__}: {error}"
-        engine = Engine(model, cache_tokens=MIN_REGION_SLOTS)
+        engine = Engine(model, cache_tokens=MIN_REGION_SLOTS, max_states=MIN_STATES)
         try:
             (packed,) = engine.run([_interleaved(tokens)])
         # Its code may raise anything for an argument that it does not know.
         except Exception as error:
             return f"its code does not take a packed pass: {type(error).__name__}: {error}"
     called = sorted(engine.cache.keys)
-    layers = config.num_hidden_layers
-    if called != list(range(layers)):
+    layers = attention_layers(config)
+    if called != layers:
         return (
-            f"the attention function was called for the layers {called}, not for each of its "
-            f"{layers} layers"
+            f"the attention function was called for the layers {called}, not for each of the "
+            f"layers {layers} that attend"
         )
     quantized = getattr(model, "is_quantized", False)
     tolerance = _COARSE_TOLERANCE if quantized else _TOLERANCE.get(model.dtype, _COARSE_TOLERANCE)
@@ -150,36 +192,43 @@ def _reason_in_self_test(model: PreTrainedModel) -> str | None:
 
 
 def _reason_in_logits(packed: torch.Tensor, apart: torch.Tensor, tolerance: float) -> str | None:
+    """Say what is wrong with the logits of packed rows; None if nothing is.
+
+    Args:
+        packed: Logits of the rows in one pass, [2, tokens, vocabulary].
+        apart: Logits of each row alone, [2, tokens, vocabulary].
+        tolerance: The error that is allowed, as a share of the spread of a token's logits.
+    """
     packed = packed.double()
     apart = apart.double()
     if not apart.isfinite().all():
         return _NOT_FINITE
     spread = (apart - apart.mean(-1, keepdim=True)).norm(dim=-1)
     errors = (packed - apart).norm(dim=-1) / spread.clamp_min(1e-12)
-    error = float(errors.median() if tolerance >= _COARSE_TOLERANCE else errors.max())
-    if not error <= tolerance:
-        return (
-            f"two rows packed in one pass give other logits than apart (off by {error:.1e} "
-            "of their spread, "
-            f"{tolerance:g} allowed): it does not honour position_ids, or it does more "
-            "than attention between tokens"
-        )
-    return None
+    if tolerance >= _COARSE_TOLERANCE:
+        error = float(errors.median())
+    else:
+        error = float(errors.max())
+    # An error that is not a number is not within the tolerance either.
+    if error <= tolerance:
+        return None
+    return (
+        "two rows packed in one pass give other logits than apart (off by "
+        f"{error:.1e} of their spread, {tolerance:g} allowed): it does not honour position_ids, or "
+        "it does more than attention between tokens"
+    )
 
 
 @contextmanager
 def _as_it_was(model: PreTrainedModel) -> Iterator[None]:
-    """Puts back the attention implementation of a model afterwards (in the configurations of its
-    parts too).
-    """
-    configs = {
-        id(part.config): part.config
-        for part in model.modules()
-        if isinstance(part, PreTrainedModel)
-    }
+    """Put back the attention implementation of a model, and of its parts, afterwards."""
+    configs: dict[int, PretrainedConfig] = {}
+    for part in model.modules():
+        if isinstance(part, PreTrainedModel):
+            configs[id(part.config)] = part.config
     before = [(config, config._attn_implementation) for config in configs.values()]
     try:
         yield
     finally:
-        for config, old in before:
-            config._attn_implementation_internal = old
+        for config, implementation in before:
+            config._attn_implementation_internal = implementation

@@ -3,6 +3,8 @@
 All errors are ModelError.
 """
 
+import contextlib
+import copy
 import importlib.util
 import logging
 import re
@@ -13,6 +15,7 @@ import torch
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
+    GenerationConfig,
     PretrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
@@ -20,21 +23,21 @@ from transformers import (
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 import raypd.models.embedded as embedded
-import raypd.models.modelopt as modelopt
 from raypd.config import ModelConfig
-from raypd.decoding import native, quantize
+from raypd.decoding import QuantizedExperts, native, quantize
 from raypd.errors import ModelError, raised_as
 from raypd.models.adapter import attach_adapter, check_adapter, find_adapter, import_peft
+from raypd.models.cache import quiet
+from raypd.models.checkpoints.files import open_tensors
+from raypd.models.checkpoints.format import CheckpointFormat, FormatError
+from raypd.models.checkpoints.registry import find_format
+from raypd.models.checkpoints.tensors import Tensors
+from raypd.models.device import cpu_has, has_fp8, resolve_device, resolve_dtype
 from raypd.models.elsewhere import who_reads, who_runs
 from raypd.models.end_tokens import remember_model
 from raypd.models.guard import check_architecture, check_decodable
-from raypd.models.quantized_checkpoint import (
-    Quantization,
-    check_readable,
-    find_quantization,
-    with_quantization,
-)
 from raypd.models.source import Source, explained, find_source, read_config
+from raypd.models.text_part import KEY_MAPPING, has_text_part, text_tensors
 from raypd.models.unexpected_keys import important_keys, is_scale
 
 # What a model is loaded for: to be decoded by raypd's engine, to be trained, or to be written to a
@@ -103,7 +106,9 @@ def check_model_config(
     adapter = find_adapter(config)
     # vLLM reads the weights itself, unless an adapter has to be merged into them first.
     if purpose != "vllm" or adapter is not None:
-        _check_quantization(config, source, base)
+        checkpoint = find_format(source, base)
+        if checkpoint is not None:
+            _check_quantization(config, checkpoint)
     if purpose != "vllm":
         _check_base(config, base)
     if adapter is not None:
@@ -115,19 +120,19 @@ def check_model_config(
 def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
     """The model's tokenizer. An adapter's own is not used: the base model's fits both."""
     source = find_source(config)
-    with explained(source, "its tokenizer cannot be read"), embedded.quiet():
+    with explained(source, "its tokenizer cannot be read"), quiet():
         tokenizer = AutoTokenizer.from_pretrained(source.location, **source.arguments)
     remember_model(tokenizer, source)
     return tokenizer
 
 
 def load_model(config: ModelConfig, purpose: Purpose = "decode") -> LoadedModel:
-    """Loads a model, adapter merged unless quantized.
+    """Load a model, with its adapter merged unless the weights are quantized.
 
     Args:
         config: The section `model` of a configuration.
-        purpose: For "decode" the weights of a checkpoint in FP8 may stay so. For "vllm" the model
-            need not be one that raypd's engine decodes.
+        purpose: For "decode" the codes of a quantized checkpoint may stay as they are. For "vllm"
+            the model need not be one that raypd's engine decodes.
 
     Raises:
         ModelError: The model cannot be loaded, or is not decoded exactly (`guard`).
@@ -138,113 +143,113 @@ def load_model(config: ModelConfig, purpose: Purpose = "decode") -> LoadedModel:
     dtype = resolve_dtype(config.dtype, device)
     tokenizer = load_tokenizer(config)
     base = read_config(source)
-    checkpoint = find_quantization(source, base)
+    checkpoint = find_format(source, base)
     adapter = find_adapter(config)
-    stays_fp8 = (
-        checkpoint is not None
-        and checkpoint.is_modelopt_fp8
-        and purpose == "decode"
-        and adapter is None
-        and _fp8_refusal(config.dtype, device, dtype) is None
-    )
-    model = _load_weights(config, source, device, dtype, base, checkpoint, stays_fp8)
-    if checkpoint is not None and not stays_fp8 and not getattr(model, "is_quantized", False):
+    product: str | None = None
+    if purpose == "decode" and adapter is None and checkpoint is not None:
+        product = _kept_product(config, checkpoint, device, dtype)
+    weights = _Weights(source, base, checkpoint, product)
+    model = _load_weights(config, weights, device, dtype)
+    if product is None and checkpoint is not None and not getattr(model, "is_quantized", False):
         _cast_weights(model, dtype)
         _log.warning("%s", _notice(config.name, checkpoint, dtype, device))
     _fix_frequencies(model)
     if adapter is not None:
-        with (
-            explained(source, f"the adapter {adapter.name!r} cannot be attached"),
-            embedded.quiet(),
-        ):
+        failure = f"the adapter {adapter.name!r} cannot be attached"
+        with explained(source, failure), quiet():
             model = attach_adapter(model, adapter, merge=config.quantization not in ("nf4", "int8"))
     model.eval()
     model.requires_grad_(False)
     rows = model.get_input_embeddings().weight.shape[0]
     largest = max(tokenizer.get_vocab().values(), default=-1)
     if largest >= rows:
-        advice = f"ids up to {largest}, {rows} embeddings"
-        raise ModelError(f"model {config.name!r}: the tokenizer of another model: {advice}")
+        raise ModelError(
+            f"model {config.name!r}: the tokenizer of another model: ids up to {largest}, {rows} "
+            "embeddings"
+        )
     if purpose != "vllm":
         check_decodable(model, config.name)
-    if config.quantization in ("w8a8", "fp8"):
+    if product is not None:
+        quantize(model, product, device, weights.codes_of(model))
+    elif config.quantization in ("w8a8", "fp8"):
         quantize(model, config.quantization, device)
         _check_quantized(config, model)
-    elif stays_fp8:
-        quantize(model, "fp8", device, modelopt.codes)
     context = context_length(config.name, model.config, tokenizer)
     # Weights that bitsandbytes quantized in advance have a dtype of their own beside them.
     dtype = model.get_input_embeddings().weight.dtype
     return LoadedModel(model, tokenizer, config.name, dtype, device, context)
 
 
-def check_gpu() -> None:
-    """Raises ModelError where torch sees no GPU: a worker that was given one must not decode on the
-    CPU instead.
+@dataclass
+class _Weights:
+    """The weights of a checkpoint.
+
+    Attributes:
+        source: Where its files are.
+        config: Its configuration, as `read_config` returns it.
+        format: In which format they are quantized; None if they are not.
+        product: The kind of product that will compute with the codes of the files; None if the
+            weights are dequantized.
+        tensors: The tensors of the files, once they were opened.
     """
-    if not torch.cuda.is_available():
-        if torch.version.cuda:
-            built = f"is built for CUDA {torch.version.cuda}"
-        else:
-            built = "is built without CUDA"
-        raise ModelError(
-            f"this worker was given a GPU, and torch {torch.__version__}, which {built}, "
-            "sees none on its node: the "
-            "driver is older than that (CUDA 13 needs 580), or the container lacks "
-            "NVIDIA_VISIBLE_DEVICES=all "
-            "(`nvidia-smi` there shows both); model.device=cpu with "
-            "cluster.gpus_per_worker=0 decodes on CPUs"
-        )
+
+    source: Source
+    config: PretrainedConfig
+    format: CheckpointFormat | None
+    product: str | None
+    tensors: Tensors | None = None
+
+    @property
+    def read_by_transformers(self) -> bool:
+        """Whether transformers reads the files by itself."""
+        if self.format is not None:
+            return self.format.read_by_transformers
+        return not has_text_part(self.config)
+
+    def plain(self) -> Tensors:
+        """Return the weights as a checkpoint of a plain language model has them."""
+        tensors = open_tensors(self.source)
+        if has_text_part(self.config):
+            tensors = text_tensors(tensors, self.config)
+        self.tensors = tensors
+        if self.format is None:
+            return tensors
+        label = self.format.label
+        with raised_as(ModelError, f"model {self.source.name!r}: not {label}", FormatError):
+            return self.format.plain_weights(tensors)
+
+    def codes_of(self, model: PreTrainedModel) -> Any:
+        """Return a function that finds the codes and scales of a linear layer."""
+        assert self.format is not None
+        assert self.tensors is not None
+        modules = dict(model.named_modules())
+        readers = {}
+        for name, read in self.format.codes(self.tensors).items():
+            module = modules.get(name.removesuffix(".weight"))
+            if module is not None:
+                readers[module] = read
+
+        def codes(linear: torch.nn.Linear) -> tuple[torch.Tensor, torch.Tensor] | None:
+            read = readers.get(linear)
+            return None if read is None else read()
+
+        return codes
 
 
-def resolve_device(name: str) -> torch.device:
-    """`model.device` as a device that is there.
+def _kept_product(
+    config: ModelConfig, checkpoint: CheckpointFormat, device: torch.device, dtype: torch.dtype
+) -> str | None:
+    """Return the kind of product that computes with the codes of a checkpoint on a device.
 
-    `auto`: cuda where there is one, else mps, else cpu.
+    Returns:
+        None if there is none here, so that the weights are dequantized.
     """
-    if name == "auto":
-        return torch.device(
-            "cuda" if torch.cuda.is_available() else "mps" if torch.mps.is_available() else "cpu"
-        )
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        raise ModelError(
-            f"model.device {name!r} is no device: auto, cpu, cuda, cuda:1, ..."
-        ) from None
-    if device.type == "cuda":
-        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-        if count == 0:
-            raise ModelError(
-                f"model.device {name!r}: torch sees no CUDA device here; set model.device: auto"
-            )
-        if device.index is not None and device.index >= count:
-            raise ModelError(
-                f"model.device {name!r}: this machine has {count} CUDA devices, counted from cuda:0"
-            )
-    elif device.type != "cpu":
-        with raised_as(
-            ModelError, f"model.device {name!r} cannot be used here", RuntimeError, AssertionError
-        ):
-            torch.empty(1, device=device)
-    return device
-
-
-def resolve_dtype(name: str, device: torch.device) -> torch.dtype:
-    """`model.dtype` on a device. auto: bfloat16 where the processor multiplies in it, else float32:
-    7 times as fast.
-    """
-    if name != "auto":
-        return getattr(torch, name)
-    if device.type == "cuda":
-        native = torch.cuda.is_bf16_supported(including_emulation=False)
-    else:
-        native = device.type == "cpu" and _cpu_has("avx512_bf16", "amx_bf16", "bf16")
-    return torch.bfloat16 if native else torch.float32
-
-
-def has_fp8(device: torch.device) -> bool:
-    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 9)
+    product = checkpoint.quantized_product
+    if product is None or config.quantization not in ("none", product):
+        return None
+    if _product_refusal(product, config.dtype, device, dtype) is not None:
+        return None
+    return product
 
 
 def _fp8_refusal(dtype_key: str, device: torch.device, dtype: torch.dtype) -> str | None:
@@ -272,71 +277,83 @@ def _fp8_refusal(dtype_key: str, device: torch.device, dtype: torch.dtype) -> st
     return None
 
 
+def _product_refusal(
+    kind: str, dtype_key: str, device: torch.device, dtype: torch.dtype
+) -> str | None:
+    """Say why a kind of quantized product cannot run on a device; None if it can.
+
+    Args:
+        kind: "fp8" or "w8a8".
+        dtype_key: `model.dtype` as the user wrote it.
+        device: The device of the model.
+        dtype: The dtype of its activations.
+    """
+    if kind == "fp8":
+        return _fp8_refusal(dtype_key, device, dtype)
+    if device.type != "cpu" or dtype != torch.bfloat16:
+        return (
+            f"works on a CPU with model.dtype bfloat16, and these are {device.type} and {dtype_key}"
+        )
+    return native.refusal()
+
+
 def _check_machine(config: ModelConfig) -> None:
     device = resolve_device(config.device)
     dtype = resolve_dtype(config.dtype, device)
     if (
         device.type == "cpu"
         and dtype == torch.float16
-        and not _cpu_has("avx512_fp16", "amx_fp16", "fp16_arith")
+        and not cpu_has("avx512_fp16", "amx_fp16", "fp16_arith")
     ):
-        slow = (
-            "this processor has no float16 arithmetic and is several times slower than with float32"
-        )
-        raise ModelError(f"model.dtype float16: {slow}: use float32, or bfloat16 to save memory")
-    if config.quantization == "w8a8":
-        if device.type != "cpu" or dtype != torch.bfloat16:
-            these = f"these are {device.type} and {config.dtype}"
-            raise ModelError(
-                f"model.quantization w8a8: works on a CPU with model.dtype bfloat16, and {these}"
-            )
-        if (reason := native.refusal()) is not None:
-            raise ModelError(f"model.quantization w8a8: {reason}")
-    elif config.quantization == "fp8":
-        if (reason := _fp8_refusal(config.dtype, device, dtype)) is not None:
-            raise ModelError(f"model.quantization fp8: {reason}")
-    elif config.quantization != "none" and importlib.util.find_spec("bitsandbytes") is None:
-        package = "the package bitsandbytes: pip install 'raypd[quantize]'"
-        raise ModelError(f"model.quantization {config.quantization} needs {package}")
-
-
-def _cpu_has(*capabilities: str) -> bool:
-    return any(torch.cpu.get_capabilities().get(name, False) for name in capabilities)
-
-
-def _check_quantization(config: ModelConfig, source: Source, base: PretrainedConfig) -> None:
-    checkpoint = find_quantization(source, base)
-    if checkpoint is None:
-        return
-    if config.quantization != "none":
-        why = f"the weights of {config.name!r} are quantized already"
         raise ModelError(
-            f"model.quantization {config.quantization}: {why}; set model.quantization: none"
+            "model.dtype float16: this processor has no float16 arithmetic and is several times "
+            "slower than with float32: use float32, or bfloat16 to save memory"
         )
-    check_readable(source, checkpoint)
+    if config.quantization in ("w8a8", "fp8"):
+        reason = _product_refusal(config.quantization, config.dtype, device, dtype)
+        if reason is not None:
+            raise ModelError(f"model.quantization {config.quantization}: {reason}")
+    elif config.quantization != "none" and importlib.util.find_spec("bitsandbytes") is None:
+        raise ModelError(
+            f"model.quantization {config.quantization} needs the package bitsandbytes: pip install "
+            "'raypd[quantize]'"
+        )
+
+
+def _check_quantization(config: ModelConfig, checkpoint: CheckpointFormat) -> None:
+    """Check that weights that stay quantized are not to be quantized again."""
+    if config.quantization == "none" or not checkpoint.stays_quantized:
+        return
+    raise ModelError(
+        f"model.quantization {config.quantization}: the weights of {config.name!r} are quantized "
+        "already; set model.quantization: none"
+    )
 
 
 def quantization_notice(config: ModelConfig) -> str | None:
-    """Says of a checkpoint in FP8 that this machine dequantizes it; None: it does not.
+    """Say of a quantized checkpoint that this machine dequantizes it.
 
-    Only ModelOpt's is known before the weights are read.
+    Returns:
+        None if it does not.
     """
     source = find_source(config)
-    checkpoint = find_quantization(source, read_config(source))
-    if checkpoint is None or not checkpoint.is_modelopt_fp8:
+    checkpoint = find_format(source, read_config(source))
+    if checkpoint is None or checkpoint.stays_quantized:
         return None
     device = resolve_device(config.device)
     dtype = resolve_dtype(config.dtype, device)
-    if config.adapter is None and _fp8_refusal(config.dtype, device, dtype) is None:
+    if config.adapter is None and _kept_product(config, checkpoint, device, dtype) is not None:
         return None
     return _notice(config.name, checkpoint, dtype, device)
 
 
-def _notice(name: str, checkpoint: Quantization, dtype: torch.dtype, device: torch.device) -> str:
+def _notice(
+    name: str, checkpoint: CheckpointFormat, dtype: torch.dtype, device: torch.device
+) -> str:
     dtype_name = str(dtype).removeprefix("torch.")
     return (
-        f"model {name!r}: its weights, quantized by {checkpoint}, are dequantized to {dtype_name} "
-        f"on {device.type}, {dtype.itemsize} bytes each"
+        f"model {name!r}: its weights, quantized by {checkpoint.label}, are dequantized to "
+        f"{dtype_name} on {device.type}, {dtype.itemsize} bytes each"
     )
 
 
@@ -398,33 +415,22 @@ def context_length(name: str, base: PretrainedConfig, tokenizer: PreTrainedToken
 
 
 def _load_weights(
-    config: ModelConfig,
-    source: Source,
-    device: torch.device,
-    dtype: torch.dtype,
-    base: PretrainedConfig,
-    checkpoint: Quantization | None,
-    stays_fp8: bool,
+    config: ModelConfig, weights: _Weights, device: torch.device, dtype: torch.dtype
 ) -> PreTrainedModel:
-    arguments: dict[str, Any] = {
-        **source.arguments,
-        "dtype": dtype,
-        "output_loading_info": True,
-        "use_safetensors": True,
-    }
+    arguments: dict[str, Any] = {"dtype": dtype, "output_loading_info": True}
     bitsandbytes = config.quantization in ("nf4", "int8")
-    if checkpoint is not None and checkpoint.is_modelopt_fp8:
-        # hf_quant_config.json alone is nothing that transformers reads.
-        arguments["config"] = with_quantization(base, checkpoint)
     # In FP8 `quantize` moves it there.
-    in_fp8 = config.quantization == "fp8" or stays_fp8
+    in_fp8 = config.quantization == "fp8" or weights.product == "fp8"
     if (device.type != "cpu" and not in_fp8) or bitsandbytes:
         # Straight to the device, without a copy in main memory.
         arguments["device_map"] = {"": device}
     if bitsandbytes:
         arguments["quantization_config"] = _quantization(config.quantization, dtype, device)
-    with explained(source, "its weights cannot be loaded"), embedded.quiet():
-        model, report = AutoModelForCausalLM.from_pretrained(source.location, **arguments)
+    with explained(weights.source, "its weights cannot be loaded"), quiet():
+        if weights.read_by_transformers:
+            model, report = _read_by_transformers(weights, arguments)
+        else:
+            model, report = _read_plain(weights, arguments)
     # transformers fills what is missing with random numbers and warns; answers from such a model
     # would be noise.
     lacking = sorted(report["missing_keys"]) + sorted(str(key) for key in report["mismatched_keys"])
@@ -435,10 +441,55 @@ def _load_weights(
             "another model's"
         )
     _check_unexpected(config.name, important_keys(report["unexpected_keys"], model.config))
-    modelopt.check_tensors(model, config.name)
     if bitsandbytes:
         _check_quantized(config, model)
     return model
+
+
+def _read_by_transformers(weights: _Weights, arguments: dict[str, Any]) -> Any:
+    """Return a model and the report of its loading."""
+    source = weights.source
+    if has_text_part(weights.config):
+        arguments = {**arguments, "config": _own_config(weights.config), "key_mapping": KEY_MAPPING}
+    model, report = AutoModelForCausalLM.from_pretrained(
+        source.location, use_safetensors=True, **source.arguments, **arguments
+    )
+    if has_text_part(weights.config):
+        # A copy of the model is saved by the names of a plain one.
+        model._weight_conversions = None
+    return model, report
+
+
+def _read_plain(weights: _Weights, arguments: dict[str, Any]) -> Any:
+    """Return a model of the weights that raypd reads itself, and the report of its loading."""
+    config = _own_config(weights.config)
+    if hasattr(config, "quantization_config"):
+        del config.quantization_config
+    kind = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
+    if kind is None:
+        raise ModelError(
+            f"model {weights.source.name!r}: raypd reads quantized weights only of models that "
+            f"transformers has code for, and {config.model_type} comes with its own; "
+            f"{who_reads('')}"
+        )
+    model, report = kind.from_pretrained(
+        None, config=config, state_dict=weights.plain(), **arguments
+    )
+    revision = weights.source.arguments["revision"]
+    # Without a generation_config.json, config.json says it all.
+    with contextlib.suppress(OSError):
+        model.generation_config = GenerationConfig.from_pretrained(
+            weights.source.location, revision=revision
+        )
+    return model, report
+
+
+def _own_config(config: PretrainedConfig) -> PretrainedConfig:
+    """Return a copy of a configuration for a model of its own, as which it may be saved."""
+    config = copy.deepcopy(config)
+    if has_text_part(config):
+        del config.text_part_of
+    return config
 
 
 def _check_unexpected(name: str, keys: list[str]) -> None:
@@ -475,8 +526,8 @@ def _quantization(kind: str, dtype: torch.dtype, device: torch.device) -> Any:
 
 
 def _check_quantized(config: ModelConfig, model: PreTrainedModel) -> None:
-    """Linear layers alone are quantized: a mixture whose experts are held otherwise would stay as
-    large.
+    """Raises ModelError where most weights stay as they are: bitsandbytes quantizes linear layers
+    alone, so a mixture would stay as large.
     """
     layer = _QUANTIZED_LAYER[config.quantization]
     # Full_weights: in matrices of decoder layers that stay as they are.
@@ -484,7 +535,9 @@ def _check_quantized(config: ModelConfig, model: PreTrainedModel) -> None:
     for module_name, module in model.named_modules():
         quantized = type(module).__name__ == layer
         for weight_name, weight in module.named_parameters(recurse=False):
-            if quantized and weight_name == "weight":
+            if isinstance(module, QuantizedExperts):
+                quantized_weights += weight.numel()
+            elif quantized and weight_name == "weight":
                 quantized_weights += module.in_features * module.out_features
             elif weight.dim() >= 2 and re.search(r"\.\d+(\.|$)", module_name):
                 full_weights += weight.numel()

@@ -1,5 +1,6 @@
-"""Where a model's files are (the embedded model, a local folder, the Hub), and errors of loading
-it, explained.
+"""Finds a model's files and explains errors of loading.
+
+A model is the embedded one, a folder, an id on the Hub, or a GGUF file.
 """
 
 import json
@@ -7,26 +8,49 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import torch
-from huggingface_hub import constants, errors, try_to_load_from_cache
+from huggingface_hub import (
+    HfApi,
+    constants,
+    errors,
+    hf_hub_download,
+    snapshot_download,
+    try_to_load_from_cache,
+)
 from transformers import AutoConfig, PretrainedConfig
 
 import raypd.models.embedded as embedded
+import raypd.models.gguf_file as gguf_file
 from raypd import storage
 from raypd.config import ModelConfig
 from raypd.errors import ModelError
-from raypd.models.staging import disk, staged
+from raypd.models.device import resolve_device, resolve_dtype
+from raypd.models.staging import disk, staged, staged_file
+from raypd.models.text_part import text_config
 
+# The id of a model on the Hub: a name, or an owner and a name.
 HUB_ID = re.compile(r"[\w][\w.-]*(/[\w][\w.-]*)?", re.ASCII)
+# Characters of another library's error that a message shows.
+_MAX_ERROR = 400
+# The type of the weights in a GGUF file, such as Q4_K_M, IQ3_XXS, BF16 or UD-Q4_K_XL.
+_GGUF_KIND = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")
 
 
 @dataclass(frozen=True)
 class Source:
-    """`location` is what transformers' from_pretrained takes: a folder (`local`) or a Hub id with
-    its revision.
+    """Where a model's files are.
+
+    Attributes:
+        name: `model.name`.
+        location: What transformers' from_pretrained takes: a folder or a Hub id.
+        local: Whether it is a folder.
+        revision: Of the Hub id.
+        trust_remote_code: `model.trust_remote_code`.
+        gguf: The GGUF file from which the folder was converted, if it was.
     """
 
     name: str
@@ -34,57 +58,159 @@ class Source:
     local: bool
     revision: str | None
     trust_remote_code: bool
+    gguf: Path | None = None
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """The arguments that every from_pretrained gets (trust_remote_code always: left out, it may
-        ask a person).
+        """The arguments that every from_pretrained gets.
+
+        Without trust_remote_code it may ask a person.
         """
         return {"revision": self.revision or "main", "trust_remote_code": self.trust_remote_code}
 
 
 def looks_local(name: str) -> bool:
-    """Whether a name means a path: it is one, or is written as one."""
-    return (
-        name.startswith((".", "/", "~")) or name.endswith("/") or Path(name).expanduser().exists()
-    )
+    """Return whether a name means a path, because it is written as one or the path exists."""
+    if name.startswith((".", "/", "~")) or name.endswith("/"):
+        return True
+    return Path(name).expanduser().exists()
 
 
 def find_source(config: ModelConfig, weights: bool = False) -> Source:
-    """Resolves `model.name`, without asking the Hub; may convert the embedded model.
+    """Find the files of a model. May convert the embedded model or a GGUF file.
 
-    Raises ModelError. weights: whether they will be read: then they are copied to this machine's
-    disk (`staging`).
+    Args:
+        config: The section `model` of a configuration.
+        weights: Whether weights will be read. They are then copied to this machine's disk
+            (`staging`), or converted from GGUF.
+
+    Raises:
+        ModelError: If there is no such model.
     """
     name = config.name
     remote = storage.is_remote(name)
-    if name == embedded.NAME or remote or looks_local(name):
-        if config.revision is not None:
-            raise ModelError(
-                f"model.revision {config.revision!r}: revisions belong to Hub ids; {name!r} is "
-                "local"
-            )
-        if remote:
-            folder = staged(name, weights)
-        elif name == embedded.NAME:
-            folder = embedded.embedded_model()
+    path, kind = _path_and_kind(name)
+    local = name == embedded.NAME or remote or looks_local(path)
+    if local and config.revision is not None:
+        raise ModelError(
+            f"model.revision {config.revision!r}: revisions belong to Hub ids; {name!r} is local"
+        )
+    gguf = _find_gguf(config, path, kind, local)
+    if gguf is not None:
+        if weights:
+            dtype = resolve_dtype(config.dtype, resolve_device(config.device))
+            folder = gguf_file.converted(gguf, dtype)
         else:
-            folder = _checked_folder(name)
-            folder = staged(str(folder)) if weights and disk() else folder
+            folder = gguf_file.described(gguf)
+        return Source(name, str(folder), True, None, config.trust_remote_code, gguf)
+    if local:
+        folder = _local_folder(name, remote, weights)
         return Source(name, str(folder), True, None, config.trust_remote_code)
     if not HUB_ID.fullmatch(name):
-        advice = f"the embedded model is {embedded.NAME}"
         raise ModelError(
-            f"model.name {name!r} is neither a folder (local or s3://) nor a Hub id (a/b); {advice}"
+            f"model.name {name!r} is neither a folder (local or s3://) nor a Hub id (a/b) nor a "
+            f"GGUF file; the embedded model is {embedded.NAME}"
         )
-    if weights and disk() and (snapshot := _cached(name, config.revision)) is not None:
-        return Source(name, str(staged(str(snapshot))), True, None, config.trust_remote_code)
+    if weights and disk():
+        snapshot = _cached(name, config.revision)
+        if snapshot is not None:
+            folder = staged(str(snapshot))
+            return Source(name, str(folder), True, None, config.trust_remote_code)
     return Source(name, name, False, config.revision, config.trust_remote_code)
 
 
+def _local_folder(name: str, remote: bool, weights: bool) -> Path:
+    if remote:
+        return staged(name, weights)
+    if name == embedded.NAME:
+        return embedded.embedded_model()
+    folder = _checked_folder(name)
+    if weights and disk():
+        return staged(str(folder))
+    return folder
+
+
+def _path_and_kind(name: str) -> tuple[str, str | None]:
+    """Split FOLDER:Q4_K_M or owner/name:Q4_K_M into the path and the type of the weights."""
+    path, colon, kind = name.rpartition(":")
+    if colon and _GGUF_KIND.fullmatch(kind) and not Path(name).expanduser().exists():
+        return path, kind
+    return name, None
+
+
+def _find_gguf(config: ModelConfig, path: str, kind: str | None, local: bool) -> Path | None:
+    """Find the GGUF file that `model.name` means; None if it means another kind of model.
+
+    Raises:
+        ModelError: If there is no such file.
+    """
+    name = config.name
+    if name == embedded.NAME:
+        return None
+    if storage.is_remote(path):
+        return _remote_gguf(name, path, kind)
+    if not local:
+        return _hub_gguf(config, path, kind)
+    target = Path(path).expanduser().absolute()
+    if target.is_file() and target.suffix == gguf_file.SUFFIX:
+        return target
+    if not target.is_dir():
+        return None
+    files = [file.name for file in target.iterdir()]
+    has_gguf = any(file.endswith(gguf_file.SUFFIX) for file in files)
+    has_others = any(file.endswith(".safetensors") for file in files)
+    if kind is None and (has_others or not has_gguf):
+        return None
+    return target / gguf_file.choose_file(files, kind, name)
+
+
+def _remote_gguf(name: str, path: str, kind: str | None) -> Path | None:
+    """Copy a GGUF file of a bucket to this machine's disk."""
+    folder, _, file = path.rpartition("/")
+    if file.endswith(gguf_file.SUFFIX):
+        return staged_file(folder, file)
+    if kind is None and storage.exists(f"{path.rstrip('/')}/config.json"):
+        return None
+    files = [file.name for file in storage.walk(path)]
+    if kind is None and not any(file.endswith(gguf_file.SUFFIX) for file in files):
+        return None
+    return staged_file(path, gguf_file.choose_file(files, kind, name))
+
+
+def _hub_gguf(config: ModelConfig, repository: str, kind: str | None) -> Path | None:
+    """Fetch a GGUF file of the Hub."""
+    name = config.name
+    if not HUB_ID.fullmatch(repository):
+        return None
+    if kind is None:
+        if repository.upper().endswith("-GGUF"):
+            raise ModelError(
+                f"model.name {name!r}: a repository of GGUF files has several; add the type of "
+                f"the weights, as in {name}:Q4_K_M"
+            )
+        return None
+    source = Source(name, repository, False, config.revision, False)
+    with explained(source, "its GGUF file cannot be fetched"):
+        file = gguf_file.choose_file(_hub_files(repository, config.revision), kind, name)
+        return Path(hf_hub_download(repository, file, revision=config.revision))
+
+
+@cache
+def _hub_files(repository: str, revision: str | None) -> list[str]:
+    """List the files of a repository, or those in the cache where the Hub cannot be reached."""
+    try:
+        return HfApi().list_repo_files(repository, revision=revision)
+    except errors.HfHubHTTPError:
+        raise
+    except Exception:  # Whatever the network, or its absence, raises.
+        snapshot = snapshot_download(repository, revision=revision, local_files_only=True)
+        files = Path(snapshot).rglob(f"*{gguf_file.SUFFIX}")
+        return [str(file.relative_to(snapshot)) for file in files]
+
+
 def _cached(name: str, revision: str | None) -> Path | None:
-    """The folder of a Hub model in the Hub's cache; None where it, or a part of its weights, is not
-    there.
+    """Return the folder of a Hub model in the Hub's cache; None if it or its weights are not
+    complete there.
     """
     file = try_to_load_from_cache(name, "config.json", revision=revision)
     if not isinstance(file, str):
@@ -101,7 +227,8 @@ def _checked_folder(name: str) -> Path:
         raise ModelError(f"model.name {name!r}: there is no folder {folder}")
     if not folder.is_dir():
         raise ModelError(
-            f"model.name {name!r}: is a file; give the folder with config.json and the weights"
+            f"model.name {name!r} is a file, but no GGUF file; set model.name to a GGUF file, or "
+            "to a folder with config.json and the weights"
         )
     if not (folder / "config.json").is_file():
         if (folder / "adapter_config.json").is_file():
@@ -115,7 +242,7 @@ def _checked_folder(name: str) -> Path:
 
 
 def _check_weights(name: str, folder: Path) -> None:
-    """Raises ModelError where a file of weights, or a part that an index names, is missing."""
+    """Raise ModelError if a file of weights, or a part that an index names, is missing."""
     index = folder / "model.safetensors.index.json"
     if index.is_file():
         try:
@@ -124,44 +251,86 @@ def _check_weights(name: str, folder: Path) -> None:
             raise ModelError(f"model.name {name!r}: {index} cannot be read: {error!r}") from error
         missing = sorted(part for part in parts if not (folder / part).is_file())
         if missing:
-            lost = f"{len(missing)} of {len(parts)} files of weights that {index.name} names"
             raise ModelError(
-                f"model.name {name!r}: {lost} are not there ({missing[0]}): copy them again"
+                f"model.name {name!r}: {len(missing)} of {len(parts)} files of weights that "
+                f"{index.name} names are missing ({missing[0]}): copy them again"
             )
     elif not (folder / "model.safetensors").is_file():
         raise ModelError(
-            f"model.name {name!r}: {folder} has no model.safetensors; pickles (.bin) are not read"
+            f"model.name {name!r}: {folder} has no model.safetensors; {_way_out(folder)}"
         )
 
 
+def _way_out(folder: Path) -> str:
+    """Say in a clause what to do with weights of another name."""
+    if (folder / "consolidated.safetensors").is_file():
+        return (
+            "consolidated.safetensors has Mistral's own names: copy the model.safetensors of the "
+            "repository, too, or let vLLM read it (engine.kind=vllm)"
+        )
+    variants = sorted(file.name for file in folder.glob("model.*.safetensors"))
+    if variants:
+        return f"rename {variants[0]} to model.safetensors to use it"
+    return (
+        "pickles (.bin) are not read, since they can run code; where you trust one, transformers' "
+        "from_pretrained and save_pretrained make safetensors of it"
+    )
+
+
 def read_config(source: Source) -> PretrainedConfig:
-    """The model's config.json, from the Hub if need be."""
+    """Read the model's config.json, from the Hub if need be.
+
+    Returns:
+        The configuration of the language model, which may be a part of the model (`text_part`).
+    """
     with explained(source, "its config.json cannot be read"):
-        return AutoConfig.from_pretrained(source.location, **source.arguments)
+        config = AutoConfig.from_pretrained(source.location, **source.arguments)
+        return text_config(config)
 
 
 @contextmanager
 def explained(source: Source, failure: str) -> Iterator[None]:
-    """Turns errors of transformers, the Hub's client and torch into a ModelError that says what to
-    do.
+    """Turn errors of transformers, the Hub's client and torch into a ModelError with advice.
+
+    Args:
+        source: The model that is being read.
+        failure: What failed, for an error without advice, such as "its weights cannot be loaded".
     """
     try:
         yield
     except ModelError:
         raise
     except Exception as error:
-        text = " ".join(str(error).split())  # transformers writes whole pages
-        brief = f"{failure}: {type(error).__name__}: {text[:400]}{'...' if len(text) > 400 else ''}"
-        raise ModelError(f"model {source.name!r}: {_explain(error, source) or brief}") from error
+        explanation = _explanation(error, source)
+        if explanation is None:
+            explanation = f"{failure}: {type(error).__name__}: {_shortened(str(error))}"
+        raise ModelError(f"model {source.name!r}: {explanation}") from error
 
 
-def _explain(error: BaseException, source: Source) -> str | None:
-    chain = [error]
-    while (link := chain[-1].__cause__ or chain[-1].__context__) is not None and link not in chain:
-        chain.append(link)
+def _shortened(text: str) -> str:
+    """Return the beginning of an error's text on one line; transformers writes whole pages."""
+    line = " ".join(text.split())
+    if len(line) <= _MAX_ERROR:
+        return line
+    return f"{line[:_MAX_ERROR]}..."
+
+
+def _causes(error: BaseException) -> list[BaseException]:
+    """Return an error, its cause, the cause of that, and so on."""
+    causes = [error]
+    cause = error.__cause__ or error.__context__
+    while cause is not None and cause not in causes:
+        causes.append(cause)
+        cause = cause.__cause__ or cause.__context__
+    return causes
+
+
+def _explanation(error: BaseException, source: Source) -> str | None:
+    """Return what went wrong and what to do, for errors that are known; otherwise None."""
+    causes = _causes(error)
 
     def caused_by(*kinds: type[BaseException]) -> bool:
-        return any(isinstance(link, kinds) for link in chain)
+        return any(isinstance(cause, kinds) for cause in causes)
 
     if caused_by(torch.OutOfMemoryError):
         return (
@@ -180,22 +349,28 @@ def _explain(error: BaseException, source: Source) -> str | None:
         )
     if caused_by(errors.RepositoryNotFoundError):
         return (
-            "is no model on the Hub, or a private one (set HF_TOKEN or run `hf auth login`), "
-            "nor is it a folder here"
+            "is not a model on the Hub, or is a private one (set HF_TOKEN or run `hf auth "
+            "login`), nor is it a folder here"
         )
-    if not source.local and caused_by(
+    is_unavailable = caused_by(
         errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled, ConnectionError
-    ):
-        revision = f" at revision {source.revision!r}" if source.revision else ""
-        if constants.is_offline_mode():
-            why = "HF_HUB_OFFLINE is set"
-        else:
-            why = "the Hub cannot be reached"
-        return (
-            f"is not in the Hub's cache{revision} ({constants.HF_HUB_CACHE}), and {why}: run "
-            f"`hf download {source.location}` where there is a network, or set model.name "
-            "to a local folder"
-        )
-    if any("trust_remote_code" in str(link) for link in chain):
+    )
+    if is_unavailable and not source.local:
+        return _missing_from_cache(source)
+    if any("trust_remote_code" in str(cause) for cause in causes):
         return "comes with code of its own: read it, then set model.trust_remote_code: true"
     return None
+
+
+def _missing_from_cache(source: Source) -> str:
+    reason = "the Hub cannot be reached"
+    if constants.is_offline_mode():
+        reason = "HF_HUB_OFFLINE is set"
+    revision = ""
+    if source.revision:
+        revision = f" at revision {source.revision!r}"
+    return (
+        f"is not in the Hub's cache{revision} ({constants.HF_HUB_CACHE}), and {reason}: run "
+        f"`hf download {source.location}` where there is a network, or set model.name to a local "
+        "folder"
+    )

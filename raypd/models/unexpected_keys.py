@@ -12,7 +12,7 @@ from transformers import PretrainedConfig
 # A part of a name between two dots means that its tensor is not one of the text model's layers.
 _OTHER_PARTS = re.compile(
     r"^(visual|vision|image|audio|speech|video|multi_modal|multimodal|mm)($|_)"  # other inputs
-    r"|^embed_(vision|audio)$"
+    r"|^embed_(vision|audio)$|^connector$"
     r"|^(mtp|nextn|eagle|medusa)($|_)"  # heads that draft tokens
     r"|^(v_head|value_head)$"  # of reinforcement learning
 )
@@ -45,8 +45,13 @@ def is_scale(key: str) -> bool:
     return _SCALES.search(key) is not None
 
 
+def is_other_part(key: str) -> bool:
+    """Whether a tensor belongs to a part of a model that sees, hears or drafts."""
+    return any(_OTHER_PARTS.search(part) for part in key.split("."))
+
+
 def _is_unimportant(key: str, config: PretrainedConfig) -> bool:
-    if any(_OTHER_PARTS.search(part) for part in key.split(".")):
+    if is_other_part(key):
         return True
     return _DERIVED.search(key) is not None or _drafts(key, config)
 

@@ -13,12 +13,15 @@ PLAN = "plan"  # <id>/<number>.parquet: the units of a plan
 PLAN_TOTALS = "plan/plan.json"
 PLAN_ALONE = "plan/alone.json"  # objects that share no unit
 UNITS = "units"  # [key=value/]<unit>.parquet: the rows
+# <session>-<number>.parquet: what the units contain, ten thousand per file
+SUMMARIES = "summaries"
 # <unit>.txt: why a unit failed. <unit>.attempts.json: the attempts at a unit and the worker deaths
 # that it caused. cards/: the faults of each GPU.
 FAILURES = "failures"
 RETRIES = "retries"  # <number>/: a retry of failed documents, with the layout of a run
 RETRY = "retry.json"  # in the folder of a retry: the documents to retry
 RETRIED = "done.json"  # in the folder of a retry: its outcome
+READING = "reading"  # <session>.json: what was read ahead of the workers in a session
 LEDGER = "ledger"  # <session>.json: the bill of a session
 MANIFEST = "manifest.json"  # totals, written at the end
 BATCH_OUTPUT = "output.jsonl"  # answers to a batch file (task.openai), written at the end

@@ -12,6 +12,7 @@ import raypd.run.records as records
 from raypd import storage
 from raypd.errors import RunError
 from raypd.run.lease import Session
+from raypd.run.reading import ReadingRecord
 
 _Record = TypeVar("_Record")
 _Item = TypeVar("_Item")
@@ -63,6 +64,23 @@ def sessions(outputs: Sequence[str]) -> list[Session]:
     return sorted(intact, key=lambda session: session.began)
 
 
+def readings(outputs: Sequence[str], sessions: Sequence[str]) -> list[ReadingRecord]:
+    """Read what was read ahead in some sessions, in the order of the sessions.
+
+    Args:
+        outputs: The folders of the runs.
+        sessions: The ids of the sessions.
+    """
+    found = {}
+    for output in outputs:
+        folder = storage.join(output, layout.READING)
+        for name in storage.names(folder):
+            with contextlib.suppress(records.RecordError, OSError):
+                reading = records.read(ReadingRecord, storage.join(folder, name))
+                found[reading.session] = reading
+    return [found[session] for session in sessions if session in found]
+
+
 def failures(output: str) -> Iterator[tuple[str, str]]:
     """Yield each unit that a worker failed on, with the last line that the worker left.
 
@@ -98,3 +116,16 @@ def spread(items: Sequence[_Item], limit: int) -> list[_Item]:
     """Return at most `limit` of the items, evenly spaced."""
     count = min(limit, len(items))
     return [items[i * len(items) // count] for i in range(count)]
+
+
+def spread_stream(items: Iterable[_Item], limit: int) -> list[_Item]:
+    """Return at most `limit` of the items, evenly spread; few are held at a time."""
+    held: list[_Item] = []
+    step = 1
+    for number, item in enumerate(items):
+        if number % step == 0:
+            held.append(item)
+        if len(held) > 2 * limit:
+            held = held[::2]
+            step *= 2
+    return spread(held, limit)

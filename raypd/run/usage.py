@@ -11,6 +11,8 @@ from pydantic.aliases import AliasChoices
 FIRST = "first"
 SECOND = "second"
 _SECOND_SUFFIX = " (second model)"
+# The share of the time for which engines waited for input, from which on the user is told.
+_SHOWN_INPUT_BOUND = 0.05
 
 # Documents, prefill_tokens, shared_tokens, decode_tokens and seconds; on a bill also usd.
 Counts = dict[str, int | float]
@@ -107,3 +109,12 @@ class RunCost:
     gpu_use: OptionalGpuUse = None
     prices: list[str] = field(default_factory=list)  # where the prices are from
     notes: list[str] = field(default_factory=list)
+    # Share of the workers' time after startup in which engines waited for input.
+    input_bound: float = 0.0
+
+    @property
+    def input_bound_note(self) -> str:
+        """What to do if engines waited for input; "" if they hardly did."""
+        if self.input_bound < _SHOWN_INPUT_BOUND:
+            return ""
+        return f"input-bound {self.input_bound:.0%} of the time; add readers (cluster.readers)"

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
         Record as Record,
         Request as Request,
         Task as Task,
+        TextBox as TextBox,
     )
     from raypd.tasks.build import (
         build_task as build_task,
@@ -35,17 +36,14 @@ if TYPE_CHECKING:
     )
     from raypd.tasks.columns import (
         SHAPES as SHAPES,
-        Row as Row,
         RowValue as RowValue,
         columns_of as columns_of,
         parts_of as parts_of,
-        record_of as record_of,
         record_row as record_row,
         row_values as row_values,
         rows_of as rows_of,
         shape_of as shape_of,
         typed_row as typed_row,
-        value_in as value_in,
         value_row as value_row,
     )
     from raypd.tasks.distinct import Distinct as Distinct, gives_the_same as gives_the_same
@@ -88,27 +86,30 @@ if TYPE_CHECKING:
         end_of_turn as end_of_turn,
         messages as messages,
     )
+    from raypd.tasks.record import (
+        Row as Row,
+        lacks as lacks,
+        record_of as record_of,
+        value_in as value_in,
+    )
 
 __getattr__ = LazyExports(
     __name__,
     {
-        "base": ("Document", "Record", "Request", "Task"),
+        "base": ("Document", "Record", "Request", "Task", "TextBox"),
         "build": ("build_task", "check_task", "task_alone"),
         "calibration": ("Calibration", "calibration_of", "features"),
         "cascade": ("Cascade", "SecondProgram", "doubt", "merged"),
         "columns": (
-            "Row",
             "RowValue",
             "SHAPES",
             "columns_of",
             "parts_of",
-            "record_of",
             "record_row",
             "row_values",
             "rows_of",
             "shape_of",
             "typed_row",
-            "value_in",
             "value_row",
         ),
         "distinct": ("Distinct", "gives_the_same"),
@@ -131,6 +132,7 @@ __getattr__ = LazyExports(
         "model_card": ("check_card", "untrained", "write_card"),
         "openai_batch": ("BadRequest", "RESPONSE_FORMAT", "SCHEMA", "TOO_LONG", "read_request"),
         "prompting": ("DOCUMENTS", "check_template", "encode", "end_of_turn", "messages"),
+        "record": ("Row", "lacks", "record_of", "value_in"),
     },
     modules=("calibration", "columns", "labels", "values"),
 )

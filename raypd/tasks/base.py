@@ -19,13 +19,35 @@ import json
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from raypd.run import FIRST
 
 if TYPE_CHECKING:
     # Both import torch, which a worker without weights does not need.
     from raypd.decoding import Program, Sampling
+
+
+class TextBox(NamedTuple):
+    """Where a part of a document's text stands on a page that was recognized.
+
+    Attributes:
+        begin: The first character of the part.
+        end: The character after its last one.
+        page: The page, from 1.
+        left: The left side, as a fraction of the page's width.
+        top: The upper side, as a fraction of the page's height, from the top.
+        right: The right side.
+        bottom: The lower side.
+    """
+
+    begin: int
+    end: int
+    page: int
+    left: float
+    top: float
+    right: float
+    bottom: float
 
 
 @dataclass
@@ -40,6 +62,7 @@ class Document:
         source: The name of the object that it was read from.
         place: Its row number in a Parquet object, else the byte at which it begins in the object's
             text. Together with `source` it is unique.
+        boxes: Where its text stands on its pages, if it was recognized (OCR).
     """
 
     index: int
@@ -48,6 +71,7 @@ class Document:
     error: str | None = None
     source: str = ""
     place: int = 0
+    boxes: list[TextBox] = field(default_factory=list)
 
 
 @dataclass

@@ -14,7 +14,7 @@ from typing import Any
 from raypd.config import Category, RunConfig
 from raypd.run import FIRST, SECOND
 from raypd.tasks.base import Document, Record, Request, Task
-from raypd.tasks.columns import Row, record_of, value_in
+from raypd.tasks.record import Row, record_of, value_in
 
 # How the rows name the two models.
 MODELS = (FIRST, SECOND)

@@ -1,5 +1,11 @@
-"""The rows of every kind of task: the columns that all have, those of the task, and which of these
-are the answer.
+"""The columns of the output table, for every kind of task.
+
+Every table begins with raypd's own columns (`OWN`). Those of the task follow: `SHAPES` describes
+them for each kind of task, and says which of them hold the answer. With `output.columns: typed` an
+extraction has a column of its own type for each attribute instead of `record` and `values`, and
+columns of details beside it.
+
+The writer, verification, export, the report and nightly tables take the columns from here.
 """
 
 import json
@@ -11,148 +17,234 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from raypd.config import OWN_COLUMNS, Category, ExtractionConfig, RunConfig
+from raypd.config import DETAILS, OWN_COLUMNS, ExtractionConfig, RunConfig
 from raypd.schema import Attribute
-from raypd.tasks.base import Record
+from raypd.tasks.base import Document, Record
+from raypd.tasks.record import Row, put_value, value_at
 
-Row = dict[str, Any]
 OWN = pa.schema(
-    [pa.field(name, pa.type_for_alias(kind), name == "error") for name, kind in OWN_COLUMNS.items()]
+    [
+        pa.field(name, pa.type_for_alias(type_name), nullable=name == "error")
+        for name, type_name in OWN_COLUMNS.items()
+    ]
 )
-_VALUE = [
+
+
+def own_columns(document: Document, record: Record, attempts: int) -> Row:
+    """Return the values of raypd's own columns in the row of an answer.
+
+    Args:
+        document: The document.
+        record: Its answer, or why there is none.
+        attempts: How often the unit was tried, with this time.
+    """
+    return {
+        "id": document.id,
+        "status": "ok" if record.error is None else "error",
+        "error": record.error,
+        "source": document.source,
+        "row": document.place,
+        "attempts": attempts,
+    }
+
+
+# The fields of an item of the column `values`.
+_VALUE_FIELDS = [
     ("name", pa.string()),
-    ("value", pa.string()),  # as text, whatever its type; null where there is none
+    # The value as text, whatever its type, or null.
+    ("value", pa.string()),
     ("number", pa.float64()),
     ("boolean", pa.bool_()),
-    # Of a choice its probability, else the mean of its tokens' (docs/values.md)
+    # The probability of a choice, or the mean of the tokens' probabilities (docs/values.md).
     ("confidence", pa.float32()),
-    # Ok, null, truncated (at K_max), invalid, ambiguous (not one number), unsure.
+    # ok, null, truncated (at K_max), invalid, ambiguous (more than one number) or unsure.
     ("status", pa.string()),
-    ("raw", pa.string()),  # what was decoded, where no value could be made of it
-    # Where a text stands in the document's: characters [begin, end); null where it does not stand
-    # there. page: from 1, where form feeds end pages, as in the text of a PDF.
+    # The decoded text, if it is not a value.
+    ("raw", pa.string()),
+    # Where the document's text has the value: characters [begin, end), or null. `page` counts from
+    # 1, where form feeds end pages, as in the text of a PDF.
     ("span", pa.struct([("begin", pa.int32()), ("end", pa.int32()), ("page", pa.int32())])),
-    ("span_exact", pa.bool_()),  # whether letter for letter, or but for case and white space
-    # Of a document in several (task.too_long), from 0: where the value was found.
+    # Whether the text at the span equals the value, not only apart from case and white space.
+    ("span_exact", pa.bool_()),
+    # The window of a long document that the value was found in, from 0 (task.too_long).
     ("window", pa.int32()),
 ]
-_MODEL = ("model", pa.string())  # that answered, in a run with a cascade: first or second
-VALUE = pa.struct(_VALUE)
+# The box of a value on the page of a scanned document (input.ocr): left, top, right and bottom, as
+# fractions of the page's width and height from its upper left corner.
+_BOX = pa.field("box", pa.list_(pa.float32()))
+# The model of a cascade that decoded the value: first or second.
+_MODEL = pa.field("model", pa.string())
+VALUE = pa.struct(_VALUE_FIELDS)
 EXTRACTION = pa.schema(
     [
         ("category", pa.string()),
-        ("record", pa.string()),  # the values as a JSON object
+        # The values as a JSON object.
+        ("record", pa.string()),
         ("values", pa.list_(VALUE)),
-        ("truncated", pa.bool_()),  # the document was cut to fit
+        # Whether the document was cut to fit the context.
+        ("truncated", pa.bool_()),
     ]
 )
 QUESTION_ANSWERING = pa.schema(
     [
-        ("question_id", pa.string()),  # its own, or its number in the row (from 0)
+        # The question's own id, or its number in the row, from 0.
+        ("question_id", pa.string()),
         ("question", pa.string()),
-        ("answer", pa.string()),  # text, or the choice's text; null where the context does not say
-        (
-            "choice_index",
-            pa.int32(),
-        ),  # of the answer among the choices, from 0; null for free answers
-        ("confidence", pa.float32()),  # of a choice its probability, else the mean of its tokens'
-        # Ok | null | truncated (cut at max_answer_tokens) | invalid (empty)
+        # A text, the text of a choice, or null if the context does not say.
+        ("answer", pa.string()),
+        # The number of the answer among the choices, from 0; null for free answers.
+        ("choice_index", pa.int32()),
+        # The probability of a choice, or the mean of the tokens' probabilities.
+        ("confidence", pa.float32()),
+        # ok, null, truncated (at max_answer_tokens) or invalid (empty).
         ("answer_status", pa.string()),
-        ("truncated", pa.bool_()),  # the context was cut to fit
+        # Whether the context was cut to fit that of the model.
+        ("truncated", pa.bool_()),
     ]
 )
 GENERATION = pa.schema(
     [
-        ("sample", pa.int32()),  # of task.samples
-        ("turn", pa.int32()),  # of a conversation
+        # The number of the answer, of task.samples.
+        ("sample", pa.int32()),
+        # The turn of a conversation.
+        ("turn", pa.int32()),
         ("text", pa.string()),
-        (
-            "finish_reason",
-            pa.string(),
-        ),  # stop: all threads of the text came to their end; else length
+        # stop: all threads of the text came to their ends; otherwise length.
+        ("finish_reason", pa.string()),
         ("tokens", pa.int32()),
-        ("confidence", pa.float32()),  # geometric mean of the token probabilities
-        ("raw", pa.string()),  # with markup, where the method writes any
-        ("counters", pa.string()),  # prompt_tokens and the method's own, as a JSON object
+        # The geometric mean of the tokens' probabilities.
+        ("confidence", pa.float32()),
+        # The text with the markup that the method writes.
+        ("raw", pa.string()),
+        # prompt_tokens and the method's own counters, as a JSON object.
+        ("counters", pa.string()),
         ("warnings", pa.list_(pa.string())),
     ]
 )
-_STATUSES = {"stop": "ok", "length": "truncated"}  # of a text
+# The status of a generated text by its finish_reason.
+_STATUSES = {"stop": "ok", "length": "truncated"}
 
 
 @dataclass
 class RowValue:
-    key: str  # tells it from the other answers of its document
-    name: str  # what was asked; "" where the document itself asks
+    """An answer in a row, whatever the task.
+
+    Attributes:
+        key: Distinguishes it from the other answers of its document.
+        name: What was asked; "" if the document itself asks.
+        value: The answer as text, or None.
+        status: As in the column `values`.
+        confidence: Its confidence, if it has one.
+        raw: The decoded text, if it is not a value.
+        span: Characters [begin, end) of the document's text.
+    """
+
+    key: str
+    name: str
     value: str | None
-    status: str  # as of VALUE
+    status: str
     confidence: float | None = None
     raw: str | None = None
-    span: tuple[int, int] | None = None  # characters of the document's text
+    span: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True)
 class RowShape:
-    """The columns of a kind of task, and which of them say what."""
+    """The columns of a kind of task, and what they mean.
+
+    Attributes:
+        schema: The columns.
+        answer: The column of the answer.
+        status: The column of the answer's status; None: an answer that is not null is ok.
+        name: The column that says what was asked; None: the document itself asks.
+        parts: Columns that distinguish the rows of a document.
+        repeats: Whether a document may have rows with the same parts, such as a question that is
+            asked twice.
+        many: Whether the answer is a list of VALUE.
+    """
 
     schema: pa.Schema
     answer: str
-    status: str | None = None  # of the answer; None: where there is one, it is ok
-    name: str | None = None  # what was asked
-    parts: tuple[str, ...] = ()  # tell the rows of a document apart
-    repeats: bool = False  # rows of the same parts may be there: a question that is asked twice
-    many: bool = False  # the answer is a list of VALUE
+    status: str | None = None
+    name: str | None = None
+    parts: tuple[str, ...] = ()
+    repeats: bool = False
+    many: bool = False
 
     def values(self, row: Mapping[str, Any]) -> list[RowValue]:
-        """The answers of a row; none of an error row."""
+        """Return the answers of a row; an error row has none."""
         if row.get("status", "ok") != "ok":
             return []
         if self.many:
-            return [
-                RowValue(
-                    v["name"],
-                    v["name"],
-                    v["value"],
-                    v["status"],
-                    v.get("confidence"),
-                    v.get("raw"),
-                    _ends(v),
-                )
-                for v in row[self.answer] or []
-            ]
+            return [_value_of_item(item) for item in row[self.answer] or []]
         value = row[self.answer]
-        status = row[self.status] if self.status else "null" if value is None else "ok"
-        key = ", ".join(
-            f"{part} {row[part]}" if len(self.parts) > 1 else str(row[part]) for part in self.parts
-        )
+        if self.status:
+            status = row[self.status]
+        else:
+            status = "null" if value is None else "ok"
         name = str(row[self.name]) if self.name else ""
-        return [RowValue(key, name, value, _STATUSES.get(status, status), row.get("confidence"))]
+        return [
+            RowValue(
+                self._key(row), name, value, _STATUSES.get(status, status), row.get("confidence")
+            )
+        ]
+
+    def _key(self, row: Mapping[str, Any]) -> str:
+        if len(self.parts) == 1:
+            return str(row[self.parts[0]])
+        return ", ".join(f"{part} {row[part]}" for part in self.parts)
+
+    def has_columns(self, names: Collection[str]) -> bool:
+        """Return whether rows with these columns can have this shape."""
+        needed = {self.answer, *self.parts}
+        if self.status:
+            needed.add(self.status)
+        if self.name:
+            needed.add(self.name)
+        return needed.issubset(names)
 
 
-def _ends(value: Mapping[str, Any]) -> tuple[int, int] | None:
-    span = value.get("span")
-    return (span["begin"], span["end"]) if span else None
+def _value_of_item(item: Mapping[str, Any]) -> RowValue:
+    """Return an item of the column `values`."""
+    span = item.get("span")
+    return RowValue(
+        key=item["name"],
+        name=item["name"],
+        value=item["value"],
+        status=item["status"],
+        confidence=item.get("confidence"),
+        raw=item.get("raw"),
+        span=(span["begin"], span["end"]) if span else None,
+    )
 
 
 SHAPES = {
     "extraction": RowShape(EXTRACTION, "values", many=True),
     "question_answering": RowShape(
-        QUESTION_ANSWERING, "answer", "answer_status", "question", ("question_id",), True
+        QUESTION_ANSWERING,
+        "answer",
+        status="answer_status",
+        name="question",
+        parts=("question_id",),
+        repeats=True,
     ),
-    "generation": RowShape(GENERATION, "text", "finish_reason", parts=("turn", "sample")),
+    "generation": RowShape(GENERATION, "text", status="finish_reason", parts=("turn", "sample")),
 }
 
 
 def shape_of(names: Collection[str]) -> RowShape | None:
-    """The shape of rows with these columns; None of typed ones (see `record_row`)."""
-    return next(
-        (s for s in SHAPES.values() if {s.answer, s.status, s.name, *s.parts} <= {None, *names}),
-        None,
-    )
+    """Return the shape of rows with these columns; None for typed columns (see `record_row`)."""
+    for shape in SHAPES.values():
+        if shape.has_columns(names):
+            return shape
+    return None
 
 
 def parts_of(table: pa.Table) -> Any:
-    """What tells the rows of one document apart: the same twice is an answer too many."""
+    """Return what distinguishes the rows of a document, for each row of a table.
+
+    Two rows of a document with the same part are an answer too many.
+    """
     shape = shape_of(table.column_names)
     if shape is not None and shape.repeats:
         return [str(number) for number in range(len(table))]
@@ -163,207 +255,220 @@ def parts_of(table: pa.Table) -> Any:
 
 
 def row_values(row: Mapping[str, Any]) -> list[RowValue]:
-    """The answers of a row of any task; none of an error row."""
+    """Return the answers of a row of any task; an error row has none."""
     shape = shape_of(row.keys())
-    return [] if shape is None else shape.values(row)
-
-
-# ------------------------------------------------------------------------
-# typed columns
-_SPAN = pa.struct(
-    [("begin", pa.int32()), ("end", pa.int32()), ("page", pa.int32()), ("exact", pa.bool_())]
-)
-
-
-def columns_of(config: RunConfig) -> pa.Schema:
-    """The task's columns as a run's table has them.
-
-    Times stay text: Spark and Athena read it, and offsets are kept.
-    """
-    if not isinstance(config.task, ExtractionConfig) or config.output.columns == "record":
-        schema = SHAPES[config.task.kind].schema
-        if config.cascade.model is None:
-            return schema
-        values = pa.field("values", pa.list_(pa.struct([*_VALUE, _MODEL])))
-        return schema.set(schema.get_field_index("values"), values)
-    trees: dict[str, Row] = {}  # column -> its type, in nested objects by name
-    for category in config.task.categories.values():
-        for attribute in category.attributes:
-            head, *inner = attribute.place
-            _put(trees, [head, *inner], attribute.value_type.arrow_type())
-            for detail, kind in _details(attribute, config).items():
-                _put(trees, [f"{head}__{detail}", *inner], kind)
-    return pa.schema([("category", pa.string()), *_fields(trees), ("truncated", pa.bool_())])
-
-
-def _details(attribute: Attribute, config: RunConfig) -> Row:
-    """What stands beside an attribute's column, in columns `attribute__detail`: its types."""
-    details = {"confidence": pa.float32(), "status": pa.string()}
-    if attribute.value_type.has_span:
-        details["span"] = _SPAN
-    if isinstance(config.task, ExtractionConfig) and config.task.too_long == "windows":
-        details["window"] = pa.int32()
-    return details | ({} if config.cascade.model is None else {"model": pa.string()})
-
-
-def _fields(tree: Row) -> list[pa.Field]:
-    return [
-        pa.field(name, pa.struct(_fields(kind)) if isinstance(kind, dict) else kind)
-        for name, kind in tree.items()
-    ]
-
-
-def _put(tree: Row, path: list[str], value: Any) -> None:
-    for name in path[:-1]:
-        tree = tree.setdefault(name, {})
-    tree[path[-1]] = value
-
-
-def _get(tree: Any, path: list[str]) -> Any:
-    for name in path:
-        tree = tree.get(name) if isinstance(tree, Mapping) else None
-    return tree
-
-
-def value_in(record: Any, attribute: Attribute) -> Any:
-    """What a record, or labels, have of an attribute: in its nested object, or under its name;
-    None: nothing.
-    """
-    nested = _get(record, attribute.place)
-    return nested if nested is not None else record.get(attribute.name)
-
-
-def lacks(labels: Mapping[str, Any], attribute: Attribute, category: Category) -> bool:
-    """Whether labels say nothing of an attribute, not even null.
-
-    Raises ValueError where its object is none.
-    """
-    if attribute.name in labels:
-        return False
-    tree: Any = labels
-    for end, key in enumerate(attribute.place, 1):
-        if tree is None:
-            break
-        if not isinstance(tree, Mapping):
-            raise ValueError(
-                f"attribute {attribute.name!r}: a label of {attribute.place[end - 2]!r} is no "
-                "object"
-            )
-        if key not in tree:  # an optional one is absent where it is null, as `record_of` has it
-            return (
-                not attribute.omit_null and attribute.place[:end] not in category.optional_objects
-            )
-        tree = tree[key]
-    return False
-
-
-def record_of(category: Category, named: Mapping[str, Any]) -> Row:
-    """The record of values by their attributes' names: nested objects are put together again."""
-    record: Row = {}
-    for attribute in category.attributes:
-        value = named.get(attribute.name)
-        if value is not None:
-            value = attribute.value_type.in_record(value)
-        if value is not None or not attribute.omit_null:
-            _put(record, attribute.place, value)
-    for *above, last in sorted(category.optional_objects, key=len, reverse=True):
-        if (holder := _get(record, above)) is not None and not _holds(holder.get(last)):
-            holder.pop(last, None)
-    return record
-
-
-def _holds(value: Any) -> bool:
-    return any(map(_holds, value.values())) if isinstance(value, dict) else value is not None
+    if shape is None:
+        return []
+    return shape.values(row)
 
 
 def value_row(
     name: str, value: Any, status: str, confidence: float | None, raw: str | None = None
 ) -> Row:
-    """A row of the column `values`. value: as JSON has it; raw: what was decoded."""
-    text = (
-        value if value is None or isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-    )
+    """Return an item of the column `values`.
+
+    Args:
+        name: The attribute's name.
+        value: The value, of a type that JSON has.
+        status: Its status.
+        confidence: Its confidence, if it has one.
+        raw: The decoded text.
+    """
+    text = value
+    if value is not None and not isinstance(value, str):
+        text = json.dumps(value, ensure_ascii=False)
     boolean = value if isinstance(value, bool) else None
-    number = float(value) if isinstance(value, (int, float)) and boolean is None else None
-    row = {
+    is_number = isinstance(value, (int, float)) and boolean is None
+    has_raw = value is None and status != "null"
+    return {
         "name": name,
         "value": text,
-        "number": number,
+        "number": float(value) if is_number else None,
         "boolean": boolean,
         "confidence": confidence,
+        "status": status,
+        "raw": raw if has_raw else None,
     }
-    return {**row, "status": status, "raw": raw if value is None and status != "null" else None}
 
 
-def typed_row(columns: Row, config: RunConfig) -> Row:
-    """A row's own columns, `record` and `values`, as typed ones."""
-    category = config.extraction.categories.get(columns.get("category") or "")
-    if category is None:
-        return columns
-    row: Row = {"category": columns["category"], "truncated": columns["truncated"]}
-    record, values = (
-        json.loads(columns["record"]),
-        {value["name"]: value for value in columns["values"]},
-    )
-    for attribute in category.attributes:
-        head, *inner = attribute.place
-        value = values.get(attribute.name, {})
-        if value.get("span"):
-            value = {**value, "span": {**value["span"], "exact": value["span_exact"]}}
-        stored = attribute.value_type.to_arrow(_get(record, attribute.place))
-        _put(row, attribute.place, stored)
-        for detail in _details(attribute, config):
-            _put(row, [f"{head}__{detail}", *inner], value.get(detail))
-    return row
+# ------------------------------------------------------------------------
+# Typed columns. The details of an attribute are in columns named attribute__detail.
+
+_DETAIL_TYPES = {
+    "confidence": pa.float32(),
+    "status": pa.string(),
+    "span": pa.struct(
+        [("begin", pa.int32()), ("end", pa.int32()), ("page", pa.int32()), ("exact", pa.bool_())]
+    ),
+    "window": pa.int32(),
+    "model": pa.string(),
+}
+assert _DETAIL_TYPES.keys() == set(DETAILS)
+
+
+def detail_column(name: str, detail: str) -> str:
+    """Return the name of the column with a detail of an attribute's value."""
+    return f"{name}__{detail}"
+
+
+def is_detail(column: str, *details: str) -> bool:
+    """Return whether a column has one of some details of an attribute's value."""
+    return column.endswith(tuple(detail_column("", detail) for detail in details))
+
+
+def _details(attribute: Attribute, config: RunConfig) -> dict[str, pa.DataType]:
+    """Return the types of the details that a run's table has of an attribute."""
+    names = ["confidence", "status"]
+    if attribute.value_type.has_span:
+        names.append("span")
+    if config.extraction.too_long == "windows":
+        names.append("window")
+    if config.cascade.model is not None:
+        names.append("model")
+    types = {name: _DETAIL_TYPES[name] for name in names}
+    if "span" in types and _has_box(config):
+        types["span"] = _with_box(types["span"])
+    return types
+
+
+def columns_of(config: RunConfig) -> pa.Schema:
+    """Return the task's columns of a run's table.
+
+    Times stay text, which Spark and Athena read, so that their offsets are kept.
+    """
+    if _is_typed(config):
+        return _typed_columns(config)
+    schema = SHAPES[config.task.kind].schema
+    has_box = _has_box(config)
+    if config.cascade.model is None and not has_box:
+        return schema
+    fields = list(VALUE)
+    if has_box:
+        span = VALUE.get_field_index("span")
+        fields[span] = pa.field("span", _with_box(VALUE.field(span).type))
+    if config.cascade.model is not None:
+        fields.append(_MODEL)
+    values = pa.field("values", pa.list_(pa.struct(fields)))
+    return schema.set(schema.get_field_index("values"), values)
+
+
+def _has_box(config: RunConfig) -> bool:
+    """Return whether the spans of a run's table have boxes."""
+    return isinstance(config.task, ExtractionConfig) and config.input.ocr != "off"
+
+
+def _with_box(span: pa.StructType) -> pa.StructType:
+    return pa.struct([*span, _BOX])
+
+
+def _is_typed(config: RunConfig) -> bool:
+    return isinstance(config.task, ExtractionConfig) and config.output.columns == "typed"
+
+
+def _typed_columns(config: RunConfig) -> pa.Schema:
+    # Types by column; those of nested objects are in mappings by name.
+    types: Row = {}
+    for category in config.extraction.categories.values():
+        for attribute in category.attributes:
+            head, *inner = attribute.place
+            put_value(types, attribute.place, attribute.value_type.arrow_type())
+            for detail, arrow_type in _details(attribute, config).items():
+                put_value(types, [detail_column(head, detail), *inner], arrow_type)
+    return pa.schema([("category", pa.string()), *_fields(types), ("truncated", pa.bool_())])
+
+
+def _fields(types: Row) -> list[pa.Field]:
+    """Return the fields of a schema or struct; mappings become structs."""
+    fields = []
+    for name, arrow_type in types.items():
+        if isinstance(arrow_type, dict):
+            arrow_type = pa.struct(_fields(arrow_type))
+        fields.append(pa.field(name, arrow_type))
+    return fields
 
 
 def rows_of(records: Sequence[Record], config: RunConfig) -> Sequence[Record]:
-    """A task's records as the run's table has them (`columns_of`)."""
-    if not isinstance(config.task, ExtractionConfig) or config.output.columns == "record":
+    """Return a task's records with the columns of the run's table (`columns_of`)."""
+    if not _is_typed(config):
         return records
     return [replace(record, columns=typed_row(record.columns, config)) for record in records]
 
 
+def typed_row(columns: Row, config: RunConfig) -> Row:
+    """Return the task's columns of a row, with typed columns instead of `record` and `values`."""
+    category = config.extraction.categories.get(columns.get("category") or "")
+    if category is None:
+        return columns
+    record = json.loads(columns["record"])
+    items = {item["name"]: item for item in columns["values"]}
+    row: Row = {"category": columns["category"], "truncated": columns["truncated"]}
+    for attribute in category.attributes:
+        head, *inner = attribute.place
+        item = items.get(attribute.name, {})
+        if item.get("span"):
+            item = {**item, "span": {**item["span"], "exact": item["span_exact"]}}
+        value = attribute.value_type.to_arrow(value_at(record, attribute.place))
+        put_value(row, attribute.place, value)
+        for detail in _details(attribute, config):
+            put_value(row, [detail_column(head, detail), *inner], item.get(detail))
+    return row
+
+
 def record_row(row: Row) -> Row:
-    """A row with `record` and `values`, also out of typed columns, which lack raw; any other as it
-    is.
+    """Return a row with `record` and `values` instead of typed columns, which lack `raw`.
+
+    A row of another task, or one that has these columns already, is returned as it is.
     """
-    heads = [name for name in row if f"{name}__status" in row and f"{name}__confidence" in row]
+    heads = []
+    for name in row:
+        if detail_column(name, "status") in row and detail_column(name, "confidence") in row:
+            heads.append(name)
     if "record" in row or not heads:
         return row
     record: Row = {}
-    values = []
+    items: list[Row] = []
     for head in heads:
+        # JSON writes dates as texts.
         cells = json.loads(json.dumps(row[head], default=date.isoformat))
-        for path, status in _leaves([], row[f"{head}__status"]):
-            value = _get(cells, path)
-            _put(record, [head, *path], value)
-            confidence, span, window = (
-                _get(row, [f"{head}__{detail}", *path])
-                for detail in ("confidence", "span", "window")
-            )
-            details = {
-                "span": span and {key: span.get(key) for key in ("begin", "end", "page")},
-                "window": window,
-            }
-            if f"{head}__model" in row:
-                details["model"] = _get(row, [f"{head}__model", *path])
-            details["span_exact"] = span and span["exact"]
-            values.append(
-                {**value_row(".".join([head, *path]), value, status, confidence), **details}
-            )
-    kept = {name: value for name, value in row.items() if name.split("__")[0] not in heads}
-    ok = row.get("status", "ok") == "ok"
-    return {
-        **kept,
-        "record": json.dumps(record, ensure_ascii=False) if ok else None,
-        "values": values if ok else None,
-    }
+        for path, status in _leaves([], row[detail_column(head, "status")]):
+            value = value_at(cells, path)
+            put_value(record, [head, *path], value)
+            items.append(_item_of_details(row, head, path, value, status))
+    others = {name: value for name, value in row.items() if name.split("__")[0] not in heads}
+    if row.get("status", "ok") != "ok":
+        return {**others, "record": None, "values": None}
+    return {**others, "record": json.dumps(record, ensure_ascii=False), "values": items}
+
+
+def _item_of_details(row: Row, head: str, path: list[str], value: Any, status: str) -> Row:
+    """Return the item of the column `values` for a value in typed columns.
+
+    Args:
+        row: The row.
+        head: The column of the value.
+        path: The keys that lead to the value inside of the column.
+        value: The value.
+        status: Its status.
+    """
+
+    def detail(name: str) -> Any:
+        return value_at(row, [detail_column(head, name), *path])
+
+    item = value_row(".".join([head, *path]), value, status, detail("confidence"))
+    span = detail("span")
+    item["span"] = span and {key: span[key] for key in span if key != "exact"}
+    item["window"] = detail("window")
+    if detail_column(head, "model") in row:
+        item["model"] = detail("model")
+    item["span_exact"] = span and span["exact"]
+    return item
 
 
 def _leaves(path: list[str], status: Any) -> Iterator[tuple[list[str], str]]:
+    """Yield the path and the status of each value in a column of statuses."""
     if isinstance(status, Mapping):
         for name, inner in status.items():
             yield from _leaves([*path, name], inner)
-    elif status is not None:  # of another category
+    elif status is not None:
+        # An attribute of another category has no status.
         yield path, status

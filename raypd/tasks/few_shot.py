@@ -10,10 +10,10 @@ from typing import Any
 from raypd.config import Category, QuestionAnsweringConfig, RunConfig
 from raypd.errors import ConfigError, in_words, raised_as
 from raypd.tasks.base import Document
-from raypd.tasks.columns import value_in
 from raypd.tasks.documents import category_of, text_of, words_of
 from raypd.tasks.labels import labels_of
 from raypd.tasks.missing import parse_json
+from raypd.tasks.record import value_in
 
 
 def load_examples(task: QuestionAnsweringConfig) -> list[dict[str, Any]]:

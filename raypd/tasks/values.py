@@ -17,13 +17,14 @@ from raypd.schema import (
     string_end,
     structure_end,
 )
-from raypd.tasks.base import Document
+from raypd.tasks.base import Document, TextBox
 
 __all__ = [
     "CheckedValue",
     "JsonObjectEnd",
     "Rated",
     "Status",
+    "box_of",
     "check",
     "find_span",
     "find_value",
@@ -229,7 +230,9 @@ def _is_word(char: str) -> bool:
     return char.isalnum() or char == "_"
 
 
-def span_of(value: Any, text: str, offset: int, source: str) -> dict[str, Any]:
+def span_of(
+    value: Any, text: str, offset: int, source: str, boxes: Sequence[TextBox] = ()
+) -> dict[str, Any]:
     """The columns `span` and `span_exact` of a value.
 
     Args:
@@ -237,6 +240,7 @@ def span_of(value: Any, text: str, offset: int, source: str) -> dict[str, Any]:
         text: The part of the source that the model read.
         offset: Where the part begins, in characters.
         source: The document's whole text, with form feeds between pages.
+        boxes: Where the source stands on its pages, if it was recognized.
     """
     span = find_span(text, value) if isinstance(value, str) else None
     if span is None:
@@ -244,7 +248,32 @@ def span_of(value: Any, text: str, offset: int, source: str) -> dict[str, Any]:
     begin = offset + span[0]
     end = offset + span[1]
     page = source.count("\f", 0, begin) + 1 if "\f" in source else None
-    return {"span": {"begin": begin, "end": end, "page": page}, "span_exact": span[2]}
+    where: dict[str, Any] = {"begin": begin, "end": end, "page": page}
+    if boxes:
+        where["box"] = box_of(boxes, begin, end)
+    return {"span": where, "span_exact": span[2]}
+
+
+def box_of(boxes: Sequence[TextBox], begin: int, end: int) -> list[float] | None:
+    """Return the box around a part of a text: left, top, right and bottom (`TextBox`).
+
+    Args:
+        boxes: The boxes of the whole text.
+        begin: The first character of the part.
+        end: The character after its last one. What stands on a further page is left out.
+    """
+    inside: list[TextBox] = []
+    for box in boxes:
+        if box.begin < end and begin < box.end and (not inside or box.page == inside[0].page):
+            inside.append(box)
+    if not inside:
+        return None
+    return [
+        min(box.left for box in inside),
+        min(box.top for box in inside),
+        max(box.right for box in inside),
+        max(box.bottom for box in inside),
+    ]
 
 
 def span_source(document: Document, columns: Sequence[str]) -> str:

@@ -34,6 +34,7 @@ from raypd.tasks import (
     messages,
     questions_of,
     read_request,
+    record_of,
     text_of,
 )
 
@@ -362,7 +363,7 @@ def _record(name: str, category: Category) -> dict[str, Any]:
             status = "ok"
         value_of[attribute.name] = value
         values.append(columns.value_row(attribute.name, value, status, None))
-    record = json.dumps(columns.record_of(category, value_of), ensure_ascii=False)
+    record = json.dumps(record_of(category, value_of), ensure_ascii=False)
     return {"category": name, "record": record, "values": values, "truncated": False}
 
 

@@ -18,9 +18,9 @@ from raypd.tasks import (
     ExtractionTask,
     Record,
     category_of,
-    columns,
     end_of_turn,
     labels_of,
+    lacks,
     value_in,
 )
 from raypd.training.example import Example, Examples, Skip, Teacher, check_usable, trace, written
@@ -85,7 +85,7 @@ class ExtractionExamples(Examples):
             labels = document.fields[self.column]
             category = self._category(document)
             for attribute in category.attributes:
-                if columns.lacks(labels, attribute, category):
+                if lacks(labels, attribute, category):
                     is_lacking.append(True)
                     texts.append("\n")
                 else:
@@ -130,7 +130,7 @@ class ExtractionExamples(Examples):
                 self._skip_label(f"labels of {name!r}, which the category does not have")
         # One bad label makes the document unusable: the model would learn a wrong value or null.
         for attribute in category.attributes:
-            if not attribute.nullable or not columns.lacks(labels, attribute, category):
+            if not attribute.nullable or not lacks(labels, attribute, category):
                 value_text(attribute, value_in(labels, attribute))
             elif self.config.decoding.method == "autoregressive":  # which writes every attribute
                 raise Skip(f"attribute {attribute.name!r}: no label; {_NULL}")
@@ -146,9 +146,7 @@ class ExtractionExamples(Examples):
             raise Skip(f"a label {message[message.find('is no value') :]}") from None
         if not isinstance(labels, dict):
             raise Skip(f"column {self.column!r}: expected an object of attribute: value")
-        if not labels and any(
-            columns.lacks(labels, attribute, category) for attribute in attributes
-        ):
+        if not labels and any(lacks(labels, attribute, category) for attribute in attributes):
             raise Skip(f"column {self.column!r}: empty")
         return labels
 

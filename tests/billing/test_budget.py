@@ -18,7 +18,6 @@ from raypd.cluster.ledger_actor import Standing
 from raypd.config.cluster import deadline_at
 from raypd.errors import ConfigError
 from tests.cluster.test_ledger_actor import begin, check_rows, check_sums, files, trial
-from tests.faults.trial import EXECUTORS
 from tests.processes import LONG, ended
 from tests.runs import says, with_keys
 
@@ -238,11 +237,10 @@ def test_no_session_exceeds_its_budget_and_a_larger_budget_resumes(tmp_path) -> 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("executor", EXECUTORS)
-def test_a_run_that_underestimated_its_units_stops_at_the_reserve(tmp_path, executor) -> None:
+def test_a_run_that_underestimated_its_units_stops_at_the_reserve(tmp_path) -> None:
     """Units take minutes, which is unknown before the first has ended."""
     run = trial(tmp_path, units=4, prices={"local": 360.0}, reserve_seconds=10.0, budget_usd=6.0)
-    err = ended(begin(run, "model.fake.step_seconds=8", f"cluster.executor={executor}"), code=3)
+    err = ended(begin(run, "model.fake.step_seconds=8"), code=3)
     assert "0 of 40 documents done" in err
     (tree,) = files(tmp_path)
     check_sums(tree)

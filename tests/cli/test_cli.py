@@ -76,7 +76,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ),
         (
             ["run.yaml", "engine.max_num_seqs=0"],
-            "engine.max_num_seqs: give a whole number from 1 on, or auto",
+            "engine.max_num_seqs: give a whole number of at least 1, or auto",
         ),
         (["run.yaml", "input.path=in/b.jsonl"], "no such file or folder; did you mean"),
         (
@@ -201,7 +201,7 @@ def test_the_readme_puts_the_command_on_the_path() -> None:
 def test_config_show_is_yaml_that_reads_back_or_a_section_of_it(folder: Path, raypd) -> None:
     (folder / "run.yaml").write_text(RUN + "engine:  # which the override fills\n")
     shown = raypd("config", "show", "run.yaml", "engine.max_num_seqs=3").out
-    assert "# integer | auto. b: most prompts in decoding at the same time" in shown
+    assert "# integer | auto. b: the most prompts in decoding at once" in shown
     run = RunConfig.model_validate(yaml.safe_load(shown))
     assert run.engine.max_num_seqs == 3
     assert run.task.categories["book"].attributes[0].name == "author"

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from raypd.config import RunConfig
-from tests.faults.trial import WORKERS, executor
+from tests.faults.trial import WORKERS
 from tests.processes import children
 from tests.runs import TITLES, extraction, run_config
 
@@ -47,7 +47,6 @@ def configuration(folder: Path, unit_documents: int, workers: int) -> RunConfig:
         "decode_tokens_per_second": 1e12,
     }
     cluster = {
-        "executor": executor(),
         "address": "local",
         "unit_documents": unit_documents,
         "max_workers": workers,

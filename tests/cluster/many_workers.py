@@ -1,5 +1,5 @@
 """How long 64 workers on logical GPUs idle at the end of a run: python -m
-tests.cluster.many_workers [WORKERS UNITS SECONDS]; RAYPD_TEST_EXECUTOR=ray_data.
+tests.cluster.many_workers [WORKERS UNITS SECONDS].
 documents_per_second: of the whole run, Ray's start too.
 """
 

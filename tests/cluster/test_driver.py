@@ -8,6 +8,7 @@ import os
 import re
 import signal
 from types import SimpleNamespace
+from typing import Any
 from unittest.mock import Mock
 
 import pyarrow as pa
@@ -15,20 +16,17 @@ import pyarrow.parquet as pq
 import pytest
 import ray
 
-from raypd.cluster import driver
-from raypd.cluster.in_flight import Ended, Tick
-from raypd.cluster.ray_data_executor import RayDataExecutor
+from raypd.cluster import accounts, driver
+from raypd.cluster.worker_pool import Ended, Tick
 from raypd.errors import ConfigError, RunError
 from raypd.run import layout
 from raypd.run.console import signals
 from raypd.run.unit import UnitResult
 from tests.cluster import fakes
+from tests.cluster.test_ledger_actor import check_sums
 from tests.faults.trial import Trial, kill
-from tests.processes import LONG, ended, start
+from tests.processes import LONG, ended
 from tests.runs import run_here, says, with_keys, write_jsonl
-
-# These tests are about the driver. The executors have their own tests beside this file and below.
-EXECUTORS = ["pool", pytest.param("ray_data", marks=pytest.mark.slow)]
 
 
 def test_a_run_resumes_with_new_input_and_refuses_another_configuration(
@@ -83,54 +81,10 @@ def test_a_run_resumes_with_new_input_and_refuses_another_configuration(
         driver.run_extract(run, build=never)
 
 
-def test_ray_data_lists_what_cannot_be_read_and_does_the_rest(
-    tmp_path, config, ray_here, monkeypatch, between
-) -> None:
-    for name in "abc":
-        write_jsonl(tmp_path / f"in/{name}.jsonl", ["a"] * 3)
-    run = config(str(tmp_path / "in"), executor="ray_data")
-    monkeypatch.setattr("raypd.cluster.unit_source._BLOCKS", 1)  # so of three units
-    passes = []
-    stream = RayDataExecutor._pass
-    monkeypatch.setattr(
-        RayDataExecutor, "_pass", lambda own, *pass_: passes.append(pass_[2]) or stream(own, *pass_)
-    )
-    between((tmp_path / "in/b.jsonl").unlink)
-    with pytest.raises(
-        RunError, match=r"(?s)1 units of the input cannot be read.*b.jsonl: is gone since"
-    ):
-        driver.run_extract(run, build=fakes.build)
-    # Of all files, then apart.
-    assert pq.read_table(tmp_path / "out/units").num_rows == 6
-    assert passes == [1, 3]
-    assert (
-        json.loads((tmp_path / "out/manifest.json").read_text())["unreadable"][0]["source"]
-        == "b.jsonl"
-    )
-    monkeypatch.undo()
-    # The one that is to be done, behind one that is not.
-    next((tmp_path / "out/units").glob("c.jsonl-*")).unlink()
-    result = driver.run_extract(run, build=fakes.build)  # b.jsonl is no part of the input any more
-    assert result.documents == 6
-    assert result.units_unreadable == 0
-
-
-@pytest.mark.slow
-def test_a_deadline_that_one_worker_holds_takes_one_of_ray_data(tmp_path, config, ray_here) -> None:
-    run = config(
-        str(write_jsonl(tmp_path / "a.jsonl", ["a"] * 60)), executor="ray_data", max_workers=4
-    )
-    run = with_keys(run, cost={"deadline": "1h"})
-    assert driver.run_extract(run, build=fakes.build).ok == 60
-    (bill,) = (json.loads(path.read_text()) for path in (tmp_path / "out/ledger").iterdir())
-    assert len(bill["workers"]) == 1
-
-
-@pytest.mark.parametrize("executor", EXECUTORS)
-def test_a_run_ends_early_if_too_many_documents_fail(tmp_path, config, ray_here, executor) -> None:
+def test_a_run_ends_early_if_too_many_documents_fail(tmp_path, config, ray_here) -> None:
     # In the first half, four of ten documents have no text.
     titles = ([""] * 4 + ["a"] * 6) * 10 + ["a"] * 100
-    keys = {"max_failed_share": 0.3, "units_in_flight": 1, "executor": executor}
+    keys = {"max_failed_share": 0.3, "units_in_flight": 1}
     with pytest.raises(RunError) as caught:
         driver.run_extract(
             config(str(write_jsonl(tmp_path / "a.jsonl", titles)), **keys), build=fakes.build
@@ -144,6 +98,36 @@ def test_a_run_ends_early_if_too_many_documents_fail(tmp_path, config, ray_here,
         "units committed",
     )
     assert 100 <= pq.read_table(tmp_path / "out/units").num_rows < 200
+
+
+def test_workers_that_a_deadline_no_longer_needs_end_while_they_are_busy(
+    tmp_path, config, ray_here, monkeypatch
+) -> None:
+    """Three workers are wanted until 12 units are done, then one; each worker is always busy."""
+    wanted = []
+
+    def need(documents: int, **_: Any) -> tuple[int, float]:
+        wanted.append(3 if documents > 240 else 1)
+        return wanted[-1], 1.0
+
+    monkeypatch.setattr(accounts.budget, "need", need)
+    monkeypatch.setattr(accounts, "_RETHINK_SECONDS", 0.5)
+    path = str(write_jsonl(tmp_path / "a.jsonl", ["sleep 0.08"] * 360))
+    run = config(path, max_workers=3, max_num_seqs=1)
+    run = with_keys(run, cost={"deadline": "1h", "prices": {"local": 36.0}})
+    assert driver.run_extract(run, build=fakes.build).ok == 360
+    assert {3, 1} <= set(wanted)
+    (bill,) = (json.loads(path.read_text()) for path in (tmp_path / "out/ledger").iterdir())
+    assert len(bill["workers"]) == 3
+    lives = sorted(worker["heard"] - worker["began"] for worker in bill["workers"])
+    committed = sorted(worker["ok"] for worker in bill["workers"])
+    assert sum(committed) == 360
+    # The one that stays does most of the rest; the others have long ended by then.
+    assert committed[2] > 150
+    ends = sorted(worker["heard"] for worker in bill["workers"])
+    assert bill["until"] - ends[1] > 8, lives
+    assert bill["parts"]["lost"] == 0
+    check_sums(bill)
 
 
 @pytest.mark.parametrize(
@@ -184,11 +168,10 @@ def test_a_run_whose_last_unit_has_ended_does_not_fail_for_its_budget() -> None:
     assert accounts.ended.call_count == 1
 
 
-@pytest.mark.parametrize("executor", EXECUTORS)
 def test_a_run_that_committed_nothing_may_be_restarted_with_another_configuration(
-    tmp_path, config, ray_here, executor, capsys
+    tmp_path, config, ray_here, capsys
 ):
-    run = config(str(write_jsonl(tmp_path / "a.jsonl", ["a"] * 30)), executor=executor)
+    run = config(str(write_jsonl(tmp_path / "a.jsonl", ["a"] * 30)))
     with pytest.raises(RunError, match=r"(?s)ZeroDivisionError.*0 of 3 units committed"):
         driver.run_extract(run, build=lambda *_: 1 // 0)
     changed = with_keys(run, input={"id_column": None})
@@ -258,32 +241,6 @@ def test_a_second_signal_does_not_interrupt_the_clean_up(first) -> None:
     with pytest.raises(KeyboardInterrupt), signals(), signals(), closed:
         signal.raise_signal(first)
     assert handlers() == before
-
-
-@pytest.mark.slow
-def test_ctrl_c_ends_a_run_that_ray_data_streams_and_it_resumes(tmp_path, monkeypatch) -> None:
-    monkeypatch.setenv("RAYPD_TEST_EXECUTOR", "ray_data")
-    run = Trial(tmp_path, ["a"] * 20 + ["until go", *["a"] * 9] * 3, cluster={"max_workers": 2})
-    first = run.start()
-    run.wait(2)
-    first.send_signal(signal.SIGINT)
-    out, err = first.communicate(timeout=LONG)
-    assert first.returncode == 130
-    assert re.fullmatch(
-        r"interrupted: [0-2] of 5 units committed; the same command resumes", err.splitlines()[-1]
-    )
-    assert "Traceback" not in err + out
-    run.go("go")
-    assert "documents=50 ok=50 failed=0" in run.finish()
-    outcome = run.outcome("")
-    assert outcome.rows == 50
-    assert outcome.lost == 0
-    assert outcome.doubled == 0
-
-
-@pytest.mark.slow
-def test_ray_data_streams_units_to_workers_on_gpus() -> None:
-    ended(start("-m", "tests.cluster.many_workers", "2", "4", "1", RAYPD_TEST_EXECUTOR="ray_data"))
 
 
 def test_units_that_another_session_committed_meanwhile_are_not_processed_again(

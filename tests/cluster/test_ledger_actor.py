@@ -18,7 +18,7 @@ from raypd.billing.bill import Bill
 from raypd.billing.book import Book
 from raypd.billing.meter import WorkerTime
 from raypd.cluster import ledger_actor
-from raypd.dataset import writer
+from raypd.dataset import summaries
 from raypd.report.status import Watch
 from raypd.run.usage import GpuUse
 from tests.faults.trial import Trial
@@ -83,15 +83,13 @@ def check_sums(tree: dict[str, Any]) -> None:
 def test_a_bill_notes_once_that_nvml_does_not_answer() -> None:
     ledger = object.__new__(ledger_actor.Ledger)
     ledger.book = Book(Bill("s", 100.0, 0.0))
-    ledger._heard = {}
-    ledger._starts = 0
-    ledger.report(WorkerTime("without GPU", "n", 100.0), (0, 0))
+    ledger.report(WorkerTime("without GPU", "n", 100.0))
     assert ledger.book.last.notes == []
     for name in ("first", "second"):
-        ledger.report(WorkerTime(name, "n", 100.0, gpus=1.0), (0, 0))
+        ledger.report(WorkerTime(name, "n", 100.0, gpus=1.0))
         (note,) = ledger.book.last.notes
         assert "NVML" in note
-    ledger.report(WorkerTime("third", "n", 100.0, gpus=1.0, gpu_use=GpuUse(1)), (0, 0))
+    ledger.report(WorkerTime("third", "n", 100.0, gpus=1.0, gpu_use=GpuUse(1)))
     assert len(ledger.book.last.notes) == 1
 
 
@@ -192,10 +190,10 @@ def test_a_run_has_a_bill_that_adds_up(tmp_path) -> None:
     assert manifest["cost"]["usd"] == tree["usd"]
     assert manifest["decode_tokens"] == tree["totals"]["decode_tokens"]
     says(out, "cost:   $", "per 1,000 documents")
-    summaries = writer.summaries(str(tmp_path / "out"))
+    units = summaries.some(str(tmp_path / "out"), 100)
     workers = {worker["worker"] for worker in tree["workers"]}
-    assert {summary.worker for summary in summaries} == workers
-    for summary in summaries:
+    assert {summary.worker for summary in units} == workers
+    for summary in units:
         assert summary.busy_seconds > 0
         assert summary.began > tree["began"]
 

@@ -17,19 +17,20 @@ import pytest
 import ray
 
 from raypd.answering.request_queue import EngineBroken, UnitState
-from raypd.cluster import driver, faulty_gpus, pool_executor, ray_session
-from raypd.cluster.in_flight import WorkerHandle
+from raypd.cluster import driver, faulty_gpus, ray_session
 from raypd.cluster.ray_session import WorkerResources
 from raypd.cluster.worker import DecodeWorker, WorkerSpec
+from raypd.cluster.worker_pool import WorkerHandle, WorkerPool
 from raypd.config import ClusterConfig, RunConfig
-from raypd.dataset import writer
+from raypd.dataset import summaries, writer
 from raypd.dataset.planner import plan
 from raypd.decoding.counts import Finished, TokenCounts
 from raypd.errors import ModelError, RunError
-from raypd.models.load import resolve_device
+from raypd.models.device import resolve_device
 from raypd.run import manifest, records, retry_policy
 from raypd.run.retry_policy import Attempt, AttemptRecord, UnitLog, attempts_path
 from raypd.run.unit import Unit
+from raypd.run.unit_totals import UnitTotals
 from raypd.tasks.base import Record
 from tests.cluster import fakes
 from tests.processes import LONG, wait_for
@@ -150,7 +151,7 @@ def test_truncated_documents_are_counted(begin, monkeypatch) -> None:
     monkeypatch.setattr(fakes, "Record", cut)
     run, worker, (unit,) = begin(["a", "long", "a", "twice long", "long"])
     assert worker.run_unit(unit).truncated == 3
-    units = writer.summaries(run.output.path)
+    units = UnitTotals(summaries.some(run.output.path, 100))
     assert manifest.make(run, run.output.path, 1, units, manifest.Unreadable(), None).truncated == 3
 
 
@@ -174,7 +175,7 @@ def test_the_reason_that_a_dying_worker_stores_contains_no_secret(
 ) -> None:
     run, worker, (unit,) = begin(["a"])
     broken = EngineBroken("GET https://me:Pa55word@hub.example/m?token=t0ken failed")
-    monkeypatch.setattr(worker, "run_unit", mock.Mock(side_effect=broken))
+    monkeypatch.setattr(worker, "_process", mock.Mock(side_effect=broken))
     monkeypatch.setattr("os._exit", sys.exit)
     with pytest.raises(SystemExit):
         worker.run(unit)
@@ -256,12 +257,13 @@ def test_a_cancelled_unit_is_handed_back(tmp_path: Path, begin) -> None:
         assert begun.result(LONG).handed_back
     assert writer.committed(run.output.path) == set()
     assert worker.meter.report().open == {}
-    assert worker.meter.report().categories == {}
+    assert worker.meter.report().changes == []
     (tmp_path / "out/go").touch()
     # What is left of the cancelled units in the engine does no harm and is billed as lost.
     assert worker.run(second).ok == 100
     report = worker.meter.report()
-    counts = [*report.categories.values(), *report.lost_categories.values()]
+    counts = [count for change in report.changes for count in change.usage.values()]
+    counts += report.lost_usage.values()
     assert sum(count["decode_tokens"] for count in counts) == 3 * sum(worker.parts.engine.fill)
 
 
@@ -455,7 +457,7 @@ def test_a_run_continues_with_the_gpus_that_are_left(
     monkeypatch, workers: int, gpus: int, max_workers: int | None
 ) -> None:
     lines: list[str] = []
-    executor = pool_executor.PoolExecutor(
+    pool = WorkerPool(
         None,
         WorkerResources(1, 1.0, 1),
         ClusterConfig(max_workers=workers),
@@ -463,16 +465,16 @@ def test_a_run_continues_with_the_gpus_that_are_left(
     )
     monkeypatch.setattr(ray, "cluster_resources", lambda: {"GPU": float(gpus)})
     bad = WorkerHandle(SimpleNamespace())
-    executor.workers.append(bad)
+    pool.workers.append(bad)
     if max_workers is None:
         with pytest.raises(RunError, match="no GPU is left: GPU 3 is broken"):
-            executor._pin(bad, "GPU 3 is broken")
+            pool._pin(bad, "GPU 3 is broken")
     else:
-        executor._pin(bad, "GPU 3 is broken")
-        assert executor._max_workers == max_workers
+        pool._pin(bad, "GPU 3 is broken")
+        assert pool._max_workers == max_workers
     assert lines == ["GPU 3 is broken"]
-    assert executor.workers == []
-    assert executor._pinning == [bad]
+    assert pool.workers == []
+    assert pool._pinning == [bad]
 
 
 def build_with_gpu_0_broken(config, threads):
@@ -482,13 +484,10 @@ def build_with_gpu_0_broken(config, threads):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("executor", ["pool", "ray_data"])
-def test_a_faulty_gpu_of_two_costs_no_document(
-    tmp_path: Path, config, capfd, executor: str
-) -> None:
+def test_a_faulty_gpu_of_two_costs_no_document(tmp_path: Path, config, capfd) -> None:
     # The run takes longer than two starts of a worker.
     path = str(write_jsonl(tmp_path / "a.jsonl", ["sleep 0.2"] * 200))
-    shares = {"gpus_per_worker": 1, "cpus_per_worker": 0.5, "executor": executor}
+    shares = {"gpus_per_worker": 1, "cpus_per_worker": 0.5}
     run = with_keys(
         config(path, unit_documents=5, max_workers=2), model={"device": "cpu"}, cluster=shares
     )

@@ -280,6 +280,13 @@ def test_a_key_of_an_earlier_release_is_refused_with_its_replacement(override, r
     assert len(str(error.value).splitlines()) == 1
 
 
+def test_the_executor_of_an_earlier_release_is_refused_with_its_replacement_and_read_in_records():
+    with pytest.raises(ConfigError, match=r"cluster\.executor: this key is gone.*cluster\.readers"):
+        make_config(config_tree(), ["cluster.executor=ray_data"])
+    recorded = config_tree(cluster={"executor": "ray_data", "max_workers": 3})
+    assert make_config(with_current_keys(recorded)).cluster.max_workers == 3
+
+
 @pytest.mark.parametrize(
     ("overrides", "key", "words"),
     [

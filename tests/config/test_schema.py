@@ -582,6 +582,7 @@ def test_a_schema_that_explodes_is_refused_at_once(tmp_path: Path, schema: Any, 
             "'x' .text. has the column of .*'a' .object.",
         ),
         ([[{"name": "x"}, {"name": "x__status"}]], "'x__status' .* has the column of"),
+        ([[{"name": "x"}, {"name": "x__window"}]], "'x__window' .* has the column of"),
     ],
 )
 def test_attributes_that_cannot_have_a_column_each(attributes: Any, words: str) -> None:

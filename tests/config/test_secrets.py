@@ -4,6 +4,7 @@ section `storage`.
 
 import json
 import pickle
+import re
 import time
 from pathlib import Path
 
@@ -61,10 +62,7 @@ def test_a_secret_is_refused_and_not_repeated(key: str, value: str) -> None:
         make_config(tree, [f"{key}={value}", "cluster.max_workers=0"])
     assert "cluster.max_workers" in str(caught.value)
     assert SECRET not in str(caught.value)
-    assert any(
-        f"no {words}" in str(caught.value)
-        for words in ("credentials", "user and password", "secrets")
-    )
+    assert re.search("credentials|user and password|secrets", str(caught.value))
 
 
 def test_paths_and_addresses_without_one_are_taken() -> None:

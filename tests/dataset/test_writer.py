@@ -11,6 +11,7 @@ from raypd import storage
 from raypd.dataset import writer
 from raypd.errors import RunError
 from raypd.run.unit import UnitSummary
+from raypd.tasks import columns
 from raypd.tasks.base import Document, Record
 
 COLUMNS = pa.schema([("answer", pa.string()), ("price", pa.float64())])
@@ -48,14 +49,20 @@ def test_rows_are_the_input_s_in_order_with_errors_for_values_that_cannot_be_wri
         writer.output_schema(pa.schema([("status", pa.string())]))
 
 
+def test_the_writer_fills_every_column_that_all_tables_have() -> None:
+    row = columns.own_columns(Document(0, "a", source="in.jsonl", place=7), Record(0), attempts=2)
+    assert list(row) == columns.OWN.names
+    assert row["row"] == 7
+    assert row["attempts"] == 2
+
+
 def test_the_second_commit_changes_nothing(tmp_path) -> None:
     for answer, ok in (("first", 1), ("second", 2)):
         summary = UnitSummary(
             "u-1", "f" * 12, "s", "a.jsonl", 10, 3, ok, 3 - ok, 1.5, counts={"steps": 7}
         )
-        assert writer.commit(str(tmp_path), table([Record(0, {"answer": answer})]), summary) == (
-            answer == "first"
-        )
+        commit = writer.commit(str(tmp_path), table([Record(0, {"answer": answer})]), summary)
+        assert (commit is not None) == (answer == "first")
     assert writer.committed(str(tmp_path)) == {"u-1"}
     assert writer.is_committed(str(tmp_path), "u-1")
     summary = writer.read_summary(str(tmp_path), "u-1")

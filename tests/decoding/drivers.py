@@ -9,7 +9,9 @@ from transformers import PreTrainedModel
 
 from raypd.decoding.counts import Finished
 from raypd.decoding.engine import Engine
-from raypd.decoding.llama import Llama
+from raypd.decoding.layers.in_torch import Builder
+from raypd.decoding.models.decoder import DecoderModel
+from raypd.decoding.models.registry import find_family
 from raypd.decoding.program import Feed, Predictions, Program
 from raypd.decoding.text import Prompt
 
@@ -76,8 +78,17 @@ def drive(
         return end.value, feeds
 
 
+def built(model: PreTrainedModel, builder: Builder) -> DecoderModel:
+    """Return a model whose layers a builder has built."""
+    family = find_family(model)
+    assert family is not None
+    return family.build(model, builder)
+
+
 def logits_of(
-    model: PreTrainedModel | Llama, ids: Sequence[int] | torch.Tensor, attention: str = "auto"
+    model: PreTrainedModel | DecoderModel,
+    ids: Sequence[int] | torch.Tensor,
+    attention: str = "auto",
 ) -> torch.Tensor:
     """Return an engine's logits of a text, [tokens, vocabulary]."""
 

@@ -158,9 +158,12 @@ def compare(
     for window in (None, rng.randint(1, 12), 10_000):
         scale = rng.choice([dim**-0.5, 0.5])
         softcap = rng.choice([None, 2.0])
-        layer = AttentionLayer(0, scale, window, softcap)
+        sinks = rng.choice([None, numbers(kv_heads * repeat)])
+        exact_sinks = None if sinks is None else sinks.double()
+        layer = AttentionLayer(0, scale, window, softcap, sinks)
+        exact_layer = AttentionLayer(0, scale, window, softcap, exact_sinks)
         answer = attend(step, layer, query, key, value)
-        expected = reference(exact_step, layer, query.double(), key.double(), value.double())
+        expected = reference(exact_step, exact_layer, query.double(), key.double(), value.double())
         torch.testing.assert_close(
             answer.double(),
             expected,

@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Sequence
 import torch
 from transformers import PreTrainedModel
 
+from raypd.decoding.models.hybrid import has_recurrent_layers
 from raypd.decoding.program import Feed, Predictions
 from raypd.decoding.sampling import AllowedTokens
 
@@ -24,6 +25,18 @@ def dense_output(
     Returns:
         Logits [n, vocabulary] and last hidden states [n, hidden size].
     """
+    if has_recurrent_layers(model.config):
+        # A recurrence reads a text in order. Its mask says which tokens are padding: none.
+        assert torch.equal(mask, torch.ones_like(mask).tril())
+        mask_of_padding = torch.ones(1, len(tokens), dtype=torch.long)
+        output = model(
+            input_ids=torch.tensor([list(tokens)]),
+            position_ids=torch.tensor([list(positions)]),
+            attention_mask=mask_of_padding,
+            use_cache=False,
+            output_hidden_states=True,
+        )
+        return output.logits[0], output.hidden_states[-1][0]
     masks: object = _additive(model, mask)
     window = getattr(model.config, "sliding_window", None)
     if window and getattr(model.config, "use_sliding_window", True):

@@ -13,19 +13,40 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from transformers import Qwen3Config, Qwen3ForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from benchmarks.gpu import LARGE, SHAPES, Work
 from raypd.decoding import kv_cache, passes as packing
 from raypd.decoding.attention import plan, sdpa, step
 from raypd.decoding.engine import Engine
-from raypd.decoding.llama import Llama
 from raypd.decoding.methods.hyper_parallel import hyper_parallel
 from raypd.decoding.quantized import quantize
+from tests.decoding.drivers import built
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs triton")
 LAYERS = 3
 META = torch.device("meta")
+# The sizes of Qwen3-30B-A3B and gpt-oss-20b.
+MIXTURES = {
+    "qwen3_moe": {
+        "hidden_size": 2048,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 4,
+        "head_dim": 128,
+        "num_experts": 128,
+        "num_experts_per_tok": 8,
+        "moe_intermediate_size": 768,
+    },
+    "gpt_oss": {
+        "hidden_size": 2880,
+        "intermediate_size": 2880,
+        "num_attention_heads": 64,
+        "num_key_value_heads": 8,
+        "head_dim": 64,
+        "num_local_experts": 32,
+        "num_experts_per_tok": 4,
+    },
+}
 PRODUCTS = {"_scaled_mm", "mm", "addmm", "bmm", "linear", "matmul", "addmm_"}
 # Operations that create a tensor or a view of one, and start no kernel.
 VIEWS = {
@@ -121,16 +142,25 @@ def count_copies(monkeypatch, passed: list[Counts]) -> None:
 
 
 def passes(
-    monkeypatch, attention: str, packed: bool, documents: int, fp8: bool = False
+    monkeypatch,
+    attention: str,
+    packed: bool,
+    documents: int,
+    fp8: bool = False,
+    kind: str = "qwen3",
 ) -> list[Counts]:
-    """Count each pass of hyper-parallel decoding by Qwen3-8B's layers."""
-    from raypd.decoding import cuda_layer
+    """Count each pass of hyper-parallel decoding by the layers of Qwen3-8B or a mixture."""
     from raypd.decoding.attention import triton_kernel
+    from raypd.decoding.layers import in_triton, triton_experts, triton_kernels
 
     passed: list[Counts] = []
     kernels = {"_norm": (0, 2), "_store_heads": (0, 0), "_swiglu": (0, 1), "_quantize": (0, 1)}
     for name, moved in kernels.items():
-        monkeypatch.setattr(cuda_layer, name, Launches(passed, name, moved))
+        monkeypatch.setattr(triton_kernels, name, Launches(passed, name, moved))
+    kernels = {"_choose": (0, 1, 2), "_rank": (0, 1), "_place": (0, 1, 2), "_mix": (0, 1, 1)}
+    kernels["_grouped"] = ()
+    for name, moved in kernels.items():
+        monkeypatch.setattr(triton_experts, name, Launches(passed, name, moved))
     for name, moved in {"_attend": (0, 3), "_merge": (0, 2)}.items():
         monkeypatch.setattr(triton_kernel, name, Launches(passed, name, moved))
     l40s = triton_kernel.Gpu((8, 9), 142)
@@ -144,12 +174,13 @@ def passes(
     count_copies(monkeypatch, passed)
     monkeypatch.setattr(Engine, "_sample", sample)
     with META:
-        config = Qwen3Config(**{**LARGE, **SHAPES["Qwen3-8B"], "num_hidden_layers": LAYERS})
-        model = Qwen3ForCausalLM._from_config(config, dtype=torch.bfloat16)
+        sizes = {**LARGE, **SHAPES["Qwen3-8B"], **MIXTURES.get(kind, {})}
+        config = AutoConfig.for_model(kind, **sizes | {"num_hidden_layers": LAYERS})
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
     if fp8:
         quantize(model, "fp8")
     if packed:
-        model = Llama(model, cuda_layer.CudaLayer)
+        model = built(model, in_triton.CudaBuilder())
     engine = Engine(model, max_num_seqs=64, max_num_batched_tokens=8192, attention=attention)
     work = Work()
     for tokens in work.documents(documents, 1000, seed=1):
@@ -177,6 +208,20 @@ def test_a_layer_is_few_launches_and_moves_little_beside_its_products(documents,
         assert kilobytes <= (210 if fp8 else 200)
         assert set(counts.copies) == {"pinned"}
         assert counts.copies["pinned"] <= 2
+
+
+@pytest.mark.parametrize("kind", ["qwen3_moe", "gpt_oss"])
+@pytest.mark.parametrize(("documents", "fp8"), [(1, False), (64, False), (64, True)])
+def test_a_layer_of_experts_is_few_launches(documents, fp8, kind, monkeypatch):
+    for counts in passes(monkeypatch, "triton", True, documents, fp8, kind):
+        around_layers = 18  # Embedding, rotary embedding, last norm, head.
+        launches = sum(count for name, count in counts.kernels.items() if name not in GROWTH)
+        assert launches <= 20 * LAYERS + around_layers
+        assert set(counts.copies) == {"pinned"}
+        assert counts.copies["pinned"] <= 3
+        counts.bytes.pop("_merge", 0)
+        kilobytes = counts.bytes.total() / counts.tokens / LAYERS / 1024
+        assert kilobytes <= (190 if fp8 else 130)
 
 
 def test_without_triton_scores_are_not_written_out_either(monkeypatch):

@@ -17,8 +17,8 @@ from raypd.decoding.linear import is_possible
 from raypd.decoding.memory import MIN_PASS_TOKENS, TokenBudget, is_out_of_memory
 from raypd.decoding.methods.autoregressive import autoregressive
 from raypd.decoding.pack import pack_model
+from raypd.decoding.program import ProgramError
 from raypd.decoding.sampling import Sampling
-from raypd.decoding.sequence import ProgramError
 from raypd.decoding.text import Prompt
 from tests.decoding.cases import CASES, pair, run_all
 from tests.decoding.drivers import INSTRUCTION, finished, never, prompts_of, small_device, tokens_of

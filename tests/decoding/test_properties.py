@@ -20,9 +20,9 @@ from raypd.decoding.engine import Engine
 from raypd.decoding.methods.autoregressive import autoregressive
 from raypd.decoding.methods.hyper_parallel import Slot, SlottedPrompt, hyper_parallel
 from raypd.decoding.methods.intra_prompt import Context, PromptTree, Question, header, intra_prompt
-from raypd.decoding.program import Feed
+from raypd.decoding.program import Feed, ProgramError
 from raypd.decoding.scheduler import Chunk
-from raypd.decoding.sequence import MIN_REGION_SLOTS, ProgramError
+from raypd.decoding.sequence import MIN_REGION_SLOTS
 from raypd.decoding.text import Prompt
 from raypd.decoding.visibility import (
     NO_TOKEN,

@@ -14,8 +14,8 @@ from raypd.decoding.automata import OneOf
 from raypd.decoding.engine import Engine
 from raypd.decoding.grammar import Grammar
 from raypd.decoding.linear import is_possible
-from raypd.decoding.llama import Llama
 from raypd.decoding.methods.hyper_parallel import Slot, SlottedPrompt, hyper_parallel
+from raypd.decoding.models.decoder import DecoderModel
 from raypd.decoding.pack import pack_model
 from raypd.decoding.program import Feed, Predictions, Program
 from raypd.decoding.sampling import GREEDY, AllowedTokens, SampleRequests, Sampling, sample
@@ -229,7 +229,7 @@ def predictions_of(engine: Engine, temperature: float) -> list[Predictions]:
     return [predictions for answer in answers for predictions in answer]
 
 
-def engines(model: PreTrainedModel | Llama) -> tuple[Engine, Engine, list[int]]:
+def engines(model: PreTrainedModel | DecoderModel) -> tuple[Engine, Engine, list[int]]:
     """Return an engine that computes few logits if it can, and one that never does.
 
     The list receives the number of rows that the first one computed so, in each pass.

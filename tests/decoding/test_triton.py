@@ -98,6 +98,7 @@ def compiled(kernel, capability: int, types: dict[str, str], constants: dict, wa
     [
         (80, "bf16", 128, 64, {}),
         (89, "bf16", 128, 64, {"SPLIT": True}),
+        (89, "bf16", 64, 64, {"SPLIT": True, "WINDOW": True, "SINKS": True}),
         (90, "bf16", 128, 128, {}),
         *slow(
             (89, "fp16", 64, 64, {}),
@@ -128,6 +129,7 @@ def test_attention_compiles_into_what_a_card_has(
         "WORDS": 1,
         "WINDOW": False,
         "SOFTCAP": False,
+        "SINKS": False,
         "SPLIT": False,
         "ROWS": rows,
         "BLOCK": tile.keys,
@@ -136,7 +138,9 @@ def test_attention_compiles_into_what_a_card_has(
         **flags,
     }
     types = {
-        **dict.fromkeys(["query_rows", "stored_keys", "stored_values", "out"], f"*{dtype}"),
+        **dict.fromkeys(
+            ["query_rows", "stored_keys", "stored_values", "out", "sinks"], f"*{dtype}"
+        ),
         **dict.fromkeys(["items", "queries", "keys", "starts"], "*i32"),
         **dict.fromkeys(["scale", "softcap"], "fp32"),
         **dict.fromkeys(["split", "split_lse"], "*fp32"),
@@ -154,11 +158,12 @@ def test_attention_compiles_into_what_a_card_has(
 @needs_triton
 @pytest.mark.parametrize("capability", [89, *slow((80,), (90,))])
 def test_the_kernels_around_it_compile(capability, monkeypatch, tmp_path):
-    from raypd.decoding import cuda_layer
     from raypd.decoding.attention import triton_kernel
+    from raypd.decoding.layers import triton_kernels
 
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     names = ["x", "weight", "joined", "keys", "values", "cos", "sin", "query_weight", "key_weight"]
+    names.append("sinks")
     types = {
         **dict.fromkeys(names, "*bf16"),
         **dict.fromkeys(["scale", "split", "split_lse"], "*fp32"),
@@ -166,22 +171,97 @@ def test_the_kernels_around_it_compile(capability, monkeypatch, tmp_path):
         "slots": "*i64",
         "eps": "fp32",
     }
-    heads = {"HEADS": 32, "KV_HEADS": 8, "NORM": True, "HALF": 64, "BLOCK": cuda_layer._HEADS}
+    heads = {"HEADS": 32, "KV_HEADS": 8, "NORM": True, "HALF": 64}
+    heads |= {"STYLE": 0, "ROTATE": True, "BLOCK": triton_kernels._HEADS}
+    merge = {"HEADS": 32, "VALUE_DIM": 128, "VALUE_BLOCK": 128}
     for kernel, constants, warps in (
-        (cuda_layer._norm, {"DIM": 4096, "BLOCK": 4096, "FP8": False}, 4),
-        (cuda_layer._store_heads, heads, 4),
-        (cuda_layer._swiglu, {"DIM": 12288, "BLOCK": cuda_layer._BLOCK, "FP8": False}, 4),
-        (cuda_layer._norm, {"DIM": 4096, "BLOCK": 4096, "FP8": True}, 4),
-        (cuda_layer._swiglu, {"DIM": 12288, "BLOCK": 16384, "FP8": True}, 16),
-        (cuda_layer._quantize, {"DIM": 4096, "BLOCK": 4096}, 4),
-        (triton_kernel._merge, {"HEADS": 32, "VALUE_DIM": 128, "VALUE_BLOCK": 128}, 1),
+        (triton_kernels._norm, {"DIM": 4096, "BLOCK": 4096, "STYLE": 0, "FP8": False}, 4),
+        (triton_kernels._store_heads, heads, 4),
+        (triton_kernels._swiglu, {"DIM": 12288, "BLOCK": triton_kernels._BLOCK, "FP8": False}, 4),
+        (triton_kernels._norm, {"DIM": 4096, "BLOCK": 4096, "STYLE": 2, "FP8": True}, 4),
+        (triton_kernels._swiglu, {"DIM": 12288, "BLOCK": 16384, "FP8": True}, 16),
+        (triton_kernels._quantize, {"DIM": 4096, "BLOCK": 4096}, 4),
+        (triton_kernel._merge, {**merge, "SINKS": False}, 1),
+        (triton_kernel._merge, {**merge, "SINKS": True}, 1),
     ):
-        fp8 = constants.get("FP8", kernel is cuda_layer._quantize)
+        fp8 = constants.get("FP8", kernel is triton_kernels._quantize)
         if fp8 and capability < 89:
             continue
         out = {"out": "*fp8e4nv" if fp8 else "*bf16"}
         result, stack = compiled(kernel, capability, types | out, constants, warps)
         assert result.metadata.shared <= SHARED_MEMORY
+        assert stack == 0
+
+
+@needs_triton
+@pytest.mark.parametrize(
+    ("capability", "dtype", "rows", "flags"),
+    [
+        (89, "bf16", 64, {"GATE": 1}),
+        (90, "bf16", 16, {"GATE": 2, "BIAS": True}),
+        (90, "fp8e4nv", 64, {"GATE": 1, "SCALED": True, "DEPTH": 128}),
+        *slow(
+            (80, "bf16", 64, {"WEIGHTED": True, "BIAS": True}),
+            (89, "fp8e4nv", 64, {"WEIGHTED": True, "SCALED": True, "DEPTH": 128}),
+            (89, "fp16", 16, {"WEIGHTED": True}),
+            (90, "bf16", 64, {"GATE": 2, "BIAS": True}),
+        ),
+    ],
+)
+def test_the_products_of_experts_compile(capability, dtype, rows, flags, monkeypatch, tmp_path):
+    from raypd.decoding.layers import triton_experts
+
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    constants = {
+        "INPUTS": 2048,
+        "OUTPUTS": 768,
+        "EXPERTS": 128,
+        "K": 8,
+        "GATE": 0,
+        "BIAS": False,
+        "SCALED": False,
+        "WEIGHTED": False,
+        "ROWS": rows,
+        "COLUMNS": 64,
+        "DEPTH": 64,
+        "EXPERT_BLOCK": 128,
+        **flags,
+    }
+    # The weights are read along their inputs.
+    constants["input_stride"] = 1
+    types = {
+        **dict.fromkeys(["x", "weight"], f"*{dtype}"),
+        **dict.fromkeys(["x_scale", "weight_scale", "entry_weights"], "*fp32"),
+        **dict.fromkeys(["bias", "out"], "*bf16"),
+        **dict.fromkeys(["counts", "order"], "*i32"),
+        **dict.fromkeys(["alpha", "limit"], "fp32"),
+    }
+    result, stack = compiled(triton_experts._grouped, capability, types, constants, 4)
+    assert result.metadata.shared <= SHARED_MEMORY
+    assert stack == 0
+    assert re.search(r"\b(wgmma\.)?mma[._]", result.asm["ptx"])
+
+
+@needs_triton
+def test_the_kernels_around_the_experts_compile(monkeypatch, tmp_path):
+    from raypd.decoding.layers import triton_experts
+
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    types = {
+        **dict.fromkeys(["logits", "entries", "residual"], "*bf16"),
+        "weights": "*fp32",
+        **dict.fromkeys(["numbers", "ranks", "counts", "order"], "*i32"),
+    }
+    experts = {"EXPERTS": 128, "EXPERT_BLOCK": 128, "BLOCK": triton_experts._ENTRIES}
+    choice = {"EXPERTS": 128, "K": 8, "BLOCK": 128, "RENORMALIZE": True}
+    count = {"entries": "i32"}
+    for kernel, more_types, constants in (
+        (triton_experts._choose, {}, choice),
+        (triton_experts._rank, count, {"BLOCK": triton_experts._ENTRIES}),
+        (triton_experts._place, count, experts),
+        (triton_experts._mix, {}, {"DIM": 2048, "K": 8, "BLOCK": triton_experts._BLOCK}),
+    ):
+        _, stack = compiled(kernel, 89, types | more_types, constants, 4)
         assert stack == 0
 
 
@@ -264,14 +344,15 @@ def test_a_worker_on_a_gpu_has_larger_passes_and_is_warm_before_it_begins(
         ("gemma2", 16, "triton", 0.0, ""),
         ("qwen3", 16, "triton", OSError("no gcc"), "no gcc"),
         ("qwen3", 16, "sdpa", 0.0, ""),
-        ("llama", 24, "triton", 0.0, ""),
+        # Only its attention is left to torch.
+        ("llama", 24, "triton", 0.0, None),
     ],
 )
 def test_layers_for_gpus_are_taken_where_they_are_right(
     kind, head_dim, attend, error, message, monkeypatch, caplog
 ):
     from raypd.decoding.attention import triton_kernel
-    from raypd.decoding.cuda_layer import CudaLayer
+    from raypd.decoding.layers.in_triton import CudaBuilder
 
     model = tiny_model(kind, head_dim=head_dim)
     monkeypatch.setattr(type(model), "device", torch.device("cuda"))
@@ -281,7 +362,7 @@ def test_layers_for_gpus_are_taken_where_they_are_right(
     packed = packing.pack_model(model)
     # The message is None if the layers are used, and empty if they are not, without a warning.
     if message is None:
-        assert {type(layer) for layer in packed.layers} == {CudaLayer}
+        assert type(packed.builder) is CudaBuilder
     else:
         assert packed is model
         assert message in caplog.text

@@ -2,7 +2,6 @@
 as Markdown.
 """
 
-import os
 import sys
 import tempfile
 import traceback
@@ -11,7 +10,7 @@ from pathlib import Path
 from unittest import SkipTest
 
 from tests.faults import on_cluster, on_s3, one_machine
-from tests.faults.trial import EXECUTORS, Outcome
+from tests.faults.trial import Outcome
 from tests.processes import end_all
 
 FAULTS = [
@@ -33,38 +32,34 @@ FAULTS = [
 ]
 
 
-def main(only: list[str]) -> int:
-    """Runs all faults, or those named, with every executor; the number of those that went wrong."""
+def main(names: list[str]) -> int:
+    """Run all faults, or those named; return the number of those that went wrong."""
     wrong = 0
-    executors = " | ".join(f"`{name}`" for name in EXECUTORS)
-    print(f"| fault | what was done | documents in | {executors} | what raypd did |")
-    print(f"|---|---|---|{'---|' * len(EXECUTORS)}---|", flush=True)
+    print("| fault | what was done | documents in | rows, lost, doubled | what raypd did |")
+    print("|---|---|---|---|---|", flush=True)
     for fault in FAULTS:
-        if only and fault.__name__ not in only:
+        if names and fault.__name__ not in names:
             continue
-        outcomes = [outcome(fault, executor) for executor in EXECUTORS]
-        wrong += outcomes.count("WENT WRONG")
-        found = [own for own in outcomes if isinstance(own, Outcome)]
-        if found:
-            counts = [
-                f"{o.rows} {o.lost} {o.doubled}" if isinstance(o, Outcome) else o for o in outcomes
-            ]
-            cells = [fault.__doc__, found[0].done, str(found[0].documents), *counts, found[0].note]
+        result = outcome(fault)
+        if isinstance(result, Outcome):
+            counts = f"{result.rows} {result.lost} {result.doubled}"
+            cells = [fault.__doc__, result.done, str(result.documents), counts, result.note]
             print("| " + " | ".join(map(str, cells)) + " |", flush=True)
+        else:
+            wrong += result == "WENT WRONG"
     return wrong
 
 
-def outcome(fault: Callable[[Path], Outcome], executor: str) -> Outcome | str:
-    """What became of the documents; in words where nobody can say."""
-    os.environ["RAYPD_TEST_EXECUTOR"] = executor
+def outcome(fault: Callable[[Path], Outcome]) -> Outcome | str:
+    """Return what became of the documents, or in words why nobody can say."""
     with tempfile.TemporaryDirectory(prefix="raypd-faults-", ignore_cleanup_errors=True) as folder:
         try:
             return fault(Path(folder))
         except SkipTest as why:
-            print(f"{fault.__doc__}, {executor}: left out: {why}", file=sys.stderr)
+            print(f"{fault.__doc__}: left out: {why}", file=sys.stderr)
             return "left out"
         except Exception:
-            print(f"{fault.__doc__}, {executor}: WENT WRONG", file=sys.stderr)
+            print(f"{fault.__doc__}: WENT WRONG", file=sys.stderr)
             traceback.print_exc()
             return "WENT WRONG"
         finally:

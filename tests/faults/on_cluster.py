@@ -12,14 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from tests.faults.apart import apart
-from tests.faults.trial import Outcome, Trial, executor, gated
+from tests.faults.trial import Outcome, Trial, gated
 from tests.processes import LONG, wait_for
 from tests.runs import with_keys
 
 
 class _Stage:
-    """A cluster of a head without workers and nodes for one worker each, and a run whose executor
-    is listened to.
+    """A cluster of a head without workers and nodes for one worker each, and a run whose pool is
+    listened to.
     """
 
     def __init__(self, trial: Trial) -> None:
@@ -30,54 +30,34 @@ class _Stage:
             initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False}
         )
         self.nodes = [self.cluster.add_node(num_cpus=1) for _ in range(2)]
-        self.executor: Any = None
+        self.pool: Any = None
         self.started: list[tuple[str, str]] = []  # (node, unit), in order
         self.handed_back: list[str] = []  # units that were begun
-        if executor() == "ray_data":
-            self._listen_to_ray_data()
-        else:
-            self._listen_to_pool()
+        self._listen_to_pool()
 
     def _listen_to_pool(self) -> None:
-        from raypd.cluster.pool_executor import PoolExecutor
+        from raypd.cluster.worker_pool import WorkerPool
 
-        start = PoolExecutor._start
-        ended = PoolExecutor._ended
+        start = WorkerPool._start
+        ended = WorkerPool._ended
 
-        def listen_start(own: Any, worker: Any, unit: Any) -> None:
-            self.executor = own
-            assert worker.node not in {other.node for other in own.workers if other.draining}
-            self.started.append((worker.node, unit.id))
-            start(own, worker, unit)
+        def listen_start(pool: Any, worker: Any, streamed: Any) -> None:
+            self.pool = pool
+            assert worker.node not in {other.node for other in pool.workers if other.draining}
+            self.started.append((worker.node, streamed.unit.id))
+            start(pool, worker, streamed)
 
-        def listen_ended(own: Any, assignment: Any, result: Any) -> Any:
+        def listen_ended(pool: Any, assignment: Any, result: Any) -> Any:
             if result.handed_back:
                 self.handed_back.append(assignment.unit.id)
-            return ended(own, assignment, result)
+            return ended(pool, assignment, result)
 
-        PoolExecutor._start, PoolExecutor._ended = listen_start, listen_ended  # type: ignore[method-assign]
-
-    def _listen_to_ray_data(self) -> None:
-        from raypd.cluster.ray_data_executor import RayDataExecutor
-
-        answers = RayDataExecutor._answers
-
-        def listen(own: Any, state: Any) -> Any:
-            self.executor = own
-            made = answers(own, state)
-            self.started += [(ask.node, ask.unit) for ask, begins in made.items() if begins]
-            assert not [
-                ask
-                for ask, begins in made.items()
-                if begins and own.nodes.seconds_left(ask.node) is not None
-            ]
-            return made
-
-        RayDataExecutor._answers = listen  # type: ignore[method-assign]
+        WorkerPool._start = listen_start  # type: ignore[method-assign]
+        WorkerPool._ended = listen_ended  # type: ignore[method-assign]
 
     def noticed(self) -> bool:
         """Whether the run knows that a node goes away."""
-        return bool(self.executor.nodes._ends)
+        return bool(self.pool.nodes._ends)
 
     def run(self, fault: Callable[[], None]) -> None:
         """The run, with the fault in a thread beside it; what the fault's thread raised is raised
@@ -162,16 +142,12 @@ def spot_handed_back(stage: _Stage) -> str:
     def fault() -> None:
         node = stage.busy_node()
         stage.notice(node, 4)
-        if executor() == "pool":
-            wait_for(lambda: stage.handed_back, "nothing was handed back")
-        else:  # its unit goes with it
-            time.sleep(4)
+        wait_for(lambda: stage.handed_back, "nothing was handed back")
         stage.cluster.remove_node(node, allow_graceful=False)
 
     stage.run(fault)
-    assert len(stage.handed_back) == (executor() == "pool")
-    ways = "handed back at once (`ray_data`: done again when the node is gone)"
-    return f"{ways}, no attempt counted, nothing new for the node"
+    assert len(stage.handed_back) == 1
+    return "handed back at once, no attempt counted, nothing new for the node"
 
 
 @on_stage(2, 20, "Ray's drain of a node, gone after 30 s")

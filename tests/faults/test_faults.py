@@ -12,7 +12,7 @@ from raypd.run import layout, records
 from raypd.run.manifest import Manifest
 from raypd.verify.verification import verify
 from tests.faults.__main__ import FAULTS
-from tests.faults.trial import EXECUTORS, Trial
+from tests.faults.trial import Trial
 from tests.processes import LONG, ROOT
 
 WRITES = (
@@ -29,12 +29,8 @@ WRITES = (
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("executor", EXECUTORS)
 @pytest.mark.parametrize("fault", FAULTS)
-def test_every_document_exactly_once(
-    fault, executor: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("RAYPD_TEST_EXECUTOR", executor)
+def test_every_document_exactly_once(fault, tmp_path: Path) -> None:
     found = fault(tmp_path)
     assert found.lost == 0
     assert found.doubled == 0

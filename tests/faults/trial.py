@@ -2,7 +2,6 @@
 out.
 """
 
-import os
 import subprocess
 from collections import Counter
 from collections.abc import Sequence
@@ -17,13 +16,8 @@ from raypd.dataset import writer
 from tests.processes import ended, start, wait_for
 from tests.runs import TITLES, run_config, write_jsonl
 
-EXECUTORS = ("pool", "ray_data")
-WORKERS = ("ray::DecodeWorker", "ray::MapWorker")  # what the processes of their workers are called
-
-
-def executor() -> str:
-    """cluster.executor of all trials of this process and of those that it starts."""
-    return os.environ.get("RAYPD_TEST_EXECUTOR", EXECUTORS[0])
+WORKERS = "ray::DecodeWorker"  # what the processes of workers are called
+READERS = "ray::ReadDocuments"  # what the processes of readers are called
 
 
 @dataclass
@@ -55,7 +49,7 @@ class Trial:
             "units_in_flight": 1,
         }
         sections: dict[str, Any] = {"input": TITLES, "engine": {"max_num_seqs": 4}}
-        sections["cluster"] = {**cluster, "executor": executor()}
+        sections["cluster"] = cluster
         sections |= {name: {**sections.get(name, {}), **values} for name, values in keys.items()}
         self.config = run_config(sections.pop("task", None), corpus, folder / "out", **sections)
         self.output = self.config.output.path

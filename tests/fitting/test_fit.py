@@ -373,7 +373,7 @@ def test_useless_labels_are_refused(names, value, message, tmp_path, yaml_of, ra
         ("fit.candidates={teacher: {model.name: x}}", "give the candidate another"),
         (
             "fit.teacher={model.endpoint: {url: 'http://h', api_key: sk-1}}",
-            "api_key: a configuration holds no secrets",
+            "api_key: a configuration must not hold secrets",
         ),
         ("fit.teacher={model.endpoint.url: 'http://me:pw@h'}", "must hold no credentials"),
         ("input={path: x, text_columns: [id], id_column: sku}", "keeps a document's id in `id`"),

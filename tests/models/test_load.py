@@ -21,10 +21,12 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from raypd import storage
 from raypd.answering.components import warm_up
 from raypd.config import ModelConfig
-from raypd.decoding import llama, native
+from raypd.decoding import QuantizedExperts, native
 from raypd.decoding.engine import Engine
+from raypd.decoding.layers import in_torch
 from raypd.errors import ModelError
 from raypd.models import load
+from raypd.models.device import resolve_device, resolve_dtype
 from raypd.models.guard import check_decodable, reason_in_rope
 from raypd.models.load import _quantization, check_model_config, load_model, load_tokenizer
 from raypd.models.source import find_source
@@ -43,7 +45,6 @@ REFUSED |= {
     "mamba": "layers of type linear_attention",
     "llama4_text": "layers of type chunked_attention",
 }
-REFUSED |= {"gpt_oss": "attention has sinks"}
 FAMILIES = [
     "llama",
     "qwen2",
@@ -70,6 +71,9 @@ FAMILIES = [
     "seed_oss",
     "arcee",
     "gpt2",
+    "gpt_oss",
+    "mimo_v2_flash",
+    "granite_swa",
     "opt",
 ]
 DYNAMIC = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
@@ -123,7 +127,7 @@ def test_dtype_auto_is_bfloat16_where_the_processor_has_it(monkeypatch: pytest.M
         there = {"avx512_bf16": False, **dict.fromkeys(names, True)}
         monkeypatch.setattr(torch.cpu, "get_capabilities", lambda there=there: there)
         dtype = torch.bfloat16 if any("bf16" in name for name in names) else torch.float32
-        assert [load.resolve_dtype(key, torch.device("cpu")) for key in ("auto", "float32")] == [
+        assert [resolve_dtype(key, torch.device("cpu")) for key in ("auto", "float32")] == [
             dtype,
             torch.float32,
         ]
@@ -135,17 +139,17 @@ def test_devices(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     check_model_config(ModelConfig(name=str(folder), dtype="float16", device="cpu"), machine=False)
     assert "is no device" in refused(name=str(folder), device="gpu")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert load.resolve_device("auto") == torch.device("cpu")
+    assert resolve_device("auto") == torch.device("cpu")
     monkeypatch.setattr(torch.mps, "is_available", lambda: True)
-    assert load.resolve_device("auto") == torch.device("mps")
+    assert resolve_device("auto") == torch.device("mps")
     assert "cpu and cuda, not on mps" in refused(name=str(folder), quantization="int8")
-    assert load.resolve_dtype("auto", torch.device("mps")) == torch.float32
+    assert resolve_dtype("auto", torch.device("mps")) == torch.float32
     assert "no CUDA device" in refused(name=str(folder), device="cuda:0")
     check_model_config(ModelConfig(name=str(folder), device="cuda"), machine=False)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     assert "2 CUDA devices" in refused(name=str(folder), device="cuda:2")
-    assert load.resolve_device("auto") == torch.device("cuda")
+    assert resolve_device("auto") == torch.device("cuda")
 
 
 @torch.no_grad()
@@ -213,13 +217,21 @@ def test_quantization_where_it_cannot_work(
 ) -> None:
     assert "float64" in refused(name=str(folder), quantization="nf4", dtype="float64")
     assert "cpu and cuda" in refused(name=str(folder), quantization="nf4", device="mps")
-    save_tiny(tmp_path / "gptq")
-    rewrite(tmp_path / "gptq", quantization_config={"quant_method": "gptq", "bits": 4})
-    assert "quantized already" in refused(name=str(tmp_path / "gptq"), quantization="nf4")
+    save_tiny(tmp_path / "nf4")
+    settings = {"quant_method": "bitsandbytes", "load_in_4bit": True}
+    rewrite(tmp_path / "nf4", quantization_config=settings)
+    assert "quantized already" in refused(name=str(tmp_path / "nf4"), quantization="nf4")
     # A mixture whose experts are no linear layers: bitsandbytes would leave most of it as it is.
     save_tiny(tmp_path / "moe", "qwen3_moe", num_experts=8)
     with pytest.raises(ModelError, match="quantizes only"):
         load_model(ModelConfig(name=str(tmp_path / "moe"), quantization="nf4", device="cpu"))
+    if native.refusal() is None:
+        loaded = load_model(
+            ModelConfig(
+                name=str(tmp_path / "moe"), quantization="w8a8", device="cpu", dtype="bfloat16"
+            )
+        )
+        assert type(loaded.model.model.layers[0].mlp.experts) is QuantizedExperts
     there = load.importlib.util.find_spec
     monkeypatch.setattr(
         load.importlib.util, "find_spec", lambda name: None if "bits" in name else there(name)
@@ -239,6 +251,10 @@ def test_folders_that_hold_no_model(folder: Path, tmp_path: Path) -> None:
     assert "is a file" in refused(name=str(tmp_path / "config.json"))
     (tmp_path / "pytorch_model.bin").write_bytes(b"a pickle")
     assert "no model.safetensors; pickles (.bin) are not read" in refused(name=str(tmp_path))
+    (tmp_path / "model.fp16.safetensors").touch()
+    assert "rename model.fp16.safetensors to model.safetensors" in refused(name=str(tmp_path))
+    (tmp_path / "consolidated.safetensors").touch()
+    assert "has Mistral's own names" in refused(name=str(tmp_path))
     (tmp_path / "model.safetensors").write_bytes(b"no weights at all")
     (tmp_path / "config.json").write_text("{")
     assert "config.json cannot be read" in refused(name=str(tmp_path))
@@ -349,7 +365,7 @@ def test_a_model_of_the_hub(hub: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert torch.equal(loaded.model(TOKENS).logits, tiny_model("llama")(TOKENS).logits)
     assert loaded.name == "owner/tiny"
     assert "no revision 'nope' on the Hub" in refused(name="owner/tiny", revision="nope")
-    assert "is no model on the Hub" in refused(name="owner/absent")
+    assert "is not a model on the Hub" in refused(name="owner/absent")
     assert "accept its terms" in refused(name="owner/gated")
     assert "no adapter_config.json" in refused(name="owner/tiny", adapter="owner/tiny")
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)  # what is in the cache still loads
@@ -588,5 +604,5 @@ def test_the_self_test_sees(
 def test_it_holds_the_own_code_of_a_family_to_transformers(
     kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(llama, "_rotate", lambda x, cos, sin: x)
+    monkeypatch.setattr(in_torch, "rotate", lambda x, rope: x)
     assert "other logits than apart" in refusal(tiny_model(kind))

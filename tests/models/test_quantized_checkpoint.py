@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM
 from raypd.config import ModelConfig
 from raypd.decoding.quantized import Fp8Linear, quantize
 from raypd.errors import ModelError
-from raypd.models import load, modelopt
+from raypd.models import load
 from raypd.models.load import check_model_config, load_model, quantization_notice
 from raypd.models.unexpected_keys import important_keys
 from tests.tiny import save_tiny, tiny_model
@@ -164,21 +164,6 @@ def unquantized(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     return {name: weight}
 
 
-def test_all_codes_are_found_again_behind_their_product_in_bfloat16() -> None:
-    every_code = torch.arange(256, dtype=torch.uint8).view(FP8)
-    finite = every_code[every_code.float().isfinite()].reshape(1, -1)
-    generator = torch.Generator().manual_seed(0)
-    for exponent in range(-12, 3):
-        scale = torch.rand((), generator=generator) * 2.0**exponent + 2.0**exponent
-        linear = torch.nn.Linear(finite.shape[1], 1, bias=False)
-        linear.weight.data = (finite.float() * scale).to(torch.bfloat16)
-        assert modelopt.codes(linear) is None
-        setattr(linear, modelopt.SCALE, scale)
-        codes, found_scale = modelopt.codes(linear)
-        assert torch.equal(codes.float(), finite.float())
-        assert found_scale == scale
-
-
 def test_layers_without_codes_are_left_alone() -> None:
     model = tiny_model("llama").to(torch.bfloat16)
     quantize(model, "fp8", codes=lambda linear: None)
@@ -228,7 +213,8 @@ def test_weights_that_bitsandbytes_quantized_in_advance_say_their_dtype(
     [
         ({"quant_method": "foo"}, "foo", "model.endpoint"),
         ({"bits": 8}, "without a name", "model.endpoint"),
-        ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, "modelopt NVFP4", "engine.kind=vllm"),
+        ({"quant_method": "modelopt", "quant_algo": "MXFP8"}, "modelopt MXFP8", "engine.kind=vllm"),
+        ({"quant_method": "torchao"}, "torchao", "engine.kind=vllm"),
         ({"quant_algo": "W4A16_AWQ"}, "modelopt W4A16_AWQ", "engine.kind=vllm"),
         ({"quant_method": "experts_int8"}, "experts_int8", "engine.kind=vllm"),
     ],
@@ -248,7 +234,7 @@ def test_a_method_that_is_not_known_is_named_with_what_reads_it(
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        ('{"quantization": {"quant_algo": "NVFP4"}}', "modelopt NVFP4 (hf_quant_config.json)"),
+        ('{"quantization": {"quant_algo": "MXFP8"}}', "modelopt MXFP8 (hf_quant_config.json)"),
         ('{"quantization": {}}', "hf_quant_config.json does not say how"),
         ("[]", "hf_quant_config.json does not say how"),
         ("{", "its hf_quant_config.json cannot be read"),
@@ -267,11 +253,6 @@ def test_a_cache_in_fp8_alone_is_no_quantization_of_weights(tmp_path: Path) -> N
     content = {"quantization": {"quant_algo": None, "kv_cache_quant_algo": "FP8"}}
     (folder / "hf_quant_config.json").write_text(json.dumps(content))
     load_model(ModelConfig(name=str(folder), device="cpu"))
-
-
-def test_quantized_weights_are_not_quantized_again(tmp_path: Path) -> None:
-    folder = save_fp8(tmp_path / "fp8", in_config=False)
-    assert "are quantized already" in refused(name=str(folder), quantization="int8")
 
 
 QUERY = "model.layers.0.self_attn.q_proj.weight"

@@ -208,7 +208,7 @@ def test_sampling_and_patterns_reach_vllm(engine):
     assert sampled.max_tokens == 97
     assert held.structured_outputs.json_object is True
     assert held.seed is None
-    with pytest.raises(ValueError, match="cannot hold this answer"):
+    with pytest.raises(ValueError, match="cannot restrict this answer"):
         submit(vllm, [1, 2, 3], stop=2, allowed_token_ids=lambda tokens: AllowedTokens([1]))
 
 
@@ -222,10 +222,10 @@ def test_sampling_and_patterns_reach_vllm(engine):
         ([*VLLM, "model.quantization=nf4"], "model.quantization must be left at none"),
         ([*VLLM, "engine.cache_tokens=4096"], "engine.cache_tokens must be left at null"),
         ([*VLLM, "model=fake"], "needs weights"),
-        (["engine.vllm={max_model_len: 9}"], "engine: vllm: these are arguments of vLLM's engine"),
+        (["engine.vllm={max_model_len: 9}"], "engine: vllm: these are arguments of vLLM"),
         (
             [*VLLM, "engine.vllm={hf_token_password: x}"],
-            "hf_token_password: a configuration holds no secrets",
+            "hf_token_password: a configuration must not hold secrets",
         ),
         (
             ["cluster.gpus_per_worker=2"],

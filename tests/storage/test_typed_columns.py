@@ -26,7 +26,8 @@ from raypd.run import manifest
 from raypd.run.unit import UnitSummary
 from raypd.tasks import columns
 from raypd.tasks.base import Document, Record
-from raypd.tasks.columns import EXTRACTION, columns_of, record_of, record_row, typed_row, value_row
+from raypd.tasks.columns import EXTRACTION, columns_of, record_row, typed_row, value_row
+from raypd.tasks.record import record_of
 from raypd.training import teacher
 from raypd.verify.export import export
 from tests import s3

@@ -33,7 +33,7 @@ from raypd.errors import ConfigError
 from raypd.schema import Attribute
 from raypd.tasks import build_task
 from raypd.tasks.automata import automaton_of, json_object, vocabulary_of
-from raypd.tasks.columns import record_of, value_in
+from raypd.tasks.record import record_of, value_in
 from raypd.tasks.values import check, find_span
 from raypd.training.example import Skip
 from raypd.training.extraction import value_text

@@ -20,14 +20,21 @@ from raypd.dataset.formats.base import (
 )
 from raypd.dataset.formats.csv_files import Csv, Tsv
 from raypd.dataset.formats.custom_reader import CustomReader
-from raypd.dataset.formats.documents import Text
+from raypd.dataset.formats.documents import DocumentFormat, Text
+from raypd.dataset.formats.epub import Epub
 from raypd.dataset.formats.html import Html
 from raypd.dataset.formats.json_files import Json
 from raypd.dataset.formats.json_lines import JsonLines
+from raypd.dataset.formats.mail import Eml, Msg
 from raypd.dataset.formats.parquet import Parquet
 from raypd.dataset.formats.pdf import Pdf
+from raypd.dataset.formats.picture import Picture
+from raypd.dataset.formats.rtf import Rtf
+from raypd.dataset.formats.slides import Slides
+from raypd.dataset.formats.warc import Warc
 from raypd.dataset.formats.word import Word
 from raypd.dataset.formats.workbook import Workbook
+from raypd.dataset.formats.xml_files import Xml
 
 __all__ = [
     "FORMATS",
@@ -46,6 +53,24 @@ __all__ = [
     "what_is_read",
 ]
 
+
+def _document_format(name: str) -> DocumentFormat | None:
+    """Return the format of a file inside another one, by its name; None if it is no document."""
+    ending = os.path.splitext(name.lower())[1]
+    for format in FORMATS.values():
+        if isinstance(format, DocumentFormat) and ending in format.endings:
+            return format
+    return None
+
+
+def _format_of_type(media_type: str) -> DocumentFormat | None:
+    """Return the format of a media type such as "text/html"; None if it is no document."""
+    for format in FORMATS.values():
+        if isinstance(format, DocumentFormat) and media_type in format.media_types:
+            return format
+    return None
+
+
 # The registry: name -> format. Messages list the formats in this order.
 FORMATS: dict[str, Format] = {
     format.name: format
@@ -59,6 +84,14 @@ FORMATS: dict[str, Format] = {
         Html(),
         Pdf(),
         Word(),
+        Slides(),
+        Rtf(),
+        Epub(),
+        Xml(),
+        Picture(),
+        Eml(_document_format),
+        Msg(_document_format),
+        Warc(_format_of_type),
         Json(),
         Workbook(),
         CustomReader(),
@@ -73,12 +106,14 @@ class Detector:
 
     Args:
         setting: `input.format`, or "reader" where `input.reader` reads every file.
+        ocr: Whether files that need recognition are taken, too.
     """
 
-    def __init__(self, setting: str) -> None:
+    def __init__(self, setting: str, ocr: bool = True) -> None:
         self._by_ending: dict[str, Format] = {}
         for format in FORMATS.values():
-            if format.setting == setting:
+            needs_ocr = isinstance(format, DocumentFormat) and format.needs_ocr
+            if format.setting == setting and (ocr or not needs_ocr):
                 self._by_ending.update(dict.fromkeys(format.endings, format))
         # Where the setting names one format, every file is read as this one.
         self._only: Format | None = None

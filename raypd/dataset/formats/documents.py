@@ -2,7 +2,7 @@
 
 import io
 from abc import abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import partial
 from typing import ClassVar
 
@@ -17,6 +17,8 @@ from raypd.run import Part
 # The columns of the only row of such a file: its name and its text.
 ID = "id"
 TEXT = "text"
+# The field of a row that holds the boxes of its text (a list of `TextBox`); it is no column.
+BOXES = "\0boxes"
 # Bytes that a file may have for each byte of its text, such as tags, or the pictures of a PDF.
 MARKUP = 16
 
@@ -29,6 +31,10 @@ class DocumentFormat(RowFormat):
     is_document = True
     # Bytes that a file may have for each byte of its text.
     markup: ClassVar[int] = MARKUP
+    # Names of the format in mails and on the web.
+    media_types: ClassVar[tuple[str, ...]] = ()
+    # Whether files of this format are read by recognition (OCR) alone.
+    needs_ocr: ClassVar[bool] = False
 
     @abstractmethod
     def text(self, data: bytes, part: Part, source: InputConfig) -> str:
@@ -43,19 +49,49 @@ class DocumentFormat(RowFormat):
 
     def read(self, part: Part, source: InputConfig, columns: Columns) -> Iterator[SourceRow]:
         """Yield the only row; what is wrong with the file shows when its fields are read."""
+        yield SourceRow(0, "", partial(self._fields, self._data(part, source), part, source))
+
+    def _data(self, part: Part, source: InputConfig) -> bytes:
+        """Return the file, or so much of it that `check_size` refuses it."""
         limit = source.max_document_bytes * self.markup
         with open_lines(part.path, part.compression, version=part.version) as file:
-            data = file.read(limit + 1)
-        yield SourceRow(0, "", partial(self._fields, data, part, source))
+            return file.read(limit + 1)
 
     def _fields(self, data: bytes, part: Part, source: InputConfig) -> Fields:
+        self.check_size(data, source)
+        return {ID: part.name, **self.content(data, part, source)}
+
+    def content(self, data: bytes, part: Part, source: InputConfig) -> Fields:
+        """Return the text of a file as a field, and the boxes of a text that was recognized.
+
+        Raises:
+            ValueError: The file cannot be read; the text says why.
+        """
+        return {TEXT: self.text(data, part, source)}
+
+    def check_size(self, data: bytes, source: InputConfig) -> None:
+        """Refuse a file that is too large.
+
+        Raises:
+            ValueError: It is; the text says so.
+        """
         limit = source.max_document_bytes * self.markup
         if len(data) > limit:
             raise ValueError(
                 f"the file has more than {limit} bytes; input.max_document_bytes is "
                 f"{source.max_document_bytes}"
             )
-        return {ID: part.name, TEXT: self.text(data, part, source)}
+
+    def unpacked_limit(self, source: InputConfig) -> int:
+        """Return the bytes that a zipped file may have when it is unpacked."""
+        # It may unpack as far again as it may be larger than its text.
+        return source.max_document_bytes * self.markup * self.markup
+
+
+def in_pages(pages: Iterable[str]) -> str:
+    """Return the texts of pages as one; `span.page` counts the form feeds between them."""
+    # Each page ends as pdftotext ends it.
+    return "".join(f"{page}\n\f" for page in pages)
 
 
 class Text(DocumentFormat):
@@ -63,6 +99,7 @@ class Text(DocumentFormat):
 
     name = "text"
     endings = (".txt", ".text", ".md", ".markdown")
+    media_types = ("text/plain", "text/markdown")
     markup = 1
 
     def text(self, data: bytes, part: Part, source: InputConfig) -> str:

@@ -5,7 +5,7 @@ import json
 import re
 
 import raypd.dataset.encodings as encodings
-import raypd.dataset.file_parsers as file_parsers
+import raypd.dataset.file_parsers.html as file_parser
 from raypd.config import InputConfig
 from raypd.dataset.formats.documents import (
     MARKUP,
@@ -32,6 +32,7 @@ class Html(DocumentFormat):
 
     name = "html"
     endings = (".html", ".htm")
+    media_types = ("text/html", "application/xhtml+xml")
 
     def text(self, data: bytes, part: Part, source: InputConfig) -> str:
         encoding = source.encoding
@@ -60,7 +61,7 @@ def visible_text(text: str) -> str:
     """
     data = text.encode()
     if len(data) <= _SHORT_HTML:
-        return file_parsers.visible_text(text)
+        return file_parser.visible_text(text)
     return str(json.loads(parse("html", data)))
 
 

@@ -4,7 +4,9 @@ import json
 import logging
 
 from raypd.config import InputConfig
-from raypd.dataset.formats.documents import DocumentFormat
+from raypd.dataset.formats.base import Fields
+from raypd.dataset.formats.documents import TEXT, DocumentFormat
+from raypd.dataset.formats.recognition import PageTexts, recognized_page
 from raypd.dataset.parser_process import parse
 from raypd.run import Part
 from raypd.text import counted
@@ -13,20 +15,38 @@ _log = logging.getLogger(__name__)
 
 
 class Pdf(DocumentFormat):
-    """PDF with text; scans need OCR first."""
+    """PDF with text; pages without text are scans, which `input.ocr` recognizes."""
 
     name = "pdf"
     endings = (".pdf",)
+    media_types = ("application/pdf",)
 
     def text(self, data: bytes, part: Part, source: InputConfig) -> str:
+        return str(self.content(data, part, source)[TEXT])
+
+    def content(self, data: bytes, part: Part, source: InputConfig) -> Fields:
         pages = json.loads(parse("pdf", data))
         page_count = counted(len(pages), "page")
-        if not any(pages):
-            raise ValueError(
-                f"a PDF without text on its {page_count}, as scans are: it needs OCR first"
-            )
-        if not all(pages):
-            empty_pages = pages.count("")
-            _log.warning("%s: no text on %d of %s, as on scans", part.name, empty_pages, page_count)
-        # Each page ends as pdftotext ends it; `span.page` counts these form feeds.
-        return "".join(f"{page}\n\f" for page in pages)
+        if source.ocr == "off":
+            if not any(pages):
+                raise ValueError(
+                    f"a PDF without text on its {page_count}, as scans are: it needs OCR first "
+                    "(input.ocr=auto)"
+                )
+            if not all(pages):
+                _log.warning(
+                    "%s: no text on %d of %s, as on scans (input.ocr=auto reads them)",
+                    part.name,
+                    pages.count(""),
+                    page_count,
+                )
+        texts = PageTexts()
+        for number, page in enumerate(pages):
+            if page or source.ocr == "off":
+                texts.add_text(page)
+            else:
+                rows, _ = recognized_page(data, number)
+                texts.add_recognized(rows)
+        if not texts.has_text:
+            raise ValueError(f"a PDF without text on its {page_count}, in which OCR finds none")
+        return texts.fields()

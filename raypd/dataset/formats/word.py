@@ -13,8 +13,7 @@ class Word(DocumentFormat):
 
     name = "docx"
     endings = (".docx",)
+    media_types = ("application/vnd.openxmlformats-officedocument.wordprocessingml.document",)
 
     def text(self, data: bytes, part: Part, source: InputConfig) -> str:
-        # A zipped file may unpack as far again as it may be larger than its text.
-        unpacked_limit = source.max_document_bytes * self.markup * self.markup
-        return str(json.loads(parse("docx", data, unpacked_limit)))
+        return str(json.loads(parse("docx", data, self.unpacked_limit(source))))

@@ -10,7 +10,7 @@ import torch
 
 import raypd.decoding.attention.sdpa as sdpa
 import raypd.decoding.native as native
-from raypd.decoding.attention.plan import KernelPlan
+from raypd.decoding.attention.plan import KernelPlan, PlanKey
 from raypd.decoding.attention.step import BLOCK, AttentionLayer, Step
 
 # Rows of a block, one per query and query head. Registers hold six at a time.
@@ -88,10 +88,7 @@ def _attend_stored(
     kv_heads = keys.shape[1]
     repeat = heads // kv_heads
     out = query.new_empty(tokens, heads, values.shape[2])
-    plan = step.plans.get(repeat)
-    if plan is None:
-        plan = KernelPlan(step, repeat, _BLOCK_ROWS)
-        step.plans[repeat] = plan
+    plan = KernelPlan.of(step, PlanKey(repeat, _BLOCK_ROWS, 0))
     _, items = plan.blocks[0]  # All blocks have the one size.
     starts = plan.starts(layer.window)
     # Layers whose window hides nothing share what the kernel found out about visibility.
@@ -101,8 +98,9 @@ def _attend_stored(
         key_blocks = -(-plan.max_own_keys // BLOCK)
         plan.visibility[window] = torch.empty(tokens, key_blocks, dtype=torch.int64)
     visibility = plan.visibility[window]
+    sinks = None if layer.sinks is None else layer.sinks.float().contiguous()
     call = struct.pack(  # `Call` in native.c
-        "23q2f",
+        "23q2fq",
         query.data_ptr(),
         keys.data_ptr(),
         values.data_ptr(),
@@ -125,6 +123,7 @@ def _attend_stored(
         torch.get_num_threads(),
         layer.scale,
         layer.softcap or 0.0,
+        0 if sinks is None else sinks.data_ptr(),
     )
     library = native.library()
     if is_first:

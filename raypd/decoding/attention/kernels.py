@@ -125,26 +125,24 @@ def attention(
         scaling: The factor of the scores; None stands for head_dim^-0.5.
         sliding_window: The layer's window.
         softcap: The bound of the scores.
-        s_aux: Attention sinks, [heads], which are not supported.
+        s_aux: Attention sinks, [heads].
         step: The pass. The engine passes it to the model, and the model's layers pass it on.
 
     Returns:
         [1, tokens, heads, head_dim], and None in place of the weights.
 
     Raises:
-        RuntimeError: If the model was not called by its engine, or has attention sinks.
+        RuntimeError: If the model was not called by its engine.
     """
     if step is None:
         raise RuntimeError(
             "a model of a raypd engine is called through the engine alone, and its layers must "
             "hand unknown keyword arguments on to the attention function"
         )
-    if s_aux is not None:
-        raise RuntimeError("its attention has sinks, which raypd's attention does not know")
     if scaling is None:
         scaling = query.shape[-1] ** -0.5
     number = int(module.layer_idx)  # type: ignore[arg-type]
-    layer = AttentionLayer(number, scaling, sliding_window, softcap)
+    layer = AttentionLayer(number, scaling, sliding_window, softcap, s_aux)
     attended = step.attend(
         step,
         layer,

@@ -72,6 +72,14 @@ class SizedItem(NamedTuple):
     item: Item
 
 
+class PlanKey(NamedTuple):
+    """What determines the plan of a pass: layers with the same key share one."""
+
+    repeat: int  # Query heads that share a key head.
+    block_rows: tuple[int, ...]
+    fill: int
+
+
 class KernelPlan:
     """What a kernel reads beside queries, keys and values. It is built once per pass.
 
@@ -88,6 +96,14 @@ class KernelPlan:
         merged_rows: Rows of the results, [split_rows], sorted by their token.
         visibility: Who sees whom, as a kernel found it, by a layer's window.
     """
+
+    @classmethod
+    def of(cls, step: Step, key: PlanKey) -> "KernelPlan":
+        """Return the plan of a pass, which is built when it is first asked for."""
+        if key not in step.plans:
+            step.plans[key] = cls(step, *key)
+        plan: KernelPlan = step.plans[key]
+        return plan
 
     def __init__(self, step: Step, repeat: int, block_rows: tuple[int, ...], fill: int = 0) -> None:
         """
@@ -128,6 +144,11 @@ class KernelPlan:
         self.blocks = list(zip(sizes, blocks, strict=True))
         self.visibility: dict[int | None, torch.Tensor] = {}
         self._starts: dict[int | None, torch.Tensor | None] = {}
+
+    @property
+    def windows(self) -> set[int | None]:
+        """The windows that layers have asked for."""
+        return set(self._starts)
 
     def starts(self, window: int | None) -> torch.Tensor | None:
         """Return the first position in each query's window, [tokens]; None if no window is full."""

@@ -40,7 +40,11 @@ def attend(
         if group.length:
             rows = slice(group.spans[0].query_start, group.spans[-1].query_end)
             prefix_out, prefix_lse = _attend_prefix(step, group, layer, query[rows], keys, values)
-            out[rows], _ = _merge(out[rows], lse[rows], prefix_out, prefix_lse)
+            out[rows], lse[rows] = _merge(out[rows], lse[rows], prefix_out, prefix_lse)
+    if layer.sinks is not None:
+        # The weights of all keys sum up to exp(lse), and the sink's own weight is exp(sink).
+        share = torch.sigmoid(lse - layer.sinks)[..., None]
+        out = (out * share).to(out.dtype)
     return out
 
 

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from raypd.decoding.kv_cache import KVCache
+from raypd.decoding.recurrence.plan import RecurrentPass
 from raypd.decoding.transfer import to_device
 from raypd.decoding.visibility import NO_TOKEN, POSITION, SEGMENT, STEP, Reach, in_window, visible
 
@@ -183,6 +184,9 @@ class AttentionLayer(NamedTuple):
     scale: float  # The factor of the scores.
     window: int | None = None  # The most tokens that a query sees.
     softcap: float | None = None  # The bound of the scores, applied by tanh.
+    # For each query head, the score of a sink: a key without a value, which every query sees. It is
+    # neither scaled nor bounded. [heads]
+    sinks: torch.Tensor | None = None
 
 
 class Attend(Protocol):
@@ -221,8 +225,10 @@ class Step:
     # The rows of the tokens behind which a next one is wanted, [samples].
     sample_rows: torch.Tensor
     attend: Attend
-    # What a kernel prepares for a pass, by the number of query heads per key head.
-    plans: dict[int, Any] = field(default_factory=dict)
+    # What a kernel prepares for a pass, by its `PlanKey`.
+    plans: dict[Any, Any] = field(default_factory=dict)
+    # What the recurrent layers read; None if the model has no such layers.
+    recurrence: RecurrentPass | None = None
     _masks: dict[tuple[int, int, int | None], torch.Tensor | None] = field(default_factory=dict)
     _calls: dict[tuple[int | None, bool], tuple[list[Span], list[Batch]]] = field(
         default_factory=dict

@@ -5,7 +5,8 @@ integers per token (`KernelPlan`). So no mask is built and nothing is gathered. 
 kernel computes a block of one span's queries for one key head; the query heads that share it are
 folded into the block. It reads the shared prefix first, then the span's own keys.
 
-Only this file and cuda_layer.py need triton, so they are imported only where a GPU is used.
+Only this file and those of `layers` for GPUs need triton, so they are imported only where a GPU is
+used.
 """
 
 from functools import cache
@@ -15,7 +16,7 @@ import torch
 import triton
 import triton.language as tl
 
-from raypd.decoding.attention.plan import Item, KernelPlan, power_of_two
+from raypd.decoding.attention.plan import Item, KernelPlan, PlanKey, power_of_two
 from raypd.decoding.attention.step import AttentionLayer, Step
 
 # Bytes of shared memory that the keys of one block may take, so that two stages of keys and values
@@ -64,11 +65,8 @@ def attend(
     gpu = gpu_of(query.device)
     sizes = tiles(gpu.capability, max(head_dim, value_dim), query.element_size())
     repeat = heads // kv_heads
-    plan = step.plans.get(repeat)
-    if plan is None:
-        fill = 2 * gpu.multiprocessors // kv_heads
-        plan = KernelPlan(step, repeat, tuple(sizes), fill)
-        step.plans[repeat] = plan
+    fill = 2 * gpu.multiprocessors // kv_heads
+    plan = KernelPlan.of(step, PlanKey(repeat, tuple(sizes), fill))
     starts = plan.starts(layer.window)
     wide = torch.promote_types(query.dtype, torch.float32)
     split = query.new_empty(plan.split_rows, heads, value_dim, dtype=wide)
@@ -91,6 +89,8 @@ def attend(
                 plan.queries if starts is None else starts,
                 scale,
                 layer.softcap or 0.0,
+                # Without sinks the kernel reads none, but needs some tensor in their place.
+                query if layer.sinks is None else layer.sinks,
                 *query.stride()[:2],
                 *keys.stride()[:2],
                 *values.stride()[:2],
@@ -101,6 +101,7 @@ def attend(
                 WORDS=plan.words,
                 WINDOW=starts is not None,
                 SOFTCAP=layer.softcap is not None,
+                SINKS=layer.sinks is not None,
                 SPLIT=plan.split_rows > 0,
                 ROWS=rows,
                 BLOCK=tile.keys,
@@ -116,6 +117,8 @@ def attend(
                 out,
                 plan.merged,
                 plan.merged_rows,
+                query if layer.sinks is None else layer.sinks,
+                SINKS=layer.sinks is not None,
                 HEADS=heads,
                 VALUE_DIM=value_dim,
                 VALUE_BLOCK=value_block,
@@ -189,6 +192,7 @@ def _attend(  # type: ignore[no-untyped-def]
     starts,
     scale,
     softcap,
+    sinks,
     token_stride,
     head_stride,
     key_slot,
@@ -202,6 +206,7 @@ def _attend(  # type: ignore[no-untyped-def]
     WORDS: tl.constexpr,
     WINDOW: tl.constexpr,
     SOFTCAP: tl.constexpr,
+    SINKS: tl.constexpr,
     SPLIT: tl.constexpr,
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -309,6 +314,7 @@ def _attend(  # type: ignore[no-untyped-def]
         out,
         split,
         split_lse,
+        sinks,
         item,
         row,
         head,
@@ -319,6 +325,7 @@ def _attend(  # type: ignore[no-untyped-def]
         HEADS,
         VALUE_DIM,
         REPEAT,
+        SINKS,
         SPLIT,
     )
 
@@ -328,6 +335,7 @@ def _store(  # type: ignore[no-untyped-def]
     out,
     split,
     split_lse,
+    sinks,
     item,
     row,
     head,
@@ -338,6 +346,7 @@ def _store(  # type: ignore[no-untyped-def]
     HEADS: tl.constexpr,
     VALUE_DIM: tl.constexpr,
     REPEAT: tl.constexpr,
+    SINKS: tl.constexpr,
     SPLIT: tl.constexpr,
 ):
     """Write the results of a block.
@@ -347,7 +356,15 @@ def _store(  # type: ignore[no-untyped-def]
     token = (tl.load(item, volatile=True) + row // REPEAT).to(tl.int64)
     is_row = row < tl.load(item + 1, volatile=True) * REPEAT
     is_value_dim = (value_dim < VALUE_DIM)[None, :]
+    lse = high + tl.log(tl.where(total == 0, 1.0, total))
     mixed = mixed / tl.where(total == 0, 1.0, total)[:, None]
+    if SINKS:
+        is_complete = is_row
+        if SPLIT:
+            is_complete = is_row & (tl.load(item + 9) < 0)
+        sink = tl.load(sinks + head, mask=is_row, other=0.0).to(mixed.dtype)
+        # Results that are merged later get their sinks then.
+        mixed *= tl.where(is_complete, 1 / (1 + tl.exp(sink - lse)), 1.0)[:, None]
     if SPLIT:
         split_row = tl.load(item + 9)
         is_part = is_row & (split_row >= 0)
@@ -356,7 +373,6 @@ def _store(  # type: ignore[no-untyped-def]
         offset = part[:, None] * VALUE_DIM + value_dim[None, :]
         tl.store(split + offset, mixed, mask=is_part[:, None] & is_value_dim)
         # It is -inf for a row that has seen no key.
-        lse = high + tl.log(tl.where(total == 0, 1.0, total))
         tl.store(split_lse + part, lse, mask=is_part)
     offset = (token * HEADS + head)[:, None] * VALUE_DIM + value_dim[None, :]
     tl.store(out + offset, mixed.to(out.dtype.element_ty), mask=is_row[:, None] & is_value_dim)
@@ -369,6 +385,8 @@ def _merge(  # type: ignore[no-untyped-def]
     out,
     merged,
     rows,
+    sinks,
+    SINKS: tl.constexpr,
     HEADS: tl.constexpr,
     VALUE_DIM: tl.constexpr,
     VALUE_BLOCK: tl.constexpr,
@@ -399,6 +417,9 @@ def _merge(  # type: ignore[no-untyped-def]
         total = total * fade + weight
         mixed = mixed * fade + part * weight
         high = higher
+    if SINKS:
+        sink = tl.load(sinks + head + tl.arange(0, 1)).to(split.dtype.element_ty)
+        total += tl.exp(sink - tl.where(high == float("-inf"), 0.0, high))
     mixed = (mixed / tl.where(total == 0, 1.0, total)).to(out.dtype.element_ty)
     tl.store(
         out + (token * HEADS + head) * VALUE_DIM + value_dim, mixed, mask=value_dim < VALUE_DIM

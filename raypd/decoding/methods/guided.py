@@ -42,6 +42,7 @@ def guided(prompt: SlottedPrompt, max_value_tokens: int) -> Program[list[Value]]
                 allowed_token_ids=[slot.grammar.allowed(state, remaining)],
                 shared=0 if position else prompt.shared,
                 drop=drop,
+                may_drop=True,
             )
             fed += len(tokens)
             position += len(tokens)

@@ -7,10 +7,11 @@ in the order in which they are decoded, but their positions are those behind the
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from raypd.decoding.grammar import Grammar
-from raypd.decoding.program import Feed, Program
+from raypd.decoding.methods.parts import Parts
+from raypd.decoding.program import Feed, Program, StatesFull
 from raypd.decoding.visibility import Reach
 
 
@@ -76,7 +77,8 @@ def hyper_parallel(
         prompt: The documents and the skeletons of their answers.
         max_value_tokens: K_max, tokens after which a value is cut, and the length of its gap.
         isolate_values: Give each value a segment of its own. Otherwise, as in the paper, a value
-            sees the tokens of earlier attributes' values that are decoded by then.
+            sees the tokens of earlier attributes' values that are decoded by then. Recurrent layers
+            need it, as tokens that arrive in parallel have no order.
 
     Returns:
         The values in the order of the slots.
@@ -88,36 +90,67 @@ def hyper_parallel(
     grammars = [slot.grammar for slot in slots]
     values = [Value() for _ in slots]
     states = [0] * len(slots)
-    live = list(range(len(slots)))
     reach: dict[tuple[int, int], Reach] = {}
+    continues: dict[int, int] = {}
     if isolate_values:
-        for n in live:
+        for n, slot in enumerate(slots):
             reach[n + 1, 0] = Reach.CAUSAL
             reach[n + 1, n + 1] = Reach.CAUSAL
-    predictions = yield Feed(
+            continues[n + 1] = slot.end
+    whole = Feed(
         prompt.tokens,
         positions,
         sample_at=[slot.end for slot in slots],
         allowed_token_ids=[grammar.allowed(0, k_max) for grammar in grammars],
         shared=prompt.shared,
         reach=reach,
+        continues=continues,
+        closed=[0] if isolate_values else (),
     )
-    for k in range(1, k_max + 1):
-        for n, token, logprob in zip(live, predictions.tokens, predictions.logprobs, strict=True):
-            values[n].tokens.append(token)
-            values[n].logprobs.append(logprob)
-            states[n] = grammars[n].advance(states[n], token)
-            if grammars[n].done(states[n]):
-                values[n].closed = True
-                values[n].completion = grammars[n].completion(states[n])
-        live = [n for n in live if not values[n].closed]
-        if not live or k == k_max:
-            break
-        predictions = yield Feed(
-            [values[n].tokens[-1] for n in live],
-            [ends[n] + k for n in live],
-            segments=[n + 1 for n in live] if isolate_values else None,
-            sample_at=range(len(live)),
-            allowed_token_ids=[grammars[n].allowed(states[n], k_max - k) for n in live],
-        )
+    parts = Parts(whole)
+    feed = parts.next(0)
+    try:
+        predictions = yield feed
+    except StatesFull as full:
+        # The values are decoded in groups, one after the other. No value sees another.
+        parts = Parts(whole, full.segments)
+        feed = parts.next(0)
+        predictions = yield feed
+    fed = len(feed.tokens)
+    closed: list[int] = []  # Segments of values that were completed since the last feed.
+    for number in range(len(parts)):
+        if number:
+            feed = parts.next(fed)
+            feed = replace(feed, closed=[*feed.closed, *closed], decoded=_decoded(values))
+            predictions = yield feed
+            fed += len(feed.tokens)
+        live = list(parts.samples(number))
+        for k in range(1, k_max + 1):
+            sampled = zip(live, predictions.tokens, predictions.logprobs, strict=True)
+            for n, token, logprob in sampled:
+                values[n].tokens.append(token)
+                values[n].logprobs.append(logprob)
+                states[n] = grammars[n].advance(states[n], token)
+                if grammars[n].done(states[n]):
+                    values[n].closed = True
+                    values[n].completion = grammars[n].completion(states[n])
+            closed = [n + 1 for n in live if values[n].closed or k == k_max]
+            live = [n for n in live if not values[n].closed]
+            if not live or k == k_max:
+                break
+            predictions = yield Feed(
+                [values[n].tokens[-1] for n in live],
+                [ends[n] + k for n in live],
+                segments=[n + 1 for n in live] if isolate_values else None,
+                closed=closed if isolate_values else (),
+                sample_at=range(len(live)),
+                allowed_token_ids=[grammars[n].allowed(states[n], k_max - k) for n in live],
+                decoded=_decoded(values) if len(parts) > 1 else None,
+            )
+            fed += len(live)
     return values
+
+
+def _decoded(values: list[Value]) -> int:
+    """Count the tokens of all values."""
+    return sum(len(value.tokens) for value in values)

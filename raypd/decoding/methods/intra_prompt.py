@@ -12,7 +12,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from raypd.decoding.methods.autoregressive import Continuation
-from raypd.decoding.program import Feed, Program
+from raypd.decoding.methods.parts import Parts
+from raypd.decoding.program import Feed, Program, StatesFull
 from raypd.decoding.sampling import AllowedTokens
 from raypd.decoding.visibility import Reach
 
@@ -63,6 +64,8 @@ def header(prompt: PromptTree) -> Feed:
     segments: list[int] = []
     ends: list[int] = []
     reach: dict[tuple[int, int], Reach] = {}
+    continues: dict[int, int] = {}
+    contexts: list[int] = []
 
     def append(piece: Sequence[int], position: int, segment: int) -> int:
         """Append a piece of the tree; return the position behind it."""
@@ -71,20 +74,30 @@ def header(prompt: PromptTree) -> Feed:
         segments.extend([segment] * len(piece))
         return position + len(piece)
 
+    def begin(segment: int, row: int) -> None:
+        """Let a segment continue from a row, unless it is at the beginning."""
+        if row >= 0:
+            continues[segment] = row
+
     after_instruction = append(prompt.instruction, 0, 0)
+    instruction_end = len(tokens) - 1
     segment = 0
     for context in prompt.contexts:
         if not context.questions:
             continue
         segment += 1
         context_segment = segment
+        contexts.append(segment)
+        begin(segment, instruction_end)
         reach[context_segment, 0] = Reach.ALL
         reach[context_segment, context_segment] = Reach.CAUSAL
         after_context = append(context.tokens, after_instruction, context_segment)
+        context_end = len(tokens) - 1 if context.tokens else instruction_end
         for question in context.questions:
             if not question.tokens:
                 raise ValueError("a question holds no token")
             segment += 1
+            begin(segment, context_end)
             reach[segment, 0] = Reach.ALL
             reach[segment, context_segment] = Reach.ALL
             reach[segment, segment] = Reach.CAUSAL
@@ -97,6 +110,8 @@ def header(prompt: PromptTree) -> Feed:
         reach,
         sample_at=ends,
         shared=len(prompt.instruction),
+        continues=continues,
+        closed=[0, *contexts],
     )
 
 
@@ -126,21 +141,51 @@ def intra_prompt(prompt: PromptTree, max_answer_tokens: int) -> Program[list[Con
         rule = questions[n].allowed_token_ids
         return None if rule is None else rule(answers[n].tokens)
 
-    live = list(range(len(questions)))
-    predictions = yield replace(head, allowed_token_ids=[allowed(n) for n in live])
-    for t in range(1, max_answer_tokens + 1):
-        for n, token, logprob in zip(live, predictions.tokens, predictions.logprobs, strict=True):
-            answers[n].tokens.append(token)
-            answers[n].logprobs.append(logprob)
-            answers[n].stopped = questions[n].stops(answers[n].tokens)
-        live = [n for n in live if not answers[n].stopped]
-        if not live or t == max_answer_tokens:
-            break
-        predictions = yield Feed(
-            [answers[n].tokens[-1] for n in live],
-            [ends[n] + t for n in live],  # equation 2
-            [segments[n] for n in live],
-            sample_at=range(len(live)),
-            allowed_token_ids=[allowed(n) for n in live],
-        )
+    whole = replace(head, allowed_token_ids=[allowed(n) for n in range(len(questions))])
+    parts = Parts(whole)
+    feed = parts.next(0)
+    try:
+        predictions = yield feed
+    except StatesFull as full:
+        # The questions are answered in groups, one after the other. No answer sees another.
+        # Each question may have a context of its own, which needs a state, too.
+        has_one_context = len(head.closed) == 2
+        parts = Parts(whole, full.segments - 1 if has_one_context else full.segments // 2)
+        feed = parts.next(0)
+        predictions = yield feed
+    fed = len(feed.tokens)
+    closed: list[int] = []  # Segments of answers that were completed since the last feed.
+    for number in range(len(parts)):
+        if number:
+            feed = parts.next(fed)
+            feed = replace(feed, closed=[*feed.closed, *closed], decoded=_decoded(answers))
+            predictions = yield feed
+            fed += len(feed.tokens)
+        live = list(parts.samples(number))
+        for t in range(1, max_answer_tokens + 1):
+            sampled = zip(live, predictions.tokens, predictions.logprobs, strict=True)
+            for n, token, logprob in sampled:
+                answers[n].tokens.append(token)
+                answers[n].logprobs.append(logprob)
+                answers[n].stopped = questions[n].stops(answers[n].tokens)
+            is_last = t == max_answer_tokens
+            closed = [segments[n] for n in live if answers[n].stopped or is_last]
+            live = [n for n in live if not answers[n].stopped]
+            if not live or is_last:
+                break
+            predictions = yield Feed(
+                [answers[n].tokens[-1] for n in live],
+                [ends[n] + t for n in live],  # equation 2
+                [segments[n] for n in live],
+                closed=closed,
+                sample_at=range(len(live)),
+                allowed_token_ids=[allowed(n) for n in live],
+                decoded=_decoded(answers) if len(parts) > 1 else None,
+            )
+            fed += len(live)
     return answers
+
+
+def _decoded(answers: list[Continuation]) -> int:
+    """Count the tokens of all answers."""
+    return sum(len(answer.tokens) for answer in answers)

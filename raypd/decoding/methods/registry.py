@@ -132,6 +132,9 @@ class MethodSpec:
     whole_record: bool = False  # the model writes a record whole, its keys too
     # Decodes the parts of one answer at the same time, so that `raypd tune` tries it.
     parallel: bool = False
+    # Each of its tokens continues from a single earlier one, as recurrent layers need it;
+    # `hyper_parallel` with isolated values alone.
+    recurrent: bool = False
 
     def required_tokens(self, options: Any) -> tuple[str, ...]:
         """The control tokens that the tokenizer must have under these options of the method."""
@@ -144,8 +147,11 @@ REGISTRY = {
     "hyper_parallel": MethodSpec(
         {"extraction": ("max_value_tokens", "isolate", "stacked_documents", "skeleton")},
         parallel=True,
+        recurrent=True,
     ),
-    "intra_prompt": MethodSpec({"question_answering": ()}, IntraPromptOptions, parallel=True),
+    "intra_prompt": MethodSpec(
+        {"question_answering": ()}, IntraPromptOptions, parallel=True, recurrent=True
+    ),
     "autoregressive": MethodSpec(
         {
             "extraction": ("max_new_tokens",),
@@ -154,6 +160,7 @@ REGISTRY = {
         },
         text_method="raypd.decoding.methods.autoregressive:AutoregressiveText",
         whole_record=True,
+        recurrent=True,
     ),
     "speculative": MethodSpec(
         # A greedy text does not depend on the drafts, but the counters and a sampled text do.
@@ -163,7 +170,7 @@ REGISTRY = {
         drafts=True,
         whole_record=True,
     ),
-    "guided": MethodSpec({"extraction": ("max_value_tokens",)}),
+    "guided": MethodSpec({"extraction": ("max_value_tokens",)}, recurrent=True),
     "apar": MethodSpec(
         {"generation": ("max_new_tokens",)},
         AparOptions,

@@ -1,0 +1,80 @@
+"""Blocks of documents: made by a reader, fetched by a worker."""
+
+import pickle
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+import ray
+
+from raypd.config import RunConfig
+from raypd.dataset import read_unit
+from raypd.run import Unit
+from raypd.tasks import Document
+
+_FETCH_SECONDS = 60.0  # to wait for a block in a worker
+
+# Why a worker reads a unit itself, as the user reads it after "because".
+READING_FAILED = "reading ahead failed"
+BLOCK_LOST = "the block with their documents was lost"
+STREAM_STALLED = "the readers had delivered nothing for long"
+STREAM_FAILED = "the process of a reader died"
+
+
+@dataclass(frozen=True)
+class UnitBlock:
+    """Where the documents of a unit are in the object store."""
+
+    reference: Any  # to the block
+    index: int  # of the unit in the block
+
+
+def read_block(units: Sequence[Unit], config: RunConfig) -> pa.Table:
+    """Read units into a block of one row.
+
+    If a unit cannot be read, its documents are null. The worker then reads it once more, because it
+    knows how to retry, and how to report an error.
+    """
+    documents: list[bytes | None] = []
+    for unit in units:
+        pickled = None
+        try:
+            pickled = pickle.dumps(read_unit(unit, config))
+        except Exception as error:
+            _log(unit, f"could not be read ahead: {type(error).__name__}: {error}")
+        documents.append(pickled)
+    return pa.table(
+        {
+            "units": pa.array([[unit.id for unit in units]], pa.list_(pa.string())),
+            "documents": pa.array([documents], pa.list_(pa.large_binary())),
+        }
+    )
+
+
+def fetch_documents(unit: Unit, block: UnitBlock) -> tuple[list[Document] | None, str]:
+    """Return the documents of a unit.
+
+    Returns:
+        (the documents, ""); or (None, why the worker has to read the unit itself).
+    """
+    try:
+        table: pa.Table = ray.get(block.reference, timeout=_FETCH_SECONDS)
+        unit_id = table["units"][0][block.index].as_py()
+        pickled = table["documents"][0][block.index].as_py()
+    except Exception as error:
+        # Whatever happened to the block, the input is still there.
+        _log(unit, f"its block is lost: {type(error).__name__}: {error}")
+        return None, BLOCK_LOST
+    if unit_id != unit.id:
+        _log(unit, f"its block holds {unit_id}")
+        return None, BLOCK_LOST
+    if pickled is None:
+        return None, READING_FAILED
+    documents: list[Document] = pickle.loads(pickled)
+    return documents, ""
+
+
+def _log(unit: Unit, what: str) -> None:
+    print(f"raypd: unit {unit.id}: {what}", file=sys.stderr, flush=True)

@@ -1,0 +1,580 @@
+"""The scheduler of a run: a pool of decode workers, which are Ray actors.
+
+Units come in the order of the plan, with the documents that readers have read ahead. A worker gets
+one unit at a time, and a second one only once every worker has its first. When no unit is left to
+assign, an idle worker steals one that another worker has not begun. The units of a dead worker go
+to other workers. A worker on a draining node gets no more units: what it can finish in time it
+finishes, and the rest it hands back. If fewer workers are wanted, some get no more units and end.
+
+Points in time are seconds of the monotonic clock.
+"""
+
+import contextlib
+import math
+import posixpath
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Generator, Iterable, Iterator, Set
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import ray
+
+from raypd.answering import Progress
+from raypd.cluster.document_stream import DocumentStream, StreamedUnit, StreamProgress
+from raypd.cluster.faulty_gpus import workers_left
+from raypd.cluster.nodes import NodeWatch, draining_message, is_alive
+from raypd.cluster.ray_session import WorkerResources
+from raypd.cluster.unit_block import UnitBlock
+from raypd.cluster.worker import DecodeWorker, WorkerSpec
+from raypd.config import ClusterConfig
+from raypd.errors import RunError
+from raypd.run import ReadingRecord, Unit, UnitResult, retry_policy
+from raypd.text import Say
+
+_WAIT_SECONDS = 0.25  # for a result, before units are assigned again
+_STARVED_WAIT_SECONDS = 0.05  # the same while a worker waits for the readers
+_POLL_SECONDS = 2.0
+_IDLE_SECONDS = 5.0  # a worker that idles this long while no unit is left to assign is released
+# If an engine waits for input for a larger share of a unit's time, its worker overlaps more units.
+_MAX_WAITING_SHARE = 0.05
+_COMMIT_MARGIN = 5.0  # a unit must be committed this many seconds before its node ends
+_CANCEL_SECONDS = 2.0  # after which a cancellation that had no effect is repeated
+# A worker that dies this often while it loads its model will not start.
+_MAX_FAILED_STARTS = 4
+# Worker deaths without any commit in between that no single document can explain.
+_MAX_DEATHS_WITHOUT_COMMIT = 30
+
+
+@dataclass
+class Ended:
+    """Event: a unit has ended."""
+
+    unit: Unit
+    result: UnitResult
+
+
+@dataclass
+class Tick:
+    """Progress event: no unit ended during this poll."""
+
+    answered: int  # documents of units in flight
+    failed: int  # documents of units in flight
+    workers: int  # workers that have loaded their model
+    units: int = 0  # units in flight
+    stream: StreamProgress | None = None  # None if nothing is read ahead
+
+
+@dataclass
+class Deaths:
+    """Worker processes that died since the last success, while loading and with a unit."""
+
+    loading: int = 0
+    with_units: int = 0
+
+    def check(self, pool_size: int, workers: int, cause: str = "") -> None:
+        """Raise RunError if too many workers have died.
+
+        Args:
+            pool_size: The number of workers that are wanted.
+            workers: The number of workers that are running.
+            cause: The reason of the last death, for the message.
+        """
+        if self.loading >= _MAX_FAILED_STARTS * max(1, pool_size):
+            raise RunError(
+                f"worker processes die while they load the model (out of memory?){cause}"
+            )
+        if self.with_units >= _MAX_DEATHS_WITHOUT_COMMIT + workers:
+            raise RunError(f"worker processes keep dying and no unit is committed{cause}")
+
+
+@dataclass(eq=False)
+class Assignment:
+    """A unit in flight on a worker."""
+
+    unit: Unit
+    block: UnitBlock | None = None  # its documents, if they were read ahead
+    since: float = field(default_factory=time.monotonic)
+    progress: Progress = field(default_factory=Progress)  # as last reported
+    reported: float = 0.0  # when it was reported
+    cancelled: float = -math.inf  # when it was last cancelled
+
+    @property
+    def is_cancelled(self) -> bool:
+        """Whether the unit may still be handed back.
+
+        A worker that has not received the unit yet ignores the cancellation.
+        """
+        return time.monotonic() - self.cancelled < _CANCEL_SECONDS
+
+    def seconds_left(self, typical: float) -> float:
+        """Estimate the seconds until the unit ends.
+
+        Args:
+            typical: Seconds that a unit takes, for a unit without progress.
+        """
+        if self.progress.seconds_left is not None:
+            return max(0.0, self.reported + self.progress.seconds_left - time.monotonic())
+        return max(0.0, self.since + typical - time.monotonic())
+
+
+@dataclass(eq=False)
+class WorkerHandle:
+    """A decode worker as the scheduler sees it."""
+
+    actor: Any
+    starting: Any = None  # reference to the answer of hello() while the worker loads its model
+    node: str = ""
+    # Units in flight by the reference to their result, oldest first.
+    assignments: dict[Any, Assignment] = field(default_factory=dict)
+    idle_since: float = 0.0
+    draining: bool = False  # whether its node is draining
+    retiring: bool = False  # whether it ends with its units in flight, because fewer are wanted
+    depth: int = 1  # units that it may have in flight
+    # Since when it has had nothing to do because no unit was read yet.
+    starved_since: float | None = None
+    reading_seconds: float = 0.0  # that its engine had waited for units it read itself
+    _report: Any = None  # reference to the progress that was requested
+
+    @property
+    def ready(self) -> bool:
+        """Whether the worker has loaded its model."""
+        return self.starting is None
+
+    @property
+    def takes_units(self) -> bool:
+        """Whether the worker may get more units."""
+        return self.ready and not self.draining and not self.retiring
+
+    def cancel(self, assignment: Assignment, only_waiting: bool) -> None:
+        """Ask the worker to hand a unit back.
+
+        Args:
+            assignment: The unit in flight.
+            only_waiting: Leave the unit alone if some of it has begun.
+        """
+        if not assignment.is_cancelled:
+            assignment.cancelled = time.monotonic()
+            self.actor.cancel.remote(assignment.unit.id, only_waiting)
+
+    def poll(self) -> None:
+        """Take the progress that was requested, if it has arrived, and request it again."""
+        if self._report is not None:
+            if not ray.wait([self._report], timeout=0)[0]:
+                return
+            # If the worker has died, the results of its units will show it.
+            with contextlib.suppress(ray.exceptions.RayError):
+                progress: dict[str, Progress] = ray.get(self._report)
+                for assignment in self.assignments.values():
+                    if assignment.unit.id in progress:
+                        assignment.progress = progress[assignment.unit.id]
+                        assignment.reported = time.monotonic()
+        self._report = self.actor.progress.remote() if self.assignments else None
+
+
+class WorkerPool:
+    """Runs units on a pool of decode workers.
+
+    Attributes:
+        wanted: The number of workers; may change during a run.
+        closing: Set to begin no more units; may change during a run.
+        admit: Returns whether a unit may begin on a worker that has so many others in flight.
+
+    Args:
+        spec: What each worker is made of.
+        resources: What each worker takes of the cluster.
+        cluster: The section `cluster` of the configuration.
+        say: Shows the user a line.
+    """
+
+    def __init__(
+        self, spec: WorkerSpec, resources: WorkerResources, cluster: ClusterConfig, say: Say
+    ) -> None:
+        self.spec = spec
+        self.resources = resources
+        self.cluster = cluster
+        self.say = say
+        self.wanted = cluster.max_workers
+        self.closing = False
+        self.admit: Callable[[Unit, int], bool] = lambda unit, beside: True
+        self.workers: list[WorkerHandle] = []
+        self.nodes = NodeWatch()
+        self._max_workers = cluster.max_workers  # as many as have a GPU that is not faulty
+        # Units that were in flight and are not committed.
+        self._returned: deque[StreamedUnit] = deque()
+        # Workers that pin a faulty GPU so that nothing else is scheduled on it.
+        self._pinning: list[WorkerHandle] = []
+        self._source: Iterator[Unit] = iter(())
+        self._stream: DocumentStream | None = None
+        # Units that were to be read ahead and were read by workers, by the reason.
+        self.read_by_workers: Counter[str] = Counter()
+        self.reading = ReadingRecord()
+        self._exhausted = False  # whether the source has no more units
+        self._remaining = 0  # units that have not ended
+        self._deaths = Deaths()
+        self._shown_waits = {""}  # what workers wait for, as shown to the user
+        self._polled = 0.0
+        self._unit_seconds = 0.0  # moving average of the seconds that a unit takes
+
+    def run(self, units: Iterable[Unit], done: Set[str], count: int) -> Generator[Ended | Tick]:
+        """Run units until all have ended.
+
+        Args:
+            units: The units in the order in which they begin.
+            done: Ids of units that are committed already.
+            count: The number of units that are not.
+
+        Yields:
+            `Ended` for each unit, and `Tick` for progress.
+
+        Raises:
+            RunError: If no worker can start, or if too many die.
+        """
+        self._source = (unit for unit in units if unit.id not in done)
+        self._remaining = count
+        self._exhausted = False
+        if self.cluster.readers != 0:
+            self._stream = DocumentStream(
+                posixpath.basename(self.spec.output),
+                self._source,
+                self.spec.config,
+                self.resources,
+                self.reading,
+            )
+        try:
+            yield from self._run()
+        finally:
+            if self._stream is not None:
+                self._stream.close()
+                self._stream = None
+
+    def _run(self) -> Iterator[Ended | Tick]:
+        while True:
+            self._watch_nodes()
+            self._retire()
+            if self._stream is not None and not self.closing:
+                self._stream.prepare()
+            self._assign()
+            self._resize()
+            if self._all_assigned() and not any(worker.assignments for worker in self.workers):
+                return
+            yield from self._wait()
+            yield self._tick()
+
+    def _tick(self) -> Tick:
+        """Sum up the progress of the units in flight, and show what workers wait for."""
+        progress = [
+            assignment.progress
+            for worker in self.workers
+            for assignment in worker.assignments.values()
+        ]
+        for waiting in {unit.waiting for unit in progress} - self._shown_waits:
+            self._shown_waits.add(waiting)
+            self.say(waiting)
+        return Tick(
+            answered=sum(unit.answered for unit in progress),
+            failed=sum(unit.failed for unit in progress),
+            workers=sum(worker.ready for worker in self.workers),
+            units=len(progress),
+            stream=self._stream.progress() if self._stream is not None else None,
+        )
+
+    def close(self) -> None:
+        """End all workers."""
+        for worker in list(self.workers):
+            self._end(worker)
+        while self._pinning:
+            ray.kill(self._pinning.pop().actor)
+
+    def _end(self, worker: WorkerHandle) -> None:
+        ray.kill(worker.actor)
+        self.workers.remove(worker)
+
+    def _pin(self, worker: WorkerHandle, why: str) -> None:
+        """Record that a worker pins a faulty GPU so that nothing else is scheduled on it.
+
+        Raises:
+            RunError: If no other GPU is left.
+        """
+        self.say(why)
+        self.workers.remove(worker)
+        self._pinning.append(worker)
+        self._max_workers = workers_left(
+            len(self._pinning), self.resources.gpus, self.cluster.max_workers
+        )
+        if self._max_workers < 1:
+            raise RunError(f"no GPU is left: {why}")
+
+    def _all_assigned(self) -> bool:
+        """Return whether no unit is left to begin."""
+        return self.closing or (self._exhausted and not self._returned)
+
+    def _assign(self) -> None:
+        """Give units to workers, those with the fewest units in flight first."""
+        if self.closing:
+            return
+        is_dry = False  # whether the next unit of the plan is not read yet
+        for depth in range(self.cluster.max_units_in_flight):
+            for worker in self.workers:
+                if len(worker.assignments) != depth or depth >= worker.depth:
+                    continue
+                if not worker.takes_units or is_dry:
+                    continue
+                streamed = self._next(is_idle=depth == 0)
+                if streamed is None:
+                    is_dry = not self._all_assigned()
+                    break
+                if not self.admit(streamed.unit, depth):
+                    self._returned.appendleft(streamed)
+                    break
+                self._start(worker, streamed)
+        self._note_starved(is_dry)
+        if is_dry or self._all_assigned():
+            self._steal()
+
+    def _note_starved(self, is_dry: bool) -> None:
+        """Note since when each idle worker has been waiting for the readers."""
+        for worker in self.workers:
+            if worker.assignments or not worker.takes_units or not is_dry:
+                worker.starved_since = None
+            elif worker.starved_since is None:
+                worker.starved_since = time.monotonic()
+
+    def _next(self, is_idle: bool) -> StreamedUnit | None:
+        """Take the next unit to begin, or None if there is none now.
+
+        Args:
+            is_idle: Whether the worker that gets the unit has no other one.
+        """
+        if self._returned:
+            return self._returned.popleft()
+        if self._exhausted:
+            return None
+        try:
+            if self._stream is None:
+                return StreamedUnit(next(self._source))
+            streamed = self._stream.next(waiting=is_idle)
+        except StopIteration:
+            self._exhausted = True
+            return None
+        if streamed is not None and streamed.why_not:
+            self.read_by_workers[streamed.why_not] += 1
+        return streamed
+
+    def _start(self, worker: WorkerHandle, streamed: StreamedUnit) -> None:
+        starved = 0.0
+        if worker.starved_since is not None:
+            starved = time.monotonic() - worker.starved_since
+            worker.starved_since = None
+        reference = worker.actor.run.remote(streamed.unit, block=streamed.block, starved=starved)
+        worker.assignments[reference] = Assignment(streamed.unit, streamed.block)
+
+    def _steal(self) -> None:
+        """Ask busy workers for units that they have not begun, one for each idle worker."""
+        idle_workers = 0
+        for worker in self.workers:
+            if worker.takes_units and not worker.assignments:
+                idle_workers += 1
+            # Units that were asked for already are on their way to an idle worker.
+            idle_workers -= sum(unit.is_cancelled for unit in worker.assignments.values())
+        for worker in sorted(self.workers, key=lambda worker: -len(worker.assignments)):
+            if idle_workers <= 0 or len(worker.assignments) < 2:
+                return
+            youngest = list(worker.assignments.values())[-1]
+            if not youngest.is_cancelled and not youngest.progress.begun:
+                worker.cancel(youngest, only_waiting=True)
+                idle_workers -= 1
+
+    def _retire(self) -> None:
+        """Choose the workers that get no more units because fewer are wanted.
+
+        Nodes are paid as a whole, so a worker that is alone on its node ends first.
+        """
+        remaining = [worker for worker in self.workers if not worker.draining]
+        surplus = len(remaining) - max(1, self.wanted)
+        workers_of_node = Counter(worker.node for worker in remaining)
+
+        def order(worker: WorkerHandle) -> tuple[bool, bool, int, str, int]:
+            # A worker that retires already continues to do so, and one that loads its model has
+            # nothing to finish.
+            in_flight = len(worker.assignments)
+            on_node = workers_of_node[worker.node]
+            return (not worker.retiring, worker.ready, on_node, worker.node, in_flight)
+
+        for number, worker in enumerate(sorted(remaining, key=order)):
+            worker.retiring = number < surplus
+            if worker.retiring:
+                for assignment in worker.assignments.values():
+                    if not assignment.progress.begun:
+                        worker.cancel(assignment, only_waiting=True)
+
+    def _resize(self) -> None:
+        """Start the workers that are missing, and end those that are not needed any more."""
+        draining = [worker for worker in self.workers if worker.draining]
+        for _ in range(self._target_size(draining) - (len(self.workers) - len(draining))):
+            actor = self._actor_class.remote(self.spec)
+            worker = WorkerHandle(actor, actor.hello.remote())
+            worker.depth = self.cluster.first_units_in_flight
+            self.workers.append(worker)
+        for worker in list(self.workers):
+            if not worker.assignments and self._is_spare(worker):
+                self._end(worker)
+
+    def _target_size(self, draining: list[WorkerHandle]) -> int:
+        """Return how many workers to have beside those on draining nodes."""
+        if self.closing or not self._remaining:
+            return 0
+        units = self._remaining - sum(len(worker.assignments) for worker in draining)
+        useful = math.ceil(max(0, units) / self.cluster.first_units_in_flight)
+        return min(self.wanted, self._max_workers, max(1, useful))
+
+    @cached_property
+    def _actor_class(self) -> Any:
+        """The class of the workers, made once because Ray keeps every class that is made."""
+        return ray.remote(DecodeWorker).options(
+            num_cpus=self.resources.cpus,
+            num_gpus=self.resources.gpus or None,
+            # One thread for each unit in flight, one for progress and one for cancel.
+            max_concurrency=self.cluster.max_units_in_flight + 2,
+            # Ray retries a failed task on the same actor only, so the pool reassigns units itself.
+            max_restarts=0,
+            max_task_retries=0,
+        )
+
+    def _is_spare(self, worker: WorkerHandle) -> bool:
+        """Return whether an idle worker can be released, so that it costs nothing any more."""
+        if worker.draining or worker.retiring:
+            return True
+        if not self._all_assigned() or len(self.workers) <= self.cluster.min_workers:
+            return False
+        if not worker.ready:
+            # It is of no use unless another worker has a unit to steal.
+            return all(len(peer.assignments) < 2 for peer in self.workers)
+        return time.monotonic() - worker.idle_since > _IDLE_SECONDS
+
+    def _watch_nodes(self) -> None:
+        """Drain the workers of draining nodes: take back units that they cannot commit in time."""
+        self.nodes.look()
+        for worker in self.workers:
+            seconds_left = self.nodes.seconds_left(worker.node)
+            if seconds_left is None:
+                continue
+            if not worker.draining:
+                worker.draining = True
+                self.say(draining_message(worker.node, seconds_left))
+            for assignment in worker.assignments.values():
+                needed = assignment.seconds_left(self._unit_seconds)
+                if not needed and assignment.progress.seconds_left is None:
+                    # Nothing is known about the unit, so leave it only if there is ample time.
+                    needed = 3 * _COMMIT_MARGIN
+                if needed > seconds_left - _COMMIT_MARGIN:
+                    worker.cancel(assignment, only_waiting=False)
+
+    def _wait(self) -> Iterator[Ended]:
+        """Wait a moment for results, and yield the units that have ended."""
+        owners: dict[Any, WorkerHandle] = {}
+        for worker in self.workers:
+            owners.update(dict.fromkeys(worker.assignments, worker))
+            if worker.starting is not None:
+                owners[worker.starting] = worker
+        seconds = _WAIT_SECONDS
+        if any(worker.starved_since is not None for worker in self.workers):
+            seconds = _STARVED_WAIT_SECONDS
+        if not owners:
+            time.sleep(seconds)
+            return
+        references, _ = ray.wait(list(owners), num_returns=1, timeout=seconds)
+        if references:
+            references, _ = ray.wait(list(owners), num_returns=len(owners), timeout=0)
+        for reference in references:
+            worker = owners[reference]
+            # The worker may have been found dead with an earlier reference.
+            if worker in self.workers:
+                yield from self._take(worker, reference)
+        if time.monotonic() - self._polled >= _POLL_SECONDS:
+            self._polled = time.monotonic()
+            for worker in self.workers:
+                worker.poll()
+
+    def _take(self, worker: WorkerHandle, reference: Any) -> Iterator[Ended]:
+        """Take a result of a worker, which is that of a unit or of its start."""
+        try:
+            result = ray.get(reference)
+        except ray.exceptions.RayTaskError:
+            # A bug of raypd, which would occur in every worker.
+            raise
+        except ray.exceptions.RayError as error:
+            # The worker died, was killed for memory, or its result is gone.
+            self._lost(worker, error)
+            return
+        worker.idle_since = time.monotonic()
+        if reference == worker.starting:
+            worker.starting = None
+            worker.node, faulty_gpu = result
+            if faulty_gpu is not None:
+                self._pin(worker, faulty_gpu)
+            self._deaths.loading = 0
+        else:
+            assignment = worker.assignments.pop(reference)
+            self._adapt_depth(worker, assignment, result)
+            yield from self._ended(assignment, result)
+
+    def _adapt_depth(
+        self, worker: WorkerHandle, assignment: Assignment, result: UnitResult
+    ) -> None:
+        """Let a worker overlap more units if its engine waited for a unit that it read itself."""
+        waited = result.reading_seconds - worker.reading_seconds
+        worker.reading_seconds = max(worker.reading_seconds, result.reading_seconds)
+        seconds = time.monotonic() - assignment.since
+        if waited > _MAX_WAITING_SHARE * seconds:
+            worker.depth = min(worker.depth + 1, self.cluster.max_units_in_flight)
+
+    def _ended(self, assignment: Assignment, result: UnitResult) -> Iterator[Ended]:
+        if result.fatal:
+            raise RunError(result.error)
+        if result.handed_back:
+            self._returned.appendleft(StreamedUnit(assignment.unit, assignment.block))
+            return
+        if result.why_read:
+            self.read_by_workers[result.why_read] += 1
+        if result.error is None:
+            seconds = time.monotonic() - assignment.since
+            self._unit_seconds += 0.2 * (seconds - self._unit_seconds)
+            self._deaths.with_units = 0
+        self._remaining -= 1
+        yield Ended(assignment.unit, result)
+
+    def _lost(self, worker: WorkerHandle, error: Exception) -> None:
+        """Reassign the units of a worker that died.
+
+        The next worker reads on storage whether a unit is to blame (UnitLog).
+        """
+        self._end(worker)  # the process may only be out of reach
+        for assignment in reversed(worker.assignments.values()):
+            self._returned.appendleft(StreamedUnit(assignment.unit, assignment.block))
+        units = [assignment.unit for assignment in worker.assignments.values()]
+        preempted = worker.draining or getattr(error, "preempted", False)
+        node_lost = preempted or (worker.node and not is_alive(worker.node))
+        if node_lost:
+            name = f"Node {worker.node[:8]}" if worker.node else "A node"
+            self.say(f"{name} was lost; its units will be processed elsewhere.")
+        elif units:
+            self._deaths.with_units += 1
+            cause = ""
+            if "low on memory" in str(error):
+                cause = " because the machine ran out of memory"
+            self.say(f"A worker process died{cause}; its units will be retried.")
+        if not worker.ready and not node_lost:
+            self._deaths.loading += 1
+        self._deaths.check(self.wanted, len(self.workers), f": {self._cause(error, units)}")
+
+    def _cause(self, error: Exception, units: list[Unit]) -> str:
+        """Describe why a worker died: Ray's last line, and what the worker wrote before."""
+        lines = str(error).strip().splitlines() or [type(error).__name__]
+        cause = lines[-1].strip()
+        for name in [unit.id for unit in units] or [retry_policy.START]:
+            reason = retry_policy.failure_reason(self.spec.output, name)
+            if reason:
+                return f"{cause}\nthe last error of a worker ({name}): {reason.strip()}"
+        return cause

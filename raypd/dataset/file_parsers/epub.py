@@ -1,0 +1,83 @@
+"""EPUB: the visible text of a book's chapters."""
+
+import io
+import posixpath
+import zipfile
+from collections.abc import Iterator
+from typing import Any
+from urllib.parse import unquote
+
+import lxml.etree
+
+from raypd.dataset.file_parsers.archive import check_unpacked
+from raypd.dataset.file_parsers.html import visible_text
+
+_CONTAINER = "META-INF/container.xml"
+_ENCRYPTION = "META-INF/encryption.xml"
+_NO_BOOK = "no EPUB that can be read"
+_CHAPTER_TYPES = ("application/xhtml+xml", "text/html")
+
+
+def book_text(data: bytes, limit: int) -> str:
+    """Return the visible text of the chapters in the order in which they are read.
+
+    Args:
+        data: The file.
+        limit: Bytes that the file may have when it is unpacked.
+
+    Raises:
+        ValueError: The file cannot be read; the text says why.
+    """
+    check_unpacked(data, limit, "an EPUB", _NO_BOOK)
+    try:
+        with zipfile.ZipFile(io.BytesIO(data)) as archive:
+            encrypted = _encrypted_names(archive)
+            texts = []
+            for name in _chapter_names(archive):
+                if name in encrypted:
+                    raise ValueError(f"its chapters are encrypted (DRM), the first: {name}")
+                chapter = visible_text(_decoded(archive.read(name)))
+                if chapter:
+                    texts.append(chapter)
+    except MemoryError:
+        raise
+    except Exception as error:  # of zipfile and lxml, and a KeyError of a part that is missing
+        raise ValueError(f"{_NO_BOOK}: {error or type(error).__name__}") from None
+    return "\n".join(texts)
+
+
+def _chapter_names(archive: zipfile.ZipFile) -> Iterator[str]:
+    """Yield the names of the chapters' parts as the book's spine lists them."""
+    container = _parsed(archive.read(_CONTAINER))
+    package_name = next(container.iter("{*}rootfile")).get("full-path")
+    package = _parsed(archive.read(package_name))
+    items = {item.get("id"): item for item in package.iter("{*}item")}
+    for reference in package.iter("{*}itemref"):
+        item = items.get(reference.get("idref"))
+        if item is not None and item.get("media-type") in _CHAPTER_TYPES:
+            path = unquote(item.get("href"))
+            yield posixpath.normpath(posixpath.join(posixpath.dirname(package_name), path))
+
+
+def _encrypted_names(archive: zipfile.ZipFile) -> set[str]:
+    """Return the names of the encrypted parts; fonts may be among them in a book that is not."""
+    if _ENCRYPTION not in archive.namelist():
+        return set()
+    references = _parsed(archive.read(_ENCRYPTION)).iter("{*}CipherReference")
+    return {unquote(reference.get("URI", "")) for reference in references}
+
+
+def _parsed(data: bytes) -> Any:
+    return lxml.etree.fromstring(data, lxml.etree.XMLParser(resolve_entities=False))
+
+
+def _decoded(data: bytes) -> str:
+    """Return a chapter as HTML; what is no XHTML is left as it is."""
+    try:
+        # The parser of HTML takes a self-closing element, such as <title/>, for one that is open.
+        return str(lxml.etree.tostring(_parsed(data), method="html", encoding="unicode"))
+    except lxml.etree.LxmlError:
+        pass
+    if data.startswith((b"\xff\xfe", b"\xfe\xff")):
+        return data.decode("utf-16", "replace")
+    return data.decode("utf-8-sig", "replace")

@@ -1,0 +1,226 @@
+"""Optical character recognition: the text of a picture or of a page of a PDF, with its boxes."""
+
+import io
+import math
+from collections.abc import Sequence
+from functools import lru_cache
+from statistics import mean, median
+from typing import Any, NamedTuple, TypedDict
+
+_DPI = 200  # of a page of a PDF
+_POINTS = 72  # per inch, the unit of a PDF
+_MAX_PIXELS = 24_000_000  # of a picture that is recognized: A4 at 400 dpi is smaller
+_MAX_OPENED_PIXELS = 200_000_000  # of a picture that is opened at all
+_MIN_SCORE = 0.5  # a line that the recognizer is less sure of is a stain
+# Two texts stand on one line if they overlap by this share of the lower one's height.
+_SAME_LINE = 0.5
+# Two texts side by side in so many rows, with so many characters on average, are columns of prose
+# and not cells of a table.
+_PROSE_ROWS = 3
+_PROSE_CHARACTERS = 25
+
+
+class Line(TypedDict):
+    """A text on a page."""
+
+    text: str
+    # Left, top, right and bottom as fractions of the page's width and height, from its upper left.
+    box: list[float]
+
+
+class RecognizedPage(TypedDict):
+    """What is recognized of one page."""
+
+    # Texts that follow on each other in one row of the page are one item of the outer list.
+    rows: list[list[Line]]
+    # The pages of the file.
+    pages: int
+
+
+class _Piece(NamedTuple):
+    """A text with its corners (pixels), and its place on the page as if it stood upright."""
+
+    text: str
+    corners: list[list[float]]
+    left: float
+    right: float
+    top: float
+    bottom: float
+
+
+def recognized_page(data: bytes, number: int) -> RecognizedPage:
+    """Recognize the text of one page.
+
+    Args:
+        data: A PDF, or a picture, which may have several pages.
+        number: The page, from 0.
+
+    Raises:
+        ValueError: The page cannot be drawn; the text says why.
+    """
+    try:
+        picture, pages = _picture(data, number)
+    except MemoryError:
+        raise
+    except Exception as error:  # of pypdfium2 and Pillow, which have many
+        raise ValueError(f"a page that cannot be drawn: {error or type(error).__name__}") from None
+    height, width = picture.shape[:2]
+    found = _engine()(picture)
+    if found.boxes is None:
+        return {"rows": [], "pages": pages}
+    texts = [
+        (text, box.tolist())
+        for text, box, score in zip(found.txts, found.boxes, found.scores, strict=True)
+        if score >= _MIN_SCORE and text.strip()
+    ]
+    rows = []
+    for row in _in_reading_order(_rows(_upright(texts))):
+        rows.append([_line(piece, width, height) for piece in row])
+    return {"rows": rows, "pages": pages}
+
+
+@lru_cache(maxsize=1)
+def _engine() -> Any:
+    """Return the recognizer, whose models come with its package; it takes one core."""
+    import cv2
+    import rapidocr
+
+    cv2.setNumThreads(1)
+    settings = {
+        "Global.log_level": "critical",
+        "EngineConfig.onnxruntime.intra_op_num_threads": 1,
+        "EngineConfig.onnxruntime.inter_op_num_threads": 1,
+        # Lines are found in a smaller picture (pixels), which takes a quarter of the time, and read
+        # in the full one. With the library's margin around them some lines of dense pages are cut.
+        "Det.limit_type": "max",
+        "Det.limit_side_len": 1280,
+        "Det.unclip_ratio": 2.0,
+    }
+    return rapidocr.RapidOCR(params=settings)
+
+
+def _picture(data: bytes, number: int) -> tuple[Any, int]:
+    """Return a page as an array (height, width, 3) of blue, green and red, and the page count."""
+    import numpy
+    from PIL import Image, ImageOps
+
+    if data.lstrip()[:5] == b"%PDF-":
+        return _drawn_page(data, number)
+    Image.MAX_IMAGE_PIXELS = _MAX_OPENED_PIXELS // 2  # Pillow refuses twice as many
+    with Image.open(io.BytesIO(data)) as file:
+        pages = getattr(file, "n_frames", 1)
+        file.seek(number)
+        width, height = file.size
+        scale = min(1.0, math.sqrt(_MAX_PIXELS / (width * height)))
+        if scale < 1.0:
+            file.thumbnail((int(width * scale), int(height * scale)))
+        upright = ImageOps.exif_transpose(file)
+        if upright.mode in ("RGBA", "LA", "PA", "P"):
+            # What is transparent is paper.
+            upright = upright.convert("RGBA")
+            paper = Image.new("RGBA", upright.size, "white")
+            upright = Image.alpha_composite(paper, upright)
+        array = numpy.asarray(upright.convert("RGB"))
+    return numpy.ascontiguousarray(array[:, :, ::-1]), pages
+
+
+def _drawn_page(data: bytes, number: int) -> tuple[Any, int]:
+    import numpy
+    import pypdfium2
+
+    with pypdfium2.PdfDocument(data) as document:
+        pages = len(document)
+        page = document[number]
+        width, height = page.get_size()
+        largest = math.sqrt(_MAX_PIXELS / max(1.0, width * height))
+        bitmap = page.render(scale=min(_DPI / _POINTS, largest), rev_byteorder=False)
+        array = bitmap.to_numpy()[:, :, :3]
+        # A copy, because the bitmap's memory goes with the document.
+        return numpy.array(array, order="C"), pages
+
+
+def _upright(texts: Sequence[tuple[str, list[list[float]]]]) -> list[_Piece]:
+    """Return texts with their places as if the page were not tilted."""
+    slopes = []
+    for _, (top_left, top_right, *_) in texts:
+        width = top_right[0] - top_left[0]
+        height = top_right[1] - top_left[1]
+        # A short text says little of the page, and an upright one nothing.
+        if width > 100 and abs(height) < width / 4:
+            slopes.append(height / width)
+    slope = median(slopes) if slopes else 0.0
+    cosine = 1 / math.hypot(1, slope)
+    sine = slope * cosine
+    pieces = []
+    for text, corners in texts:
+        lefts = [x * cosine + y * sine for x, y in corners]
+        tops = [y * cosine - x * sine for x, y in corners]
+        pieces.append(_Piece(text, corners, min(lefts), max(lefts), min(tops), max(tops)))
+    return pieces
+
+
+def _rows(pieces: Sequence[_Piece]) -> list[list[_Piece]]:
+    """Return texts row by row from the top, each row from the left."""
+    rows: list[list[_Piece]] = []
+    for piece in sorted(pieces, key=lambda piece: piece.top + piece.bottom):
+        if rows and _on_one_line(rows[-1][-1], piece):
+            rows[-1].append(piece)
+        else:
+            rows.append([piece])
+    for row in rows:
+        row.sort(key=lambda piece: piece.left)
+    return rows
+
+
+def _on_one_line(first: _Piece, second: _Piece) -> bool:
+    overlap = min(first.bottom, second.bottom) - max(first.top, second.top)
+    height = min(first.bottom - first.top, second.bottom - second.top)
+    return overlap > _SAME_LINE * height
+
+
+def _in_reading_order(rows: Sequence[list[_Piece]]) -> list[list[_Piece]]:
+    """Return rows with two columns of prose one after the other; those of tables stay."""
+    ordered: list[list[_Piece]] = []
+    block: list[list[_Piece]] = []
+    for row in rows:
+        if block and _continues(block, row):
+            block.append(row)
+            continue
+        ordered += _columns_apart(block)
+        block = []
+        if len(row) == 2:
+            block.append(row)
+        else:
+            ordered.append(row)
+    return ordered + _columns_apart(block)
+
+
+def _continues(block: Sequence[list[_Piece]], row: list[_Piece]) -> bool:
+    """Return whether a row stands in the two columns of a block, or in one of them."""
+    right_column = block[0][1].left
+    tolerance = row[0].bottom - row[0].top
+    if len(row) == 2:
+        return row[0].right < right_column and abs(row[1].left - right_column) < tolerance
+    is_right = abs(row[0].left - right_column) < tolerance
+    return len(row) == 1 and (is_right or row[0].right < right_column)
+
+
+def _columns_apart(block: Sequence[list[_Piece]]) -> list[list[_Piece]]:
+    pairs = [row for row in block if len(row) == 2]
+    if len(pairs) < _PROSE_ROWS:
+        return list(block)
+    for side in (0, 1):
+        if mean(len(row[side].text) for row in pairs) < _PROSE_CHARACTERS:
+            return list(block)
+    right_column = pairs[0][1].left
+    pieces = [piece for row in block for piece in row]
+    left = [[piece] for piece in pieces if piece.right < right_column]
+    right = [[piece] for piece in pieces if piece.right >= right_column]
+    return left + right
+
+
+def _line(piece: _Piece, width: int, height: int) -> Line:
+    lefts = [x / width for x, _ in piece.corners]
+    tops = [y / height for _, y in piece.corners]
+    box = [min(lefts), min(tops), max(lefts), max(tops)]
+    return {"text": piece.text, "box": [round(min(1.0, max(0.0, side)), 4) for side in box]}

@@ -1,0 +1,235 @@
+"""WARC, as crawlers archive the web: a document for each response."""
+
+import codecs
+import io
+import re
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+from functools import partial
+from typing import Any, BinaryIO
+
+from warcio.archiveiterator import ArchiveIterator
+from warcio.bufferedreaders import DecompressingBufferedReader
+from warcio.exceptions import ArchiveLoadFailed
+
+from raypd import storage
+from raypd.config import InputConfig, RunConfig
+from raypd.dataset.formats.base import Columns, Fields, Format, SeenColumns, SourceRow, Split
+from raypd.dataset.formats.documents import ID, MARKUP, TEXT, DocumentFormat, Text, decode
+from raypd.dataset.formats.html import Html, visible_text
+from raypd.dataset.formats.ranges import cut_rows, even_boundaries, parts_between
+from raypd.dataset.jsonl import BLANK_LIMIT
+from raypd.errors import InputError
+from raypd.run import Part
+
+# Returns the format of a media type such as "text/html"; None if it is no document.
+FormatOfType = Callable[[str], DocumentFormat | None]
+_COLUMNS = [ID, TEXT, "url", "date", "status", "content_type"]
+# A revisit repeats an earlier response; requests and metadata are no documents.
+_DOCUMENT_TYPES = ("response", "resource", "conversion")
+_MAX_HEADER_BYTES = 1 << 20
+_CHARSET = re.compile(r"""charset\s*=\s*["']?([\w.:-]+)""", re.IGNORECASE)
+
+
+class Warc(Format):
+    """WARC, plain or with a gzip member for each record.
+
+    A range of a file is one of bytes as they are stored, and holds the records that begin there.
+
+    Args:
+        format_of: Finds the format of a response by its media type.
+    """
+
+    name = "warc"
+    endings = (".warc",)
+    setting = "warc"
+    reads_as = "a document for each response"
+    title = "WARC"
+
+    def __init__(self, format_of: FormatOfType) -> None:
+        self._format_of = format_of
+
+    def split(self, part: Part, config: RunConfig) -> Split:
+        offsets = [offset for offset, _ in _documents(part, 0)]
+        ends = [*offsets[1:], part.size]
+        sizes = [(1, end - offset) for offset, end in zip(offsets, ends, strict=False)]
+        cluster = config.cluster
+        bounds = cut_rows(sizes, cluster.unit_documents, cluster.unit_bytes)
+        return Split(_parts(part, offsets, bounds), SeenColumns(_COLUMNS, is_schema=True))
+
+    def read(self, part: Part, source: InputConfig, columns: Columns) -> Iterator[SourceRow]:
+        limit = source.max_document_bytes * MARKUP
+        for offset, record in _documents(part, part.start):
+            if offset >= part.end:
+                return
+            headers = record.rec_headers
+            fields: Fields = {
+                ID: headers.get_header("WARC-Target-URI") or headers.get_header("WARC-Record-ID"),
+                "url": headers.get_header("WARC-Target-URI"),
+                "date": headers.get_header("WARC-Date"),
+                "status": _status(record),
+                "content_type": _content_type(record),
+            }
+            payload: bytes | ValueError
+            try:
+                payload = record.content_stream().read(limit + 1)
+            except Exception as error:  # whatever the decoders of a damaged response raise
+                payload = ValueError(f"the response cannot be decoded: {error}")
+            read_fields = partial(self._fields, fields, payload, part, source)
+            yield SourceRow(offset, f"record at byte {offset}", read_fields)
+
+    def cut(self, part: Part, source: InputConfig, pieces: int) -> list[Part]:
+        offsets = []
+        for offset, _ in _documents(part, part.start):
+            if offset >= part.end:
+                break
+            offsets.append(offset)
+        boundaries = even_boundaries(part, pieces)
+        for number in range(1, pieces):
+            offset = offsets[boundaries[number].documents]
+            boundaries[number] = boundaries[number]._replace(start=offset)
+        return parts_between(part, boundaries)
+
+    def _fields(
+        self, fields: Fields, payload: bytes | ValueError, part: Part, source: InputConfig
+    ) -> Fields:
+        """Return the fields of a response with its text.
+
+        Raises:
+            ValueError: It has no text that can be read; the text says why.
+        """
+        if isinstance(payload, ValueError):
+            raise payload
+        status = fields["status"]
+        if status is not None and not 200 <= status < 300:
+            raise ValueError(f"the server answered with HTTP status {status}")
+        limit = source.max_document_bytes * MARKUP
+        if len(payload) > limit:
+            raise ValueError(
+                f"the response has more than {limit} bytes; input.max_document_bytes is "
+                f"{source.max_document_bytes}"
+            )
+        media_type, _, parameters = (fields["content_type"] or "").partition(";")
+        format = self._format_of(media_type.strip().lower())
+        if format is None:
+            raise ValueError(f"a response of type {media_type.strip() or 'unknown'}, no document")
+        charset = _charset(parameters)
+        text: str
+        if charset is not None and isinstance(format, Html):
+            text = visible_text(decode(payload, charset, "replace"))
+        elif charset is not None and isinstance(format, Text):
+            text = decode(payload, charset, "replace")
+        else:
+            return {**fields, **format.content(payload, part, source)}
+        return {**fields, TEXT: text}
+
+
+def _parts(part: Part, offsets: list[int], bounds: Iterable[tuple[int, int]]) -> Iterator[Part]:
+    """Yield a part for each range of documents.
+
+    Args:
+        part: The whole file.
+        offsets: The first byte of each document's record.
+        bounds: Ranges of the documents' numbers.
+    """
+    for first, end in bounds:
+        start_byte = offsets[first]
+        end_byte = offsets[end] if end < len(offsets) else part.size
+        yield replace(
+            part, start=start_byte, end=end_byte, expected=end - first, bytes=end_byte - start_byte
+        )
+
+
+def _documents(part: Part, offset: int) -> Iterator[tuple[int, Any]]:
+    """Yield the records that are documents, each with its first byte in the stored file.
+
+    Args:
+        part: The file.
+        offset: The byte to begin at, where a record begins.
+
+    Raises:
+        InputError: The file is no WARC, or damaged.
+        OSError: The file cannot be read.
+    """
+    if part.compression == "zst":
+        raise InputError(
+            "WARC in zstd is not read: unpack it, and `warcio recompress` writes it anew with gzip"
+        )
+    with storage.open_read(part.path, offset, part.version) as raw:
+        iterator = ArchiveIterator(_StoredBytes(raw, offset))
+        iterator.reader = _BoundedHeaders(iterator.fh)
+        try:
+            for record in iterator:
+                if record.rec_type in _DOCUMENT_TYPES:
+                    yield iterator.offset, record
+        except (OSError, MemoryError):
+            raise
+        except Exception as error:  # a damaged file makes warcio fail in many ways
+            reason = f"{type(error).__name__}: {error}".strip()
+            raise InputError(
+                f"no WARC, or damaged at byte {iterator.offset}: {reason.splitlines()[0]}"
+            ) from None
+
+
+class _StoredBytes(io.RawIOBase):
+    """The bytes of a file from an offset on, which counts them from the file's beginning."""
+
+    def __init__(self, raw: BinaryIO, offset: int) -> None:
+        self._raw = raw
+        self._offset = offset
+
+    def read(self, size: int = -1) -> bytes:
+        data = self._raw.read(size)
+        self._offset += len(data)
+        return data
+
+    def tell(self) -> int:
+        return self._offset
+
+
+class _BoundedHeaders(DecompressingBufferedReader):
+    """Refuses headers without end, of which a compressed file stores a thousandth."""
+
+    def __init__(self, stream: io.RawIOBase) -> None:
+        super().__init__(stream)
+        # Bytes since the last blank line, and bytes of blank lines in a row.
+        self._header_bytes = 0
+        self._blank_bytes = 0
+
+    def readline(self, length: int | None = None) -> bytes:
+        line: bytes = super().readline(length or _MAX_HEADER_BYTES)
+        if line.strip():
+            self._header_bytes += len(line)
+            self._blank_bytes = 0
+        else:
+            self._header_bytes = 0
+            self._blank_bytes += len(line)
+        if self._header_bytes > _MAX_HEADER_BYTES:
+            raise ArchiveLoadFailed(f"headers of more than {_MAX_HEADER_BYTES} bytes")
+        if self._blank_bytes > BLANK_LIMIT:
+            raise ArchiveLoadFailed(f"more than {BLANK_LIMIT} bytes of blank lines in a row")
+        return line
+
+
+def _status(record: Any) -> int | None:
+    if record.http_headers is None:
+        return None
+    code = record.http_headers.get_statuscode()
+    return int(code) if code.isdecimal() else None
+
+
+def _content_type(record: Any) -> str | None:
+    headers = record.http_headers or record.rec_headers
+    content_type: str | None = headers.get_header("Content-Type")
+    return content_type
+
+
+def _charset(parameters: str) -> str | None:
+    """Return the charset that the parameters of a media type name, if Python knows it."""
+    match = _CHARSET.search(parameters)
+    if match is None:
+        return None
+    try:
+        return codecs.lookup(match[1]).name
+    except LookupError:
+        return None

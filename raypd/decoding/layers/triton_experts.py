@@ -1,0 +1,378 @@
+"""Kernels of a mixture of experts, for GPUs.
+
+Nothing is sorted or copied on the host: `counts` has the rows of each expert, and each kernel finds
+out from them where an expert's rows begin. So a CUDA graph can hold them. An entry is a token and
+one of its experts, numbered token by token; its place is its row behind those of earlier experts.
+"""
+
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+
+from raypd.decoding.attention.plan import power_of_two
+from raypd.decoding.layers.expert_weights import Gate, GateKind
+
+# Entries that a program of `_rank` and `_place` computes.
+_ENTRIES = 64
+# Numbers that a program of `_mix` computes.
+_BLOCK = 1024
+
+
+class Places(NamedTuple):
+    """Where the entries of a pass stand when they are sorted by expert."""
+
+    counts: torch.Tensor  # The entries of each expert, int32 [experts].
+    order: torch.Tensor  # The entry at each place, int32 [entries].
+
+
+class GroupedWeights(NamedTuple):
+    """Linear layers side by side."""
+
+    weight: torch.Tensor  # [experts, outputs, inputs], with any strides.
+    bias: torch.Tensor | None  # [experts, outputs]
+    scale: torch.Tensor | None  # Of codes in FP8, float32 [experts, outputs].
+
+
+def choose(logits: torch.Tensor, k: int, renormalizes: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    """Choose the experts with the largest softmax.
+
+    Args:
+        logits: [tokens, experts]
+        k: Experts per token.
+        renormalizes: Whether the weights of a token's experts are divided by their sum.
+
+    Returns:
+        Weights [tokens, k] in float32 at least, and numbers int32 [tokens, k].
+    """
+    tokens, experts = logits.shape
+    wide = torch.promote_types(logits.dtype, torch.float32)
+    weights = logits.new_empty(tokens, k, dtype=wide)
+    numbers = logits.new_empty(tokens, k, dtype=torch.int32)
+    if tokens:
+        with torch.cuda.device_of(logits):
+            _choose[(tokens,)](
+                logits, weights, numbers, experts, k, power_of_two(experts), renormalizes
+            )
+    return weights, numbers
+
+
+def find_places(numbers: torch.Tensor, experts: int) -> Places:
+    """Sort entries by expert; `numbers` are the experts of each token, [tokens, k]."""
+    entries = numbers.numel()
+    counts = torch.zeros(experts, dtype=torch.int32, device=numbers.device)
+    ranks = torch.empty(entries, dtype=torch.int32, device=numbers.device)
+    order = torch.empty(entries, dtype=torch.int32, device=numbers.device)
+    grid = (triton.cdiv(entries, _ENTRIES),)
+    if entries:
+        with torch.cuda.device_of(numbers):
+            _rank[grid](numbers, ranks, counts, entries, _ENTRIES)
+            _place[grid](
+                numbers, ranks, order, counts, entries, experts, power_of_two(experts), _ENTRIES
+            )
+    return Places(counts, order)
+
+
+def gated_rows(
+    x: torch.Tensor,
+    x_scale: torch.Tensor | None,
+    k: int,
+    places: Places,
+    weights: GroupedWeights,
+    gate: Gate,
+    dtype: torch.dtype,
+) -> torch.Tensor:
+    """Compute the products up to and with the activation.
+
+    Args:
+        x: [tokens, inputs], maybe in FP8.
+        x_scale: The scales of rows in FP8, float32 [tokens, 1].
+        k: Experts per token.
+        places: Where the entries stand.
+        weights: Gates first, then what they gate.
+        gate: The activation.
+        dtype: The dtype of the result.
+
+    Returns:
+        [places, outputs / 2]
+    """
+    outputs = weights.weight.shape[1] // 2
+    out = torch.empty(len(places.order), outputs, dtype=dtype, device=x.device)
+    _launch(x, x_scale, weights, places, None, out, k, gate)
+    return out
+
+
+def weighted_rows(
+    x: torch.Tensor,
+    x_scale: torch.Tensor | None,
+    entry_weights: torch.Tensor,
+    places: Places,
+    weights: GroupedWeights,
+    dtype: torch.dtype,
+) -> torch.Tensor:
+    """Compute the products behind the activation, times the weights of the entries.
+
+    Args:
+        x: [places, inputs], maybe in FP8.
+        x_scale: The scales of rows in FP8, float32 [places, 1].
+        entry_weights: [tokens, k]
+        places: Where the entries stand.
+        weights: The weights.
+        dtype: The dtype of the result.
+
+    Returns:
+        [entries, outputs]
+    """
+    outputs = weights.weight.shape[1]
+    out = torch.empty(len(places.order), outputs, dtype=dtype, device=x.device)
+    _launch(x, x_scale, weights, places, entry_weights, out, 1, None)
+    return out
+
+
+def add_entries(entries: torch.Tensor, k: int, residual: torch.Tensor) -> torch.Tensor:
+    """Add the entries [tokens * k, dim] of each token to the residual [tokens, dim], in place."""
+    tokens, dim = residual.shape
+    if tokens:
+        with torch.cuda.device_of(residual):
+            _mix[tokens, triton.cdiv(dim, _BLOCK)](
+                entries, residual, residual.stride(0), dim, k, _BLOCK
+            )
+    return residual
+
+
+def _launch(
+    x: torch.Tensor,
+    x_scale: torch.Tensor | None,
+    weights: GroupedWeights,
+    places: Places,
+    entry_weights: torch.Tensor | None,
+    out: torch.Tensor,
+    k: int,
+    gate: Gate | None,
+) -> None:
+    entries = len(places.order)
+    if entries == 0:
+        return
+    experts, _, inputs = weights.weight.shape
+    outputs = out.shape[1]
+    # A block has few rows where an expert has few, and a GPU reads its weights once anyway.
+    rows = 16 if entries <= 16 * experts or x.element_size() > 2 else 64
+    columns = 64
+    depth = max(32, min(128, 128 // x.element_size()))
+    blocks = min(entries, triton.cdiv(entries, rows) + experts)
+    with torch.cuda.device_of(x):
+        _grouped[blocks, triton.cdiv(outputs, columns)](
+            x,
+            # What is missing is not read, but needs some tensor in its place.
+            places.counts if x_scale is None else x_scale,
+            weights.weight,
+            places.counts if weights.scale is None else weights.scale,
+            places.counts if weights.bias is None else weights.bias,
+            places.counts,
+            places.order,
+            places.counts if entry_weights is None else entry_weights,
+            out,
+            x.stride(0),
+            *weights.weight.stride(),
+            0.0 if gate is None else gate.alpha,
+            0.0 if gate is None else gate.limit,
+            INPUTS=inputs,
+            OUTPUTS=outputs,
+            EXPERTS=experts,
+            K=k,
+            GATE=0 if gate is None else int(gate.kind),
+            BIAS=weights.bias is not None,
+            SCALED=weights.scale is not None,
+            WEIGHTED=entry_weights is not None,
+            ROWS=rows,
+            COLUMNS=columns,
+            DEPTH=depth,
+            EXPERT_BLOCK=power_of_two(experts),
+            num_warps=4,
+            num_stages=3,
+        )
+
+
+_CLAMPED = tl.constexpr(int(GateKind.CLAMPED))
+
+
+@triton.jit
+def _choose(  # type: ignore[no-untyped-def]
+    logits,
+    weights,
+    numbers,
+    EXPERTS: tl.constexpr,
+    K: tl.constexpr,
+    BLOCK: tl.constexpr,
+    RENORMALIZE: tl.constexpr,
+):
+    """Choose the experts of a token."""
+    WIDE: tl.constexpr = weights.dtype.element_ty
+    token = tl.program_id(0).to(tl.int64)
+    expert = tl.arange(0, BLOCK)
+    lowest = float("-inf")
+    scores = tl.load(logits + token * EXPERTS + expert, mask=expert < EXPERTS, other=lowest)
+    scores = scores.to(WIDE)
+    high = tl.max(scores, 0)
+    total = tl.sum(tl.exp(scores - high), 0)
+    if RENORMALIZE:
+        rest = scores
+        total = tl.sum(tl.zeros([BLOCK], WIDE), 0)
+        for _ in range(K):
+            best = tl.max(rest, 0)
+            total += tl.exp(best - high)
+            rest = tl.where(expert == tl.argmax(rest, 0), lowest, rest)
+    for number in range(K):
+        best = tl.max(scores, 0)
+        chosen = tl.argmax(scores, 0)
+        tl.store(weights + token * K + number, tl.exp(best - high) / total)
+        tl.store(numbers + token * K + number, chosen)
+        scores = tl.where(expert == chosen, lowest, scores)
+
+
+@triton.jit
+def _rank(numbers, ranks, counts, entries, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Count the entries of each expert, and number them in any order."""
+    entry = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    is_entry = entry < entries
+    number = tl.load(numbers + entry, mask=is_entry, other=0)
+    rank = tl.atomic_add(counts + number, 1, mask=is_entry)
+    tl.store(ranks + entry, rank, mask=is_entry)
+
+
+@triton.jit
+def _place(  # type: ignore[no-untyped-def]
+    numbers,
+    ranks,
+    order,
+    counts,
+    entries,
+    EXPERTS: tl.constexpr,
+    EXPERT_BLOCK: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Write each entry to its place."""
+    entry = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    is_entry = entry < entries
+    number = tl.load(numbers + entry, mask=is_entry, other=0)
+    rank = tl.load(ranks + entry, mask=is_entry, other=0)
+    expert = tl.arange(0, EXPERT_BLOCK)
+    count = tl.load(counts + expert, mask=expert < EXPERTS, other=0)
+    start = tl.sum(tl.where(expert[None, :] < number[:, None], count[None, :], 0), 1)
+    tl.store(order + start + rank, entry, mask=is_entry)
+
+
+@triton.jit
+def _grouped(  # type: ignore[no-untyped-def]
+    x,
+    x_scale,
+    weight,
+    weight_scale,
+    bias,
+    counts,
+    order,
+    entry_weights,
+    out,
+    x_stride,
+    expert_stride,
+    output_stride,
+    input_stride,
+    alpha,
+    limit,
+    INPUTS: tl.constexpr,
+    OUTPUTS: tl.constexpr,
+    EXPERTS: tl.constexpr,
+    K: tl.constexpr,
+    GATE: tl.constexpr,
+    BIAS: tl.constexpr,
+    SCALED: tl.constexpr,
+    WEIGHTED: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    DEPTH: tl.constexpr,
+    EXPERT_BLOCK: tl.constexpr,
+):
+    """Compute a block of an expert's rows.
+
+    With a gate, x has a row per token and `out` a row per place; the weights have 2 * OUTPUTS rows.
+    If WEIGHTED, x has a row per place and `out` a row per entry.
+    """
+    WIDE: tl.constexpr = tl.float64 if x.dtype.element_ty == tl.float64 else tl.float32
+    PARTS: tl.constexpr = 2 if GATE else 1
+    number = tl.program_id(0)
+    index = tl.arange(0, EXPERT_BLOCK)
+    count = tl.load(counts + index, mask=index < EXPERTS, other=0)
+    blocks = (count + ROWS - 1) // ROWS
+    ends = tl.cumsum(blocks, 0)
+    expert = tl.sum((ends <= number).to(tl.int32), 0)
+    if expert >= EXPERTS:
+        return
+    is_expert = index == expert
+    rows_of_expert = tl.sum(tl.where(is_expert, count, 0), 0)
+    first_block = tl.sum(tl.where(is_expert, ends - blocks, 0), 0)
+    start = tl.sum(tl.where(index < expert, count, 0), 0)
+    row = (number - first_block) * ROWS + tl.arange(0, ROWS)
+    is_row = row < rows_of_expert
+    place = start + row
+    entry = tl.load(order + place, mask=is_row, other=0)
+    source = place if WEIGHTED else entry // K
+    target = entry if WEIGHTED else place
+    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    is_column = column < OUTPUTS
+    depth = tl.arange(0, DEPTH)
+    x_rows = x + source.to(tl.int64)[:, None] * x_stride
+    weights = weight + expert.to(tl.int64) * expert_stride
+    weights += column.to(tl.int64)[None, :] * output_stride
+    first = tl.zeros([ROWS, COLUMNS], WIDE)
+    second = tl.zeros([ROWS, COLUMNS], WIDE)
+    for begin in range(0, INPUTS, DEPTH):
+        offset = begin + depth
+        is_input = offset < INPUTS
+        left = tl.load(
+            x_rows + offset[None, :], mask=is_row[:, None] & is_input[None, :], other=0.0
+        )
+        at = weights + offset[:, None].to(tl.int64) * input_stride
+        is_weight = is_input[:, None] & is_column[None, :]
+        right = tl.load(at, mask=is_weight, other=0.0)
+        first += tl.dot(left, right, input_precision="ieee", out_dtype=WIDE)
+        if GATE:
+            right = tl.load(at + OUTPUTS * output_stride, mask=is_weight, other=0.0)
+            second += tl.dot(left, right, input_precision="ieee", out_dtype=WIDE)
+    at = expert.to(tl.int64) * (PARTS * OUTPUTS) + column
+    if SCALED:
+        by = tl.load(x_scale + source, mask=is_row, other=0.0)[:, None]
+        first *= by * tl.load(weight_scale + at, mask=is_column, other=0.0)[None, :]
+        if GATE:
+            second *= by * tl.load(weight_scale + at + OUTPUTS, mask=is_column, other=0.0)[None, :]
+    if BIAS:
+        first += tl.load(bias + at, mask=is_column, other=0.0).to(WIDE)[None, :]
+        if GATE:
+            second += tl.load(bias + at + OUTPUTS, mask=is_column, other=0.0).to(WIDE)[None, :]
+    if GATE == _CLAMPED:
+        first = tl.minimum(first, limit)
+        second = tl.maximum(tl.minimum(second, limit), -limit)
+        first = first / (1 + tl.exp(-alpha * first)) * (second + 1)
+    elif GATE:
+        first = first / (1 + tl.exp(-first)) * second
+    if WEIGHTED:
+        first *= tl.load(entry_weights + entry, mask=is_row, other=0.0).to(WIDE)[:, None]
+    to = out + target.to(tl.int64)[:, None] * OUTPUTS + column[None, :]
+    tl.store(to, first.to(out.dtype.element_ty), mask=is_row[:, None] & is_column[None, :])
+
+
+@triton.jit
+def _mix(  # type: ignore[no-untyped-def]
+    entries, residual, stride, DIM: tl.constexpr, K: tl.constexpr, BLOCK: tl.constexpr
+):
+    """Add the entries of a token to the residual."""
+    TYPE: tl.constexpr = residual.dtype.element_ty
+    WIDE: tl.constexpr = tl.float64 if tl.float64 == TYPE else tl.float32
+    token = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    is_column = column < DIM
+    total = tl.load(residual + token * stride + column, mask=is_column, other=0.0).to(WIDE)
+    for number in range(K):
+        at = entries + (token * K + number) * DIM + column
+        total += tl.load(at, mask=is_column, other=0.0).to(WIDE)
+    tl.store(residual + token * stride + column, total.to(TYPE), mask=is_column)

@@ -1,0 +1,305 @@
+"""Kernels around the products of a layer, for GPUs.
+
+Before a product in FP8 they write its inputs in FP8. `_store_heads` writes no FP8, because
+attention reads 16 bits. In triton's interpreter they run on a CPU.
+"""
+
+import torch
+import triton
+import triton.language as tl
+
+from raypd.decoding.attention.plan import power_of_two
+from raypd.decoding.attention.step import Step
+from raypd.decoding.layers.sources import NormStyle, Rope
+from raypd.decoding.quantized import E4M3, Fp8Rows
+
+# Heads of a token that a program of `_store_heads` computes.
+_HEADS = 16
+# Numbers that a program of `_swiglu` computes.
+_BLOCK = 1024
+
+
+def rms_norm(
+    x: torch.Tensor, weight: torch.Tensor, eps: float, style: NormStyle, fp8: bool = False
+) -> torch.Tensor | Fp8Rows:
+    """Apply an RMS norm to x [rows, dim], whose rows may be apart; the result may be in FP8."""
+    dim = x.shape[-1]
+    out, scale = _new_outputs(x, dim, fp8)
+    if len(x):
+        with torch.cuda.device_of(x):
+            _norm[(len(x),)](
+                x, weight, out, scale, eps, x.stride(0), dim, power_of_two(dim), int(style), fp8
+            )
+    if fp8:
+        return Fp8Rows(out, scale, x.dtype)
+    return out
+
+
+def store_heads(
+    joined: torch.Tensor,
+    heads: int,
+    rope: Rope | None,
+    norms: tuple[torch.Tensor, torch.Tensor] | None,
+    eps: float,
+    style: NormStyle,
+    step: Step,
+    number: int,
+) -> torch.Tensor:
+    """Norm and rotate queries and keys, and store keys and values in the cache.
+
+    Args:
+        joined: Queries, keys and values, [tokens, heads + 2 * kv_heads, head_dim].
+        heads: Query heads.
+        rope: The rotary embedding; None if nothing is rotated.
+        norms: The weights of the norms of queries and keys, [head_dim] each; None for no norms.
+        eps: What the norms add to mean squares.
+        style: How the norms compute.
+        step: The pass.
+        number: The layer's number in the cache.
+
+    Returns:
+        Queries, [tokens, heads, head_dim].
+    """
+    kv_heads = (joined.shape[1] - heads) // 2
+    key = joined[:, heads : heads + kv_heads]
+    keys, values = step.cache.layer(number, key, key)
+    # Without norms or rotation the kernel reads none, but needs some tensor in their place.
+    query_weight, key_weight = norms or (joined, joined)
+    cos = joined if rope is None else rope.cos
+    sin = joined if rope is None else rope.sin
+    with torch.cuda.device_of(joined):
+        _store_heads[len(joined), triton.cdiv(joined.shape[1], _HEADS)](
+            joined,
+            keys,
+            values,
+            step.slots,
+            cos,
+            sin,
+            query_weight,
+            key_weight,
+            eps,
+            *keys.stride()[:2],
+            *values.stride()[:2],
+            cos.stride(0),
+            sin.stride(0),
+            heads,
+            kv_heads,
+            norms is not None,
+            int(style),
+            rope is not None,
+            joined.shape[2] // 2,
+            _HEADS,
+        )
+    return joined[:, :heads]
+
+
+def swiglu(joined: torch.Tensor, fp8: bool) -> torch.Tensor | Fp8Rows:
+    """Compute silu(gate) * up.
+
+    Args:
+        joined: Gate and up, one behind the other, [rows, 2 * dim].
+        fp8: Whether the result is in FP8.
+
+    Returns:
+        [rows, dim]
+    """
+    dim = joined.shape[1] // 2
+    out, scale = _new_outputs(joined, dim, fp8)
+    block = _BLOCK
+    warps = 4
+    if fp8:
+        # One program computes a whole row, because the scale depends on all of it.
+        block = power_of_two(dim)
+        warps = 16
+    with torch.cuda.device_of(joined):
+        _swiglu[len(out), triton.cdiv(dim, block)](
+            joined, out, scale, dim, block, fp8, num_warps=warps
+        )
+    if fp8:
+        return Fp8Rows(out, scale, joined.dtype)
+    return out
+
+
+def rows_in_fp8(x: torch.Tensor) -> Fp8Rows:
+    """Convert [rows, dim] as `quantized.in_fp8` does, in one launch."""
+    dim = x.shape[1]
+    out, scale = _new_outputs(x, dim, True)
+    with torch.cuda.device_of(x):
+        _quantize[(len(x),)](x, out, scale, dim, power_of_two(dim))
+    return Fp8Rows(out, scale, x.dtype)
+
+
+def _new_outputs(x: torch.Tensor, dim: int, fp8: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    """Allocate outputs [rows, dim] for x [rows, ...], and scales [rows, 1] for them in FP8.
+
+    Without FP8 the kernels write no scales, and get the outputs in their place.
+    """
+    if fp8:
+        out = x.new_empty(len(x), dim, dtype=E4M3)
+        return out, x.new_empty(len(x), 1, dtype=torch.float32)
+    out = x.new_empty(len(x), dim)
+    return out, out
+
+
+@triton.jit
+def _store(row, target, scale, is_inside, FP8: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Store a row; in FP8, store what `in_fp8` makes of it."""
+    if FP8:
+        row = row.to(tl.float32)
+        factor = tl.maximum(tl.div_rn(tl.max(tl.abs(row), 0), 448.0), 1e-30)
+        tl.store(scale, factor)
+        row = tl.div_rn(row, factor)
+    tl.store(target, row.to(target.dtype.element_ty), mask=is_inside)
+
+
+@triton.jit
+def _quantize(  # type: ignore[no-untyped-def]
+    x, out, scale, DIM: tl.constexpr, BLOCK: tl.constexpr
+):
+    """Convert a row of x [rows, DIM] to FP8."""
+    number = tl.program_id(0).to(tl.int64)
+    column = tl.arange(0, BLOCK)
+    row = tl.load(x + number * DIM + column, mask=column < DIM, other=0.0)
+    _store(row, out + number * DIM + column, scale + number, column < DIM, True)
+
+
+@triton.jit
+def _norm(  # type: ignore[no-untyped-def]
+    x,
+    weight,
+    out,
+    scale,
+    eps,
+    stride,
+    DIM: tl.constexpr,
+    BLOCK: tl.constexpr,
+    STYLE: tl.constexpr,
+    FP8: tl.constexpr,
+):
+    """Apply an RMS norm to a row of x [rows, DIM]. STYLE is a `NormStyle`."""
+    TYPE: tl.constexpr = x.dtype.element_ty
+    WIDE: tl.constexpr = tl.float64 if tl.float64 == TYPE else tl.float32
+    column = tl.arange(0, BLOCK)
+    number = tl.program_id(0).to(tl.int64)
+    row = tl.load(x + number * stride + column, mask=column < DIM, other=0.0).to(WIDE)
+    factor = 1 / tl.sqrt(tl.sum(row * row, 0) / DIM + eps)
+    row = row * factor
+    if STYLE == 0:
+        row = row.to(TYPE).to(WIDE)
+    by = tl.load(weight + column, mask=column < DIM, other=0.0).to(WIDE)
+    if STYLE == 2:
+        by += 1
+    row *= by
+    _store(row.to(TYPE), out + number * DIM + column, scale + number, column < DIM, FP8)
+
+
+@triton.jit
+def _store_heads(  # type: ignore[no-untyped-def]
+    joined,
+    keys,
+    values,
+    slots,
+    cos,
+    sin,
+    query_weight,
+    key_weight,
+    eps,
+    key_slot,
+    key_head,
+    value_slot,
+    value_head,
+    cos_stride,
+    sin_stride,
+    HEADS: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    NORM: tl.constexpr,
+    STYLE: tl.constexpr,
+    ROTATE: tl.constexpr,
+    HALF: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Process some heads of a token: queries, keys and values.
+
+    Queries are normed and rotated in place. Keys are normed, rotated and put into the cache. Values
+    are put there as they are. Shapes: joined [tokens, HEADS + 2 * KV_HEADS, 2 * HALF], cos and sin
+    [tokens, 2 * HALF], keys and values [slots, KV_HEADS, 2 * HALF].
+    """
+    TYPE: tl.constexpr = joined.dtype.element_ty
+    WIDE: tl.constexpr = tl.float64 if tl.float64 == TYPE else tl.float32
+    token = tl.program_id(0).to(tl.int64)
+    head = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    half = tl.arange(0, HALF)
+    is_query = head < HEADS
+    is_key = (head >= HEADS) & (head < HEADS + KV_HEADS)
+    is_value = (head >= HEADS + KV_HEADS) & (head < HEADS + 2 * KV_HEADS)
+    is_head = (head < HEADS + 2 * KV_HEADS)[:, None]
+    offset = (token * (HEADS + 2 * KV_HEADS) + head)[:, None] * (2 * HALF) + half[None, :]
+    # The first and second halves of the heads, [BLOCK, HALF] each.
+    loaded_first = tl.load(joined + offset, mask=is_head, other=0.0)
+    loaded_second = tl.load(joined + offset + HALF, mask=is_head, other=0.0)
+    first = loaded_first.to(WIDE)
+    second = loaded_second.to(WIDE)
+    if NORM:
+        # Values are normed too, but are stored as they were loaded.
+        square_sum = tl.sum(first * first, 1) + tl.sum(second * second, 1)
+        factor = 1 / tl.sqrt(square_sum / (2 * HALF) + eps)
+        first = first * factor[:, None]
+        second = second * factor[:, None]
+        if STYLE == 0:
+            first = first.to(TYPE).to(WIDE)
+            second = second.to(TYPE).to(WIDE)
+        query_part = query_weight + half
+        key_part = key_weight + half
+        weights = tl.where(
+            is_query[:, None], tl.load(query_part)[None, :], tl.load(key_part)[None, :]
+        )
+        weights = weights.to(WIDE)
+        if STYLE == 2:
+            weights += 1
+        first = (first * weights).to(TYPE).to(WIDE)
+        weights = tl.where(
+            is_query[:, None],
+            tl.load(query_part + HALF)[None, :],
+            tl.load(key_part + HALF)[None, :],
+        )
+        weights = weights.to(WIDE)
+        if STYLE == 2:
+            weights += 1
+        second = (second * weights).to(TYPE).to(WIDE)
+    rotated_first = first
+    rotated_second = second
+    if ROTATE:
+        cosine = cos + token * cos_stride + half
+        sine = sin + token * sin_stride + half
+        first_cosine = tl.load(cosine).to(WIDE)[None, :]
+        first_sine = tl.load(sine).to(WIDE)[None, :]
+        second_cosine = tl.load(cosine + HALF).to(WIDE)[None, :]
+        second_sine = tl.load(sine + HALF).to(WIDE)[None, :]
+        rotated_first = first * first_cosine - second * first_sine
+        rotated_second = second * second_cosine + first * second_sine
+    tl.store(joined + offset, rotated_first.to(TYPE), mask=is_query[:, None])
+    tl.store(joined + offset + HALF, rotated_second.to(TYPE), mask=is_query[:, None])
+    slot = tl.load(slots + token).to(tl.int64)
+    key_number = (head - HEADS).to(tl.int64)[:, None]
+    target = keys + slot * key_slot + key_number * key_head + half[None, :]
+    tl.store(target, rotated_first.to(TYPE), mask=is_key[:, None])
+    tl.store(target + HALF, rotated_second.to(TYPE), mask=is_key[:, None])
+    value_number = (head - HEADS - KV_HEADS).to(tl.int64)[:, None]
+    target = values + slot * value_slot + value_number * value_head + half[None, :]
+    tl.store(target, loaded_first, mask=is_value[:, None])
+    tl.store(target + HALF, loaded_second, mask=is_value[:, None])
+
+
+@triton.jit
+def _swiglu(  # type: ignore[no-untyped-def]
+    joined, out, scale, DIM: tl.constexpr, BLOCK: tl.constexpr, FP8: tl.constexpr
+):
+    """Compute out [rows, DIM] = silu(gate) * up from joined [rows, 2 * DIM]."""
+    TYPE: tl.constexpr = joined.dtype.element_ty
+    WIDE: tl.constexpr = tl.float64 if tl.float64 == TYPE else tl.float32
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    gate = tl.load(joined + row * 2 * DIM + column, mask=column < DIM, other=0.0).to(WIDE)
+    up = tl.load(joined + row * 2 * DIM + DIM + column, mask=column < DIM, other=0.0).to(WIDE)
+    gated = (gate / (1 + tl.exp(-gate)) * up).to(TYPE)
+    _store(gated, out + row * DIM + column, scale + row, column < DIM, FP8)

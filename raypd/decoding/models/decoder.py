@@ -1,0 +1,170 @@
+"""A model written out in the engine's terms, of which a family says what a layer computes.
+
+The tokens of many sequences lie in one row:
+
+    hidden = embed(ids)                      [tokens, hidden size]
+    hidden = layer(hidden, ropes, step)      for each layer
+    logits = head(norm(hidden))              [tokens, vocabulary]
+
+The last layer computes what comes behind its attention only for the tokens behind which a next one
+is wanted; of the others a pass needs keys and values alone.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from raypd.decoding.attention.step import Step
+from raypd.decoding.layers.in_torch import Builder
+from raypd.decoding.layers.sources import NormStyle, Rope
+from raypd.decoding.models.rotation import widened
+
+# The name of the only rotary embedding of most models.
+ONE_ROPE = "rope"
+
+
+class DecoderLayer(torch.nn.Module):
+    """A layer of a family. Subclasses build their parts by a `Builder` and compute with them."""
+
+    attention: Any
+
+    def forward(
+        self,
+        hidden: torch.Tensor,
+        ropes: dict[str, Rope],
+        step: Step,
+        sample_rows: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Compute the layer.
+
+        Args:
+            hidden: [tokens, hidden size]
+            ropes: The model's rotary embeddings, by name.
+            step: The pass.
+            sample_rows: In the last layer, the rows that are needed behind attention, [samples].
+
+        Returns:
+            [tokens, hidden size], or [samples, hidden size] in the last layer.
+        """
+        raise NotImplementedError
+
+
+class DecoderModel(torch.nn.Module):
+    """A model of a registered family.
+
+    A subclass overrides what its family computes in another way around the layers.
+    """
+
+    # The style of the last norm; None for a norm that is not an RMS norm.
+    norm_style: NormStyle | None = NormStyle.ROUND_FIRST
+
+    def __init__(
+        self, model: Any, layer: Callable[[Any, Builder], DecoderLayer], builder: Builder
+    ) -> None:
+        """
+        Args:
+            model: The model of transformers, whose modules it uses.
+            layer: Builds a layer from one of transformers.
+            builder: Builds the parts of the layers.
+        """
+        super().__init__()
+        self.config = model.config
+        self.text_config = model.config.get_text_config()
+        self.dtype = model.dtype
+        self.builder = builder
+        self.embed = model.model.embed_tokens
+        self.rotary = model.model.rotary_emb
+        self.head = model.lm_head
+        self.norm = builder.norm(model.model.norm, self.norm_style)
+        layers = [layer(source, builder) for source in model.model.layers]
+        self.layers = torch.nn.ModuleList(layers)
+        self.head_dim: int = layers[0].attention.head_dim
+
+    @property
+    def is_stable(self) -> bool:
+        """Whether a token's logits have the same bits in every pass."""
+        return self.builder.is_stable
+
+    def forward(
+        self,
+        ids: torch.Tensor,
+        positions: torch.Tensor,
+        step: Step,
+        full_count: int | None = None,
+        want_hidden: bool = False,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Run the model over a pass.
+
+        Args:
+            ids: Token ids, [tokens].
+            positions: [tokens]
+            step: The pass.
+            full_count: How many of `step.sample_rows` need logits, from the first on; None for all.
+            want_hidden: Not used, since hidden states are there anyway.
+
+        Returns:
+            Logits [full_count, vocabulary], and last hidden states [samples, hidden size].
+        """
+        hidden = self.embedded(ids)  # [tokens, hidden size]
+        ropes = self.ropes(hidden, positions)
+        *first_layers, last_layer = self.layers
+        for layer in first_layers:
+            hidden = layer(hidden, ropes, step)
+        hidden = last_layer(hidden, ropes, step, step.sample_rows)
+        hidden = self.norm(hidden)  # [samples, hidden size]
+        return self.finished(self.head(hidden[:full_count])), hidden
+
+    def embedded(self, ids: torch.Tensor) -> torch.Tensor:
+        """Return the embeddings of ids [tokens], [tokens, hidden size]."""
+        embedded: torch.Tensor = self.embed(ids)
+        return embedded
+
+    def ropes(self, hidden: torch.Tensor, positions: torch.Tensor) -> dict[str, Rope]:
+        """Return the rotary embeddings for positions [tokens], by name."""
+        cos, sin = self.rotary(hidden[None], positions[None])
+        # Some families have them in float32.
+        cos = cos[0].to(hidden.dtype)
+        sin = sin[0].to(hidden.dtype)
+        return {ONE_ROPE: widened(cos, sin, self.head_dim)}
+
+    def finished(self, logits: torch.Tensor) -> torch.Tensor:
+        """Scale or bound what the output embeddings give, [rows, tokens]."""
+        return logits
+
+
+def needed(
+    attended: torch.Tensor, hidden: torch.Tensor, sample_rows: torch.Tensor | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the rows of both tensors that are needed behind attention."""
+    if sample_rows is None:
+        return attended, hidden
+    return attended[sample_rows], hidden[sample_rows]
+
+
+def _takes_all(config: Any) -> bool:
+    return True
+
+
+@dataclass(frozen=True)
+class Family:
+    """A family of models.
+
+    Attributes:
+        classes: The names of transformers' classes of its models.
+        layer: Builds a layer from one of transformers.
+        model: What is computed around the layers.
+        small: Keys of the configuration of a small model, beside those that all families have.
+        takes: Tells by the configuration whether the layer computes a model of these classes.
+    """
+
+    classes: tuple[str, ...]
+    layer: Callable[[Any, Builder], DecoderLayer]
+    model: type[DecoderModel] = DecoderModel
+    small: dict[str, Any] = field(default_factory=dict)
+    takes: Callable[[Any], bool] = _takes_all
+
+    def build(self, model: Any, builder: Builder) -> DecoderModel:
+        """Build a model of the family out of one of transformers, whose weights are taken."""
+        return self.model(model, self.layer, builder)

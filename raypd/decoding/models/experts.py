@@ -1,0 +1,69 @@
+"""Mixtures of experts whose other parts are those of Llama: Qwen2-MoE, Qwen3-MoE, Mixtral, ...
+
+    hidden += output(attention(norm(hidden)))
+    hidden += experts(norm(hidden))
+
+A layer may also have a plain MLP in place of experts.
+"""
+
+from typing import Any
+
+from raypd.decoding.layers.in_torch import Builder
+from raypd.decoding.layers.sources import ExpertsSource, Linears, SoftmaxRouter
+from raypd.decoding.models.decoder import Family
+from raypd.decoding.models.llama import PreNormLayer, mlp_of
+
+# The routers that choose by softmax. Those of the second kind always divide by the sum of weights.
+_SOFTMAX = {"Qwen2MoeTopKRouter", "Qwen3MoeTopKRouter", "OlmoeTopKRouter"}
+_RENORMALIZING = {"MixtralTopKRouter", "GptOssTopKRouter", "GraniteMoeTopKRouter"}
+# A small mixture uses all its experts, so that no rounding sends a token to another one.
+SMALL = {
+    "num_experts": 4,
+    "num_local_experts": 4,
+    "num_experts_per_tok": 4,
+    "moe_intermediate_size": 256,
+    "shared_expert_intermediate_size": 256,
+    "mlp_only_layers": [],
+}
+
+
+class ExpertsLayer(PreNormLayer):
+    """A layer with experts in the place of the MLP."""
+
+    @staticmethod
+    def build_mlp(source: Any, builder: Builder) -> Any:
+        block = source.mlp
+        if not hasattr(block, "experts"):
+            return builder.mlp(mlp_of(block))
+        return builder.experts(experts_of(block))
+
+
+def experts_of(block: Any) -> ExpertsSource:
+    """Describe a mixture by the names that most of transformers' modules have."""
+    router = block.router if hasattr(block, "router") else block.gate
+    source = ExpertsSource(router=router, experts=block.experts, softmax=softmax_router(router))
+    if hasattr(block, "shared_expert"):
+        source.shared = mlp_of(block.shared_expert)
+        source.shared_gate = Linears(block, "shared_expert_gate")
+    elif getattr(block, "shared_experts", None) is not None:
+        source.shared = mlp_of(block.shared_experts)
+    return source
+
+
+def softmax_router(router: Any) -> SoftmaxRouter | None:
+    """Describe a router of transformers if it is of this kind."""
+    name = type(router).__name__
+    if name in _RENORMALIZING:
+        renormalizes = True
+    elif name in _SOFTMAX:
+        renormalizes = bool(router.norm_topk_prob)
+    else:
+        return None
+    return SoftmaxRouter(router.weight, getattr(router, "bias", None), router.top_k, renormalizes)
+
+
+EXPERTS = Family(
+    ("Qwen2MoeForCausalLM", "Qwen3MoeForCausalLM", "MixtralForCausalLM"),
+    ExpertsLayer,
+    small=SMALL,
+)

@@ -1,0 +1,119 @@
+"""Gemma 2 and 3: norms before and behind attention and MLP, whose weights are offsets from 1.
+
+hidden += norm(output(attention(norm(hidden))))
+hidden += norm(mlp(norm(hidden)))
+"""
+
+from typing import Any
+
+import torch
+
+from raypd.decoding.attention.step import Step
+from raypd.decoding.layers.in_torch import Builder
+from raypd.decoding.layers.sources import (
+    AttentionSource,
+    Linears,
+    MlpSource,
+    NormStyle,
+    Rope,
+)
+from raypd.decoding.models.decoder import ONE_ROPE, DecoderLayer, DecoderModel, Family, needed
+from raypd.decoding.models.layer_ropes import LayerRopes
+from raypd.decoding.models.llama import attention_of, mlp_of
+
+
+class SandwichLayer(DecoderLayer):
+    """A layer with norms before and behind attention and MLP."""
+
+    norm_style = NormStyle.OFFSET
+    # The norms of transformers' layer: before and behind attention, before and behind the MLP.
+    norms = (
+        "input_layernorm",
+        "post_attention_layernorm",
+        "pre_feedforward_layernorm",
+        "post_feedforward_layernorm",
+    )
+
+    def __init__(self, source: Any, builder: Builder) -> None:
+        """
+        Args:
+            source: The layer of transformers.
+            builder: Builds its parts.
+        """
+        super().__init__()
+        self.rope = self.rope_name(source)
+        self.attention = builder.attention(self.attention_source(source))
+        self.output = builder.product(Linears(source.self_attn, "o_proj"))
+        self.mlp = builder.mlp(self.mlp_source(source))
+        before, behind, before_mlp, behind_mlp = [getattr(source, name) for name in self.norms]
+        self.input_norm = builder.norm(before, self.norm_style, self.attention)
+        self.attention_norm = builder.norm(behind, self.norm_style)
+        self.mlp_input_norm = builder.norm(before_mlp, self.norm_style, self.mlp)
+        self.mlp_norm = builder.norm(behind_mlp, self.norm_style)
+
+    @staticmethod
+    def rope_name(source: Any) -> str:
+        """Return which of the model's rotary embeddings a layer of transformers reads."""
+        return ONE_ROPE
+
+    @staticmethod
+    def attention_source(source: Any) -> AttentionSource:
+        """Describe the attention of a layer of transformers."""
+        return attention_of(source.self_attn, norm_style=NormStyle.OFFSET)
+
+    @staticmethod
+    def mlp_source(source: Any) -> MlpSource:
+        """Describe the MLP of a layer of transformers."""
+        return mlp_of(source.mlp)
+
+    def forward(
+        self,
+        hidden: torch.Tensor,
+        ropes: dict[str, Rope],
+        step: Step,
+        sample_rows: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        attended = self.attention(self.input_norm(hidden), ropes[self.rope], step)
+        attended, hidden = needed(attended, hidden, sample_rows)
+        if len(hidden) == 0:
+            return hidden
+        hidden = hidden + self.attention_norm(self.output(attended))
+        return hidden + self.mlp_norm(self.mlp(self.mlp_input_norm(hidden)))
+
+
+class Gemma3Layer(SandwichLayer):
+    """A layer of Gemma 3, which has a rotary embedding per type of layer."""
+
+    @staticmethod
+    def rope_name(source: Any) -> str:
+        return str(source.self_attn.layer_type)
+
+
+class Gemma2(DecoderModel):
+    """Gemma 2 around its layers."""
+
+    norm_style = NormStyle.OFFSET
+
+    def finished(self, logits: torch.Tensor) -> torch.Tensor:
+        return bounded(logits, self.text_config.final_logit_softcapping)
+
+
+class Gemma3(LayerRopes):
+    """Gemma 3 around its layers."""
+
+    norm_style = NormStyle.OFFSET
+
+    def finished(self, logits: torch.Tensor) -> torch.Tensor:
+        return bounded(logits, self.text_config.final_logit_softcapping)
+
+
+def bounded(logits: torch.Tensor, bound: float | None) -> torch.Tensor:
+    """Bound logits by tanh."""
+    if bound is None:
+        return logits
+    return torch.tanh(logits / bound) * bound
+
+
+_SMALL = {"sliding_window": 16}
+GEMMA2 = Family(("Gemma2ForCausalLM",), SandwichLayer, Gemma2, small=_SMALL)
+GEMMA3 = Family(("Gemma3ForCausalLM",), Gemma3Layer, Gemma3, small=_SMALL)

@@ -1,0 +1,55 @@
+"""GLM-4, and GLM-4.5 with experts, which rotate a part of each head."""
+
+from typing import Any
+
+from raypd.decoding.layers.sources import AttentionSource, MlpSource, NormStyle
+from raypd.decoding.models.decoder import DecoderModel, Family
+from raypd.decoding.models.experts import SMALL, ExpertsLayer
+from raypd.decoding.models.gemma import SandwichLayer
+from raypd.decoding.models.llama import attention_of
+from raypd.decoding.models.phi3 import joined_mlp_of, rotary_dim
+from raypd.decoding.models.rotation import halves_order, pairs_order
+
+
+class Glm4Layer(SandwichLayer):
+    """A layer of GLM-4, which rotates neighbours."""
+
+    norm_style = NormStyle.ROUND_FIRST
+    norms = (
+        "input_layernorm",
+        "post_self_attn_layernorm",
+        "post_attention_layernorm",
+        "post_mlp_layernorm",
+    )
+
+    @staticmethod
+    def attention_source(source: Any) -> AttentionSource:
+        attention = source.self_attn
+        head_dim = attention.head_dim
+        return attention_of(
+            attention, order=pairs_order(head_dim, rotary_dim(attention.config, head_dim))
+        )
+
+    @staticmethod
+    def mlp_source(source: Any) -> MlpSource:
+        return joined_mlp_of(source.mlp)
+
+
+class Glm4MoeLayer(ExpertsLayer):
+    """A layer of GLM-4.5."""
+
+    @staticmethod
+    def attention_source(source: Any) -> AttentionSource:
+        attention = source.self_attn
+        head_dim = attention.head_dim
+        return attention_of(
+            attention, order=halves_order(head_dim, rotary_dim(attention.config, head_dim))
+        )
+
+
+GLM4 = Family(("Glm4ForCausalLM",), Glm4Layer, DecoderModel)
+GLM4_MOE = Family(
+    ("Glm4MoeForCausalLM",),
+    Glm4MoeLayer,
+    small={**SMALL, "n_routed_experts": 4, "n_group": 1, "topk_group": 1},
+)

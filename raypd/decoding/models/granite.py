@@ -1,0 +1,60 @@
+"""Granite 3 and 4 without recurrent layers, dense and with experts: scaled embeddings, logits and
+residuals.
+
+    hidden += multiplier * output(attention(norm(hidden)))
+    hidden += multiplier * mlp(norm(hidden))
+"""
+
+from typing import Any
+
+import torch
+
+from raypd.decoding.attention.step import Step
+from raypd.decoding.layers.in_torch import Builder
+from raypd.decoding.layers.sources import Rope
+from raypd.decoding.models.decoder import ONE_ROPE, DecoderModel, Family, needed
+from raypd.decoding.models.experts import SMALL, experts_of
+from raypd.decoding.models.llama import PreNormLayer, mlp_of
+
+
+class GraniteLayer(PreNormLayer):
+    """A layer of Granite."""
+
+    def __init__(self, source: Any, builder: Builder) -> None:
+        super().__init__(source, builder)
+        self.multiplier = float(source.residual_multiplier)
+
+    @staticmethod
+    def build_mlp(source: Any, builder: Builder) -> Any:
+        if hasattr(source, "block_sparse_moe"):
+            return builder.experts(experts_of(source.block_sparse_moe))
+        return builder.mlp(mlp_of(source.mlp))
+
+    def forward(
+        self,
+        hidden: torch.Tensor,
+        ropes: dict[str, Rope],
+        step: Step,
+        sample_rows: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        attended = self.attention(self.input_norm(hidden), ropes[ONE_ROPE], step)
+        attended, hidden = needed(attended, hidden, sample_rows)
+        if len(hidden) == 0:
+            return hidden
+        hidden = hidden + self.output(attended) * self.multiplier
+        return hidden + self.mlp(self.post_norm(hidden)) * self.multiplier
+
+
+class Granite(DecoderModel):
+    """Granite around its layers."""
+
+    def embedded(self, ids: torch.Tensor) -> torch.Tensor:
+        return super().embedded(ids) * self.text_config.embedding_multiplier
+
+    def finished(self, logits: torch.Tensor) -> torch.Tensor:
+        return logits / self.text_config.logits_scaling
+
+
+GRANITE = Family(
+    ("GraniteForCausalLM", "GraniteMoeForCausalLM"), GraniteLayer, Granite, small=SMALL
+)

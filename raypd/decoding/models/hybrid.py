@@ -1,0 +1,137 @@
+"""Models with recurrent or convolution layers beside attention: transformers' own, with the
+attention function and the recurrent layers replaced.
+"""
+
+import torch
+from transformers import PretrainedConfig, PreTrainedModel
+
+from raypd.decoding.attention.step import Step
+from raypd.decoding.memory import free_memory, is_out_of_memory
+from raypd.decoding.models.stock import Stock
+from raypd.decoding.recurrence.mixers import MIXERS, CurrentPass, Mixer
+from raypd.decoding.recurrence.states import MIN_STATES, StatePool
+
+# The families, by their classes in transformers.
+HYBRIDS = {
+    "BambaForCausalLM",
+    "FalconH1ForCausalLM",
+    "GraniteMoeHybridForCausalLM",
+    "Lfm2ForCausalLM",
+    "Lfm2MoeForCausalLM",
+    "NemotronHForCausalLM",
+    "Qwen3NextForCausalLM",
+    "Qwen3_5ForCausalLM",
+    "Qwen3_5MoeForCausalLM",
+}
+# Types of layers with attention, and with a recurrence or a convolution, as `layer_types` of a
+# configuration names them. A layer of type "hybrid" has both.
+ATTENTION_LAYERS = {"full_attention", "sliding_attention", "hybrid"}
+RECURRENT_LAYERS = {"linear_attention", "conv", "hybrid"}
+# Layers without a connection between tokens.
+_OTHER_LAYERS = {"mlp", "moe"}
+# The share of the free memory that states may take; the cache and the passes need the rest.
+_STATE_SHARE = 0.5
+# States for each program of a full batch are at most this many.
+_MAX_STATES_PER_PROGRAM = 64
+
+
+def is_hybrid(model: torch.nn.Module) -> bool:
+    """Tell whether a model has recurrent layers that `Hybrid` computes."""
+    return any(_mixer_of(module) is not None for module in model.modules())
+
+
+def has_recurrent_layers(config: PretrainedConfig) -> bool:
+    """Tell from a configuration whether its model has recurrent or convolution layers."""
+    kinds = set(getattr(config.get_text_config(), "layer_types", None) or ())
+    return bool(kinds & RECURRENT_LAYERS)
+
+
+def unknown_layers(config: PretrainedConfig, class_name: str) -> list[str]:
+    """Return the types of layers of a model that no engine of raypd computes.
+
+    Args:
+        config: The model's configuration.
+        class_name: Its class in transformers.
+    """
+    known = set(ATTENTION_LAYERS - {"hybrid"})
+    if class_name in HYBRIDS:
+        known |= ATTENTION_LAYERS | RECURRENT_LAYERS | _OTHER_LAYERS
+    kinds = set(getattr(config.get_text_config(), "layer_types", None) or ())
+    return sorted(kinds - known)
+
+
+def attention_layers(config: PretrainedConfig) -> list[int]:
+    """Return the numbers of the layers that attend."""
+    text = config.get_text_config()
+    kinds = getattr(text, "layer_types", None) or ["full_attention"] * text.num_hidden_layers
+    return [number for number, kind in enumerate(kinds) if kind in ATTENTION_LAYERS]
+
+
+def _mixer_of(module: torch.nn.Module) -> type[Mixer] | None:
+    """Return what computes a module of transformers; None if it is no recurrent layer."""
+    kind = type(module)
+    if not kind.__module__.startswith("transformers.models."):
+        return None
+    return MIXERS.get(kind.__name__)
+
+
+class Hybrid(Stock):
+    """A model of transformers with recurrent layers. It must not be called otherwise afterwards."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        super().__init__(model)
+        self.current = CurrentPass()
+        self.mixers: list[Mixer] = []
+        for module in model.modules():
+            kind = _mixer_of(module)
+            if kind is None:
+                continue
+            mixer = kind(module, len(self.mixers), self.current)
+            if isinstance(module.forward, Mixer):
+                # Another engine had the model before.
+                mixer.alone = module.forward.alone
+            module.forward = mixer
+            self.mixers.append(mixer)
+
+    def _logits(self, ids: torch.Tensor, positions: torch.Tensor, step: Step) -> torch.Tensor:
+        self.current.work = step.recurrence
+        try:
+            return super()._logits(ids, positions, step)
+        finally:
+            self.current.work = None
+
+    def make_states(
+        self, device: torch.device, max_num_seqs: int, limit: int | None, memory_share: float
+    ) -> StatePool:
+        """Set memory aside for the states of the recurrent layers.
+
+        Args:
+            device: Where the model is.
+            max_num_seqs: Programs that decode at the same time.
+            limit: The largest number of states; None for as many as memory allows.
+            memory_share: The share of a GPU's free memory that the engine may take.
+
+        Raises:
+            ValueError: If the memory does not hold the states of one program.
+        """
+        shapes = [mixer.state for mixer in self.mixers]
+        state_bytes = sum(shape.nbytes for shape in shapes)
+        if limit is None:
+            free = free_memory(device)
+            if device.type == "cuda":
+                free = int(free * memory_share)
+            limit = int(free * _STATE_SHARE) // state_bytes
+            limit = min(limit, max(MIN_STATES, max_num_seqs * _MAX_STATES_PER_PROGRAM))
+        if limit < MIN_STATES:
+            raise ValueError(
+                f"the memory of {device} holds {limit} states of the model's recurrent layers, of "
+                f"{state_bytes / 1e6:.3g} MB each, and {MIN_STATES} are needed at least"
+            )
+        try:
+            # A GPU's cache takes what is left, so all states are allocated before it.
+            return StatePool(shapes, limit, device, allocate=device.type == "cuda")
+        except RuntimeError as error:
+            if not is_out_of_memory(error):
+                raise
+            message = f"the memory of {device} does not hold {limit} recurrent states"
+            raise ValueError(message) from error

@@ -1,0 +1,118 @@
+"""The Llama family: Llama, Mistral, Qwen2 and Qwen3.
+
+hidden += output(attention(norm(hidden)))
+hidden += down(silu(gate(norm(hidden))) * up(norm(hidden)))
+"""
+
+from typing import Any
+
+import torch
+
+from raypd.decoding.attention.step import AttentionLayer, Step
+from raypd.decoding.layers.in_torch import Builder
+from raypd.decoding.layers.sources import AttentionSource, Linears, MlpSource, NormStyle, Rope
+from raypd.decoding.models.decoder import ONE_ROPE, DecoderLayer, Family, needed
+
+
+class PreNormLayer(DecoderLayer):
+    """A layer whose attention and MLP each read a norm of the hidden states.
+
+    A subclass overrides `attention_source` or `build_mlp`.
+    """
+
+    norm_style = NormStyle.ROUND_FIRST
+
+    def __init__(self, source: Any, builder: Builder) -> None:
+        """
+        Args:
+            source: The layer of transformers.
+            builder: Builds its parts.
+        """
+        super().__init__()
+        self.attention = builder.attention(self.attention_source(source))
+        self.output = builder.product(Linears(source.self_attn, "o_proj"))
+        self.mlp = self.build_mlp(source, builder)
+        self.input_norm = builder.norm(source.input_layernorm, self.norm_style, self.attention)
+        self.post_norm = builder.norm(source.post_attention_layernorm, self.norm_style, self.mlp)
+
+    @staticmethod
+    def attention_source(source: Any) -> AttentionSource:
+        """Describe the attention of a layer of transformers."""
+        return attention_of(source.self_attn)
+
+    @staticmethod
+    def build_mlp(source: Any, builder: Builder) -> Any:
+        """Build what follows attention, from a layer of transformers."""
+        return builder.mlp(mlp_of(source.mlp))
+
+    def forward(
+        self,
+        hidden: torch.Tensor,
+        ropes: dict[str, Rope],
+        step: Step,
+        sample_rows: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        attended = self.attention(self.input_norm(hidden), ropes[ONE_ROPE], step)
+        attended, hidden = needed(attended, hidden, sample_rows)
+        if len(hidden) == 0:
+            return hidden
+        hidden = self.output.add(attended, hidden)
+        return self.mlp.add(self.post_norm(hidden), hidden)
+
+
+class MistralLayer(PreNormLayer):
+    """A layer of Mistral, which has one window for all layers, in its configuration."""
+
+    @staticmethod
+    def attention_source(source: Any) -> AttentionSource:
+        attention = source.self_attn
+        return attention_of(attention, window=attention.config.sliding_window)
+
+
+def attention_of(attention: Any, **overrides: Any) -> AttentionSource:
+    """Describe an attention by the names that most of transformers' modules have.
+
+    Args:
+        attention: The module of transformers.
+        overrides: `window`, and fields of `AttentionSource`.
+    """
+    window = overrides.pop("window", getattr(attention, "sliding_window", None))
+    sinks = getattr(attention, "sinks", None)
+    head_dim = attention.head_dim
+    layer = AttentionLayer(
+        number=int(attention.layer_idx),
+        scale=float(attention.scaling),
+        window=window,
+        softcap=getattr(attention, "attn_logit_softcapping", None),
+        sinks=None if sinks is None else sinks.detach(),
+    )
+    source = AttentionSource(
+        layer=layer,
+        linears=Linears(attention, "q_proj", "k_proj", "v_proj"),
+        heads=attention.config.num_attention_heads,
+        kv_heads=attention.config.num_key_value_heads,
+        head_dim=head_dim,
+        query_norm=getattr(attention, "q_norm", None),
+        key_norm=getattr(attention, "k_norm", None),
+    )
+    for name, value in overrides.items():
+        setattr(source, name, value)
+    return source
+
+
+def mlp_of(mlp: Any) -> MlpSource:
+    """Describe an MLP by the names that most of transformers' modules have."""
+    return MlpSource(Linears(mlp, "gate_proj", "up_proj"), Linears(mlp, "down_proj"), mlp.act_fn)
+
+
+LLAMA = Family(
+    (
+        "LlamaForCausalLM",
+        "MinistralForCausalLM",
+        "Qwen2ForCausalLM",
+        "Qwen3ForCausalLM",
+        "SeedOssForCausalLM",
+    ),
+    PreNormLayer,
+)
+MISTRAL = Family(("MistralForCausalLM",), MistralLayer)

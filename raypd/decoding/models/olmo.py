@@ -1,0 +1,113 @@
+"""OLMo 2 and 3, and EXAONE 4: norms behind attention and MLP instead of before them.
+
+hidden += norm(output(attention(hidden)))
+hidden += norm(mlp(hidden))
+"""
+
+from typing import Any
+
+import torch
+
+from raypd.decoding.attention.step import Step
+from raypd.decoding.layers.in_torch import Builder
+from raypd.decoding.layers.sources import AttentionSource, Linears, NormStyle, Rope
+from raypd.decoding.models.decoder import ONE_ROPE, DecoderLayer, DecoderModel, Family, needed
+from raypd.decoding.models.experts import SMALL, ExpertsLayer
+from raypd.decoding.models.layer_ropes import LayerRopes
+from raypd.decoding.models.llama import attention_of, mlp_of
+
+
+class PostNormLayer(DecoderLayer):
+    """A layer whose norms come behind attention and MLP."""
+
+    norm_style = NormStyle.ROUND_FIRST
+
+    def __init__(self, source: Any, builder: Builder) -> None:
+        """
+        Args:
+            source: The layer of transformers.
+            builder: Builds its parts.
+        """
+        super().__init__()
+        self.rope = self.rope_name(source)
+        self.attention = builder.attention(self.attention_source(source))
+        self.output = builder.product(Linears(source.self_attn, "o_proj"))
+        self.mlp = builder.mlp(mlp_of(source.mlp))
+        self.attention_norm = builder.norm(source.post_attention_layernorm, self.norm_style)
+        self.mlp_norm = builder.norm(source.post_feedforward_layernorm, self.norm_style)
+
+    @staticmethod
+    def rope_name(source: Any) -> str:
+        """Return which of the model's rotary embeddings a layer of transformers reads."""
+        return ONE_ROPE
+
+    @staticmethod
+    def attention_source(source: Any) -> AttentionSource:
+        """Describe the attention of a layer of transformers."""
+        attention = source.self_attn
+        window = attention.sliding_window if attention.is_sliding else None
+        # Where some layers are sliding, the others do not rotate.
+        rotated = attention.sliding_window is None or attention.is_sliding
+        return attention_of(attention, window=window, rotated=rotated)
+
+    def forward(
+        self,
+        hidden: torch.Tensor,
+        ropes: dict[str, Rope],
+        step: Step,
+        sample_rows: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        attended = self.attention(hidden, ropes[self.rope], step)
+        attended, hidden = needed(attended, hidden, sample_rows)
+        if len(hidden) == 0:
+            return hidden
+        hidden = hidden + self.attention_norm(self.output(attended))
+        return hidden + self.mlp_norm(self.mlp(hidden))
+
+
+class OlmoLayer(PostNormLayer):
+    """A layer of OLMo 2 or 3, whose norms of queries and keys reach over all heads."""
+
+    norm_style = NormStyle.ROUND_ONCE
+
+    @staticmethod
+    def attention_source(source: Any) -> AttentionSource:
+        return attention_of(source.self_attn, norms_all_heads=True, norm_style=NormStyle.ROUND_ONCE)
+
+
+class Olmo3Layer(OlmoLayer):
+    """A layer of OLMo 3, which has a rotary embedding per type of layer."""
+
+    @staticmethod
+    def rope_name(source: Any) -> str:
+        return str(source.self_attn.attention_type)
+
+
+class Olmo(DecoderModel):
+    """OLMo 2 around its layers."""
+
+    norm_style = NormStyle.ROUND_ONCE
+
+
+class Olmo3(LayerRopes):
+    """OLMo 3 around its layers."""
+
+    norm_style = NormStyle.ROUND_ONCE
+
+
+class OlmoeLayer(ExpertsLayer):
+    """A layer of OLMoE, which is a Llama with experts and norms over all heads."""
+
+    @staticmethod
+    def attention_source(source: Any) -> AttentionSource:
+        return attention_of(source.self_attn, norms_all_heads=True)
+
+
+def _has_no_clipping(config: Any) -> bool:
+    return config.clip_qkv is None
+
+
+OLMO2 = Family(("Olmo2ForCausalLM",), OlmoLayer, Olmo)
+OLMO3 = Family(("Olmo3ForCausalLM",), Olmo3Layer, Olmo3)
+OLMOE = Family(("OlmoeForCausalLM",), OlmoeLayer, small=SMALL, takes=_has_no_clipping)
+EXAONE4 = Family(("Exaone4ForCausalLM",), PostNormLayer)

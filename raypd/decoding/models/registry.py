@@ -1,0 +1,52 @@
+"""The families that are computed by the engine's own parts. `stock.py` computes all others."""
+
+from typing import Any
+
+from raypd.decoding.models.cohere import COHERE2
+from raypd.decoding.models.decoder import Family
+from raypd.decoding.models.ernie import ERNIE
+from raypd.decoding.models.experts import EXPERTS
+from raypd.decoding.models.gemma import GEMMA2, GEMMA3
+from raypd.decoding.models.glm import GLM4, GLM4_MOE
+from raypd.decoding.models.gpt_oss import GPT_OSS
+from raypd.decoding.models.granite import GRANITE
+from raypd.decoding.models.hunyuan import HUNYUAN
+from raypd.decoding.models.llama import LLAMA, MISTRAL
+from raypd.decoding.models.olmo import EXAONE4, OLMO2, OLMO3, OLMOE
+from raypd.decoding.models.phi3 import PHI3
+from raypd.decoding.models.smollm3 import SMOLLM3
+
+FAMILIES: tuple[Family, ...] = (
+    LLAMA,
+    MISTRAL,
+    EXPERTS,
+    GPT_OSS,
+    COHERE2,
+    ERNIE,
+    EXAONE4,
+    GEMMA2,
+    GEMMA3,
+    GLM4,
+    GLM4_MOE,
+    GRANITE,
+    HUNYUAN,
+    OLMO2,
+    OLMO3,
+    OLMOE,
+    PHI3,
+    SMOLLM3,
+)
+
+
+def find_family(model: Any) -> Family | None:
+    """Return the family of a model of transformers; None if `stock.py` computes it.
+
+    A class of the same name with code of its own is not one of transformers.
+    """
+    kind = type(model)
+    if not kind.__module__.startswith("transformers.models."):
+        return None
+    for family in FAMILIES:
+        if kind.__name__ in family.classes and family.takes(model.config.get_text_config()):
+            return family
+    return None

@@ -1,0 +1,57 @@
+"""Rotary embeddings of other kinds, brought into the form of `Rope` by another order of numbers.
+
+`Rope` rotates the first half of a head's numbers with the second one. Scores stay the same if the
+numbers of queries and keys change their order alike.
+"""
+
+import torch
+
+from raypd.decoding.layers.sources import Rope
+
+
+def halves_order(head_dim: int, rotary_dim: int) -> torch.Tensor | None:
+    """Return the order of heads whose first numbers alone are rotated, half with half.
+
+    Args:
+        head_dim: Numbers of a head.
+        rotary_dim: How many of them are rotated.
+
+    Returns:
+        [head_dim], or None if the order stays as it is.
+    """
+    if rotary_dim == head_dim:
+        return None
+    half = rotary_dim // 2
+    numbers = torch.arange(rotary_dim)
+    return _with_rest(numbers[:half], numbers[half:], head_dim)
+
+
+def pairs_order(head_dim: int, rotary_dim: int) -> torch.Tensor:
+    """Return the order of heads in which neighbours are rotated; see `halves_order`."""
+    numbers = torch.arange(rotary_dim)
+    return _with_rest(numbers[::2], numbers[1::2], head_dim)
+
+
+def _with_rest(first: torch.Tensor, second: torch.Tensor, head_dim: int) -> torch.Tensor:
+    """Fill up both halves with numbers that are not rotated."""
+    rest = torch.arange(2 * len(first), head_dim)
+    middle = len(rest) // 2
+    return torch.cat([first, rest[:middle], second, rest[middle:]])
+
+
+def widened(cos: torch.Tensor, sin: torch.Tensor, head_dim: int) -> Rope:
+    """Return the rotary embedding of heads of which some numbers are not rotated.
+
+    Args:
+        cos: [tokens, rotated numbers], the halves of which are equal.
+        sin: [tokens, rotated numbers]
+        head_dim: Numbers of a head.
+    """
+    rotary_dim = cos.shape[1]
+    if rotary_dim == head_dim:
+        return Rope(cos, sin)
+    half = rotary_dim // 2
+    missing = (0, (head_dim - rotary_dim) // 2)
+    half_cos = torch.nn.functional.pad(cos[:, :half], missing, value=1.0)
+    half_sin = torch.nn.functional.pad(sin[:, :half], missing)
+    return Rope(half_cos.repeat(1, 2), half_sin.repeat(1, 2))

@@ -1,0 +1,1 @@
+"""Recurrent and convolution layers: their states, the chains of segments, and what they compute."""

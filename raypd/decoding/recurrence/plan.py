@@ -1,0 +1,353 @@
+"""What recurrent layers read about a pass: its runs in batches, as indices on the device."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from raypd.decoding.recurrence.chains import Run
+from raypd.decoding.recurrence.states import StatePool
+from raypd.decoding.transfer import to_device
+
+# Runs of 2 to this many tokens go into one batch, however their lengths differ.
+_SHORT_RUN = 16
+# The sizes to which chunks are padded. Longer runs are cut into chunks of the largest size.
+_CHUNK_SIZES = (1, 8, 16, 32, 64)
+
+
+@dataclass(eq=False)
+class RunBatch:
+    """Runs of one level that are computed in one call, padded to the longest of them.
+
+    Attributes:
+        length: Tokens of the longest run.
+        starts: The slots of the states from which the runs continue, [runs].
+        ends: The slots of the states behind them, [runs].
+        rows: The rows of their tokens in the pass, [runs, length]. Padding repeats the last row.
+        is_token: 0 where `rows` is padding, else 1, [runs, length, 1]; None without padding.
+        numbers: The numbers of the tokens among `rows`, [tokens]; None without padding.
+        span: The rows as a slice if there is one run whose rows are neighbours.
+    """
+
+    length: int
+    starts: torch.Tensor
+    ends: torch.Tensor
+    rows: torch.Tensor
+    is_token: torch.Tensor | None
+    numbers: torch.Tensor | None
+    span: slice | None
+
+    def take(self, values: torch.Tensor) -> torch.Tensor:
+        """Return the tokens' values [tokens, ...] as [runs, length, ...]."""
+        if self.span is not None:
+            return values[None, self.span]
+        return values.index_select(0, self.rows.flatten()).unflatten(0, self.rows.shape)
+
+    def take_masked(self, values: torch.Tensor) -> torch.Tensor:
+        """Return the tokens' values [tokens, heads] as [runs, length, heads], 0 for padding."""
+        taken = self.take(values)
+        if self.is_token is None:
+            return taken
+        return taken * self.is_token
+
+    def put(self, target: torch.Tensor, values: torch.Tensor) -> None:
+        """Write values [runs, length, ...] to the tokens' rows in a target [tokens, ...]."""
+        values = values.to(target.dtype)
+        if self.span is not None:
+            target[self.span] = values[0]
+        elif self.numbers is None:
+            target.index_copy_(0, self.rows.flatten(), values.flatten(0, 1))
+        else:
+            rows = self.rows.flatten()[self.numbers]
+            target.index_copy_(0, rows, values.flatten(0, 1)[self.numbers])
+
+
+@dataclass(eq=False)
+class ChunkGroup:
+    """Chunks of one size, in the order of their levels. What needs no state is computed at once.
+
+    Attributes:
+        size: Tokens of a chunk, with padding.
+        rows: The rows of the tokens in the pass, [chunks * size]. Padding repeats the last one.
+        is_token: 0 where `rows` is padding, else 1, [chunks, size, 1]; None without padding.
+        numbers: The numbers of the tokens among `rows`, [tokens].
+        token_rows: The rows of the tokens, [tokens].
+    """
+
+    size: int
+    rows: torch.Tensor
+    is_token: torch.Tensor | None
+    numbers: torch.Tensor | None
+    token_rows: torch.Tensor
+
+    def take(self, values: torch.Tensor) -> torch.Tensor:
+        """Return the tokens' values [tokens, heads, ...] as [chunks, heads, size, ...]."""
+        taken = values.index_select(0, self.rows).unflatten(0, (-1, self.size))
+        return taken.transpose(1, 2)
+
+    def take_masked(self, values: torch.Tensor) -> torch.Tensor:
+        """Return the tokens' values [tokens, heads] as [chunks, heads, size], 0 for padding."""
+        taken = values.index_select(0, self.rows).unflatten(0, (-1, self.size))
+        if self.is_token is not None:
+            taken = taken * self.is_token
+        return taken.transpose(1, 2)
+
+    def put(self, target: torch.Tensor, values: torch.Tensor) -> None:
+        """Write values [chunks, heads, size, ...] to the tokens' rows of [tokens, heads, ...]."""
+        flat = values.transpose(1, 2).flatten(0, 1)
+        if self.numbers is not None:
+            flat = flat.index_select(0, self.numbers)
+        target.index_copy_(0, self.token_rows, flat.to(target.dtype))
+
+
+class ChunkStep(NamedTuple):
+    """Neighbouring chunks of a group that read their states at the same time."""
+
+    group: int
+    chunks: slice
+    starts: torch.Tensor  # The slots of the states before the chunks, [chunks].
+    ends: torch.Tensor  # The slots of the states behind them, [chunks].
+
+
+class ChunkPlan(NamedTuple):
+    """The runs of a pass in chunks, and the order in which states go through them."""
+
+    groups: list[ChunkGroup]
+    steps: list[ChunkStep]
+
+
+class _Chunk(NamedTuple):
+    """Some tokens of a run."""
+
+    level: int
+    rows: np.ndarray
+    start: int
+    end: int
+
+
+class ConvolutionPlan(NamedTuple):
+    """Which inputs a convolution reads.
+
+    Inputs are numbered: first the stored ones of all runs, `inputs` for each, then the tokens.
+    """
+
+    starts: torch.Tensor  # The slots of the states from which the runs continue, [runs].
+    # The slots that are written, [slots], and the numbers of the inputs that go there,
+    # [slots, inputs].
+    ends: torch.Tensor
+    last: torch.Tensor
+    # The rows whose inputs are not the rows before them, [heads], and the numbers of their inputs,
+    # the row's own last, [heads, inputs + 1].
+    heads: torch.Tensor
+    taps: torch.Tensor
+    has_others: bool  # Whether there are other rows.
+
+
+class RecurrentPass:
+    """The runs of a pass.
+
+    Attributes:
+        pool: The states.
+    """
+
+    def __init__(self, runs: list[Run], tokens: int, pool: StatePool) -> None:
+        """
+        Args:
+            runs: The runs of all chunks, each behind those that it continues from. Their rows are
+                those of the pass.
+            tokens: The tokens of the pass.
+            pool: The states.
+        """
+        self.pool = pool
+        self._runs = runs
+        self._tokens = tokens
+        self._device = pool.device
+        self._convolutions: dict[int, ConvolutionPlan] = {}
+
+    @cached_property
+    def batches(self) -> list[RunBatch]:
+        """The runs in batches, in the order in which they must be computed."""
+        return [self._batch(members) for members in _batches(self._runs)]
+
+    @cached_property
+    def chunks(self) -> ChunkPlan:
+        """The runs in chunks."""
+        chunks = sorted(_chunks(self._runs), key=lambda chunk: chunk.level)
+        by_size: dict[int, list[_Chunk]] = {}
+        for chunk in chunks:
+            by_size.setdefault(_padded_size(len(chunk.rows)), []).append(chunk)
+        groups: list[ChunkGroup] = []
+        steps: list[tuple[int, ChunkStep]] = []
+        for size, members in by_size.items():
+            levels = np.array([chunk.level for chunk in members])
+            starts = to_device(np.array([chunk.start for chunk in members]), self._device)
+            ends = to_device(np.array([chunk.end for chunk in members]), self._device)
+            begins = np.flatnonzero(np.diff(levels, prepend=-1)).tolist()
+            for begin, end in pairwise([*begins, len(members)]):
+                part = slice(begin, end)
+                step = ChunkStep(len(groups), part, starts[part], ends[part])
+                steps.append((int(levels[begin]), step))
+            groups.append(self._group(size, members))
+        steps.sort(key=lambda entry: entry[0])
+        return ChunkPlan(groups, [step for _, step in steps])
+
+    def _group(self, size: int, chunks: list[_Chunk]) -> ChunkGroup:
+        columns = np.arange(size)
+        lengths = np.array([len(chunk.rows) for chunk in chunks])
+        rows = np.stack(
+            [chunk.rows[np.minimum(columns, len(chunk.rows) - 1)] for chunk in chunks]
+        ).ravel()
+        is_token: torch.Tensor | None = None
+        numbers: torch.Tensor | None = None
+        token_rows = rows
+        if (lengths < size).any():
+            is_inside = columns < lengths[:, None]
+            is_token = to_device(is_inside[..., None].astype(np.float32), self._device)
+            inside = np.flatnonzero(is_inside)
+            numbers = to_device(inside, self._device)
+            token_rows = rows[inside]
+        return ChunkGroup(
+            size,
+            to_device(rows, self._device),
+            is_token,
+            numbers,
+            to_device(token_rows, self._device),
+        )
+
+    def _batch(self, runs: list[Run]) -> RunBatch:
+        length = max(len(run.rows) for run in runs)
+        starts = to_device(np.array([run.start for run in runs]), self._device)
+        ends = to_device(np.array([run.end for run in runs]), self._device)
+        lengths = np.array([len(run.rows) for run in runs])
+        columns = np.arange(length)
+        padded = [run.rows[np.minimum(columns, len(run.rows) - 1)] for run in runs]
+        is_token: torch.Tensor | None = None
+        numbers: torch.Tensor | None = None
+        if (lengths < length).any():
+            is_inside = columns < lengths[:, None]
+            is_token = to_device(is_inside[..., None].astype(np.float32), self._device)
+            numbers = to_device(np.flatnonzero(is_inside), self._device)
+        span: slice | None = None
+        first = int(runs[0].rows[0])
+        if len(runs) == 1 and runs[0].rows[-1] - first == length - 1:
+            span = slice(first, first + length)
+        rows = to_device(np.stack(padded), self._device)
+        return RunBatch(length, starts, ends, rows, is_token, numbers, span)
+
+    def states(self, layer: int) -> torch.Tensor:
+        """Return the recurrent states of a layer, [slots, ...]."""
+        states = self.pool.recurrent[layer]
+        assert states is not None
+        return states
+
+    def convolution(self, inputs: int) -> ConvolutionPlan:
+        """Return what a convolution reads that needs so many inputs before a token."""
+        if inputs not in self._convolutions:
+            self._convolutions[inputs] = self._plan_convolution(inputs)
+        return self._convolutions[inputs]
+
+    def _plan_convolution(self, inputs: int) -> ConvolutionPlan:
+        first_token = len(self._runs) * inputs  # The number of the pass's first token.
+        numbers = np.arange(inputs + 1)
+        last_of_slot: dict[int, np.ndarray] = {}
+        heads: list[np.ndarray] = []
+        taps: list[np.ndarray] = []
+        for number, run in enumerate(self._runs):
+            if run.level == 0:
+                before = np.arange(number * inputs, (number + 1) * inputs)
+            else:
+                before = last_of_slot[run.start]
+            sources = np.concatenate([before, first_token + run.rows])
+            count = len(run.rows)
+            is_block = run.rows[-1] - run.rows[0] == count - 1
+            head_count = min(inputs, count) if is_block else count
+            heads.append(run.rows[:head_count])
+            taps.append(sources[np.arange(head_count)[:, None] + numbers])
+            last_of_slot[run.end] = sources[len(sources) - inputs :]
+        all_heads = np.concatenate(heads)
+        return ConvolutionPlan(
+            starts=to_device(np.array([run.start for run in self._runs]), self._device),
+            ends=to_device(np.array(list(last_of_slot)), self._device),
+            last=to_device(np.stack(list(last_of_slot.values())), self._device),
+            heads=to_device(all_heads, self._device),
+            taps=to_device(np.concatenate(taps), self._device),
+            has_others=len(all_heads) < self._tokens,
+        )
+
+    def convolve(
+        self, layer: int, values: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
+    ) -> torch.Tensor:
+        """Apply a causal convolution to each channel, along the chains, and store its last inputs.
+
+        Sums are in float32 at least.
+
+        Args:
+            layer: Number of the recurrent layer.
+            values: [tokens, channels]
+            weight: [channels, inputs + 1]
+            bias: [channels] or None.
+
+        Returns:
+            [tokens, channels], in the dtype of `values`.
+        """
+        store = self.pool.inputs[layer]
+        inputs = store.shape[1]
+        plan = self.convolution(inputs)
+        stored = store.index_select(0, plan.starts).flatten(0, 1)
+        sources = torch.cat([stored, values])
+        wide = torch.promote_types(values.dtype, torch.float32)
+        kernel = weight.t().to(wide)  # [inputs + 1, channels]
+        out = torch.zeros_like(values, dtype=wide)
+        if plan.has_others:
+            for tap in range(inputs + 1):
+                behind = inputs - tap
+                out[behind:].addcmul_(values[: len(values) - behind], kernel[tap])
+        taken = sources.index_select(0, plan.taps.flatten()).unflatten(0, plan.taps.shape)
+        out.index_copy_(0, plan.heads, (taken.to(wide) * kernel).sum(1))
+        store.index_copy_(
+            0, plan.ends, sources.index_select(0, plan.last.flatten()).unflatten(0, plan.last.shape)
+        )
+        if bias is not None:
+            out += bias
+        return out.to(values.dtype)
+
+
+def _batches(runs: Iterable[Run]) -> list[list[Run]]:
+    """Group runs of one level and of similar lengths, in the order of their levels."""
+    groups: dict[tuple[int, int], list[Run]] = {}
+    for run in runs:
+        count = len(run.rows)
+        size = count
+        if 1 < count <= _SHORT_RUN:
+            size = _SHORT_RUN
+        elif count > _SHORT_RUN:
+            size = 1 << (count - 1).bit_length()
+        groups.setdefault((run.level, size), []).append(run)
+    return [groups[key] for key in sorted(groups)]
+
+
+def _padded_size(tokens: int) -> int:
+    """Return the size to which a chunk is padded."""
+    return next(size for size in _CHUNK_SIZES if size >= tokens)
+
+
+def _chunks(runs: Iterable[Run]) -> list[_Chunk]:
+    """Cut runs into chunks. The level of a chunk is one more than that of the one before it."""
+    largest = _CHUNK_SIZES[-1]
+    chunks: list[_Chunk] = []
+    last_levels: dict[int, int] = {}  # The level at which a slot is written last.
+    for run in runs:
+        level = 0
+        if run.level:
+            level = last_levels[run.start] + 1
+        start = run.start
+        for begin in range(0, len(run.rows), largest):
+            chunks.append(_Chunk(level, run.rows[begin : begin + largest], start, run.end))
+            start = run.end
+            level += 1
+        last_levels[run.end] = level - 1
+    return chunks

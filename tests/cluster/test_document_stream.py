@@ -1,0 +1,209 @@
+"""The stream of documents on a real Ray: order, faults of readers, and what workers read then."""
+
+from __future__ import annotations
+
+import os
+import time
+import uuid
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+import ray
+from ray.data._internal.stats import get_or_create_stats_actor
+
+from raypd.answering import progress
+from raypd.cluster import document_stream, driver, unit_block
+from raypd.cluster.document_stream import DocumentStream, StreamedUnit, StreamProgress, free_share
+from raypd.cluster.ray_session import WorkerResources
+from raypd.config import ClusterConfig, RunConfig
+from raypd.dataset import planner, read_unit
+from raypd.report import Watch, data as report_data, page
+from raypd.run.unit import Unit
+from tests.cluster import fakes
+from tests.processes import LONG, children
+from tests.runs import says, with_keys, write_jsonl
+
+WORKER = WorkerResources(cpus=1.0, gpus=0.0, threads=1)
+
+
+@pytest.fixture
+def hooked(tmp_path: Path, config) -> Callable[..., RunConfig]:
+    """Make a configuration over files of three documents each, read by `shop_hook`."""
+
+    def make(*names: str, **keys) -> RunConfig:
+        for number, name in enumerate(names):
+            lines = "".join(f"{number}-{row}\n" for row in range(3))
+            (tmp_path / "in").mkdir(exist_ok=True)
+            (tmp_path / f"in/{number:02d}-{name}.shop").write_text(lines)
+        keys = {"readers": 2, "cpus_per_worker": 1, "unit_documents": 3, **keys}
+        return config(str(tmp_path / "in"), reader="tests.cluster.shop_hook:rows", **keys)
+
+    return make
+
+
+def streamed(stream: DocumentStream, waiting: bool = True) -> Iterator[StreamedUnit]:
+    """Yield all units of a stream, as a worker that has nothing else to do takes them."""
+    ends = time.monotonic() + LONG
+    while time.monotonic() < ends:
+        try:
+            unit = stream.next(waiting)
+        except StopIteration:
+            return
+        if unit is None:
+            time.sleep(0.01)
+        else:
+            yield unit
+    pytest.fail("the stream does not end")
+
+
+def test_blocks_come_in_the_order_of_the_plan_with_the_documents_of_their_units(
+    tmp_path, config, ray_here, monkeypatch
+) -> None:
+    monkeypatch.setattr(document_stream, "_FIRST_PASS_UNITS", 5)
+    for name in "ab":
+        write_jsonl(tmp_path / f"in/{name}.jsonl", [f"{name} {row}" for row in range(200)])
+    run = config(str(tmp_path / "in"), unit_documents=7, readers=2)
+    plan = planner.plan(run)
+    stream = DocumentStream("run", plan, run, WORKER)
+    order = []
+    sizes = Counter[int]()
+    for item in streamed(stream):
+        assert item.block is not None
+        documents, why_not = unit_block.fetch_documents(item.unit, item.block)
+        assert why_not == ""
+        assert documents == read_unit(item.unit, run)
+        order.append(item.unit.id)
+        sizes[item.block.index] += 1
+    stream.close()
+    assert order == [unit.id for unit in plan]
+    # Units that are read quickly share blocks.
+    assert len(sizes) > 4
+    assert stream.progress() == StreamProgress(read=len(order), waiting=0, waiting_bytes=0)
+
+
+def test_the_bytes_that_are_read_ahead_are_limited(tmp_path, config, ray_here) -> None:
+    write_jsonl(tmp_path / "in.jsonl", [os.urandom(400_000).hex() for _ in range(60)])
+    run = config(str(tmp_path / "in.jsonl"), unit_documents=1, readers=2)
+    run = with_keys(run, cluster={"read_ahead_mb": 8})
+    plan = planner.plan(run)
+    stream = DocumentStream("run", plan, run, WORKER)
+    held = []
+    for item in streamed(stream):
+        held.append(item)
+        if len(held) == 3:
+            break
+    # With more time, more would be read.
+    time.sleep(3)
+    assert 0 < stream.progress().waiting_bytes < 12e6
+    assert stream.progress().read < 20
+    rest = list(streamed(stream))
+    stream.close()
+    assert len(held) + len(rest) == plan.units
+
+
+@pytest.mark.parametrize(
+    ("nodes", "gpus", "max_workers", "cpus"),
+    [
+        # A laptop: the CPUs are the workers'.
+        ([{"CPU": 2.0}], 0.0, 2, 0.0),
+        # A g6e.48xlarge, and one with a node of CPUs only beside it.
+        ([{"CPU": 192.0, "GPU": 8.0}], 1.0, 8, 184.0),
+        ([{"CPU": 192.0, "GPU": 8.0}, {"CPU": 64.0}], 1.0, 8, 248.0),
+        # Fewer workers than GPUs; more workers than the nodes that have come up can hold.
+        ([{"CPU": 192.0, "GPU": 8.0}], 1.0, 2, 190.0),
+        ([{"CPU": 4.0, "GPU": 1.0}], 1.0, 100, 3.0),
+        ([], 1.0, 4, 0.0),
+    ],
+)
+def test_readers_get_the_cpus_that_workers_leave_free(
+    monkeypatch, nodes, gpus, max_workers, cpus
+) -> None:
+    alive = [{"Alive": True, "Resources": {**node, "object_store_memory": 5.0}} for node in nodes]
+    dead = {"Alive": False, "Resources": {"CPU": 100.0}}
+    monkeypatch.setattr(document_stream.ray, "nodes", lambda: [*alive, dead])
+    cluster = ClusterConfig(max_workers=max_workers)
+    share = free_share(WorkerResources(1.0, gpus, 1), cluster)
+    assert share == (cpus, 5.0 * len(nodes))
+
+
+def test_without_free_cpus_the_units_come_without_blocks(monkeypatch, config) -> None:
+    monkeypatch.setattr(document_stream.ray, "nodes", list)
+    units = [Unit(name, ()) for name in "abc"]
+    stream = DocumentStream("run", units, config("x"), WORKER)
+    stream.prepare()
+    assert list(streamed(stream)) == [StreamedUnit(unit) for unit in units]
+
+
+def run_both(run: RunConfig) -> tuple[Any, list, list]:
+    """Run with readers and without; return the manifest, and the rows of both."""
+    tables = []
+    for readers, output in ((2, run.output.path), (0, f"{run.output.path}-alone")):
+        each = with_keys(run, cluster={"readers": readers}, output={"path": output})
+        try:
+            made: Any = driver.run_extract(each, build=fakes.build)
+        except driver.RunError as error:
+            made = str(error).replace("-alone", "")
+        rows = pq.read_table(f"{output}/units").to_pylist()
+        tables.append((made, sorted(rows, key=lambda row: row["id"])))
+    return tables[0][0], tables[0][1], tables[1][1]
+
+
+def test_a_hook_that_prints_raises_or_returns_what_cannot_be_pickled_gives_the_same_rows(
+    hooked, ray_here, capfd
+) -> None:
+    run = hooked("print", "plain", "unpicklable", "raise", "plain")
+    made, rows, alone = run_both(run)
+    says(made, "1 units of the input cannot be read", "03-raise.shop", "an unknown shop")
+    assert rows == alone
+    assert len(rows) == 4 * 3
+    printed = capfd.readouterr().err
+    says(printed, "2 units of the input had to be read by workers", unit_block.READING_FAILED)
+
+
+def test_a_run_shows_what_was_read_ahead_and_how_long_engines_waited(
+    hooked, ray_here, monkeypatch, capfd
+) -> None:
+    monkeypatch.setattr(progress, "_LINE_SECONDS", 0.0)
+    run = hooked(*["slow"] * 4)
+    made = driver.run_extract(run, build=fakes.build)
+    assert made.documents == 12
+    assert made.cost is not None
+    # The engine has next to nothing to do, so it waits for the readers nearly all of the time.
+    assert made.cost.input_bound > 0.5
+    says(capfd.readouterr().err, "units read and parsed", "waiting (", "decoding")
+    report = report_data.load(run.output.path)
+    (reading,) = report.reading
+    assert reading.session == report.sessions[-1].id
+    assert reading.units == 4
+    assert reading.reader_seconds > 4 * 2
+    assert reading.read_by_workers == {}
+    says(reading.operators, "ReadDocuments", "4 tasks executed")
+    says(page.render(report), "Reading ahead", "ReadDocuments", "input-bound")
+    says(" ".join(Watch(run.output.path).look().notes), "input-bound", "add readers")
+    # The Data tab of Ray's dashboard lists the execution under the name of the run.
+    datasets = ray.get(get_or_create_stats_actor().get_datasets.remote())
+    assert [name for name in datasets if name.startswith("out_")]
+
+
+def test_a_reader_that_is_killed_is_replaced_and_one_that_always_dies_leaves_its_unit_to_a_worker(
+    hooked, ray_here, capfd
+) -> None:
+    run = hooked(f"once-{uuid.uuid4().hex}", "plain", "kill", *["plain"] * 4, unit_documents=3)
+    made = driver.run_extract(run, build=fakes.build)
+    assert made.documents == made.ok == 21
+    says(capfd.readouterr().err, "had to be read by workers", unit_block.STREAM_FAILED)
+
+
+def test_workers_go_around_a_reader_that_hangs(hooked, ray_here, monkeypatch, capfd) -> None:
+    monkeypatch.setattr(document_stream, "_STALL_SECONDS", 1.0)
+    monkeypatch.setattr(document_stream, "_HANG_SECONDS", 3.0)
+    run = hooked("plain", "hang", *["plain"] * 8)
+    made = driver.run_extract(run, build=fakes.build)
+    assert made.documents == made.ok == 30
+    says(capfd.readouterr().err, "had to be read by workers", unit_block.STREAM_STALLED)
+    # The hanging reader was ended with its execution.
+    assert not children(os.getpid(), "ray::ReadDocuments")

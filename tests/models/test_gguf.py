@@ -1,0 +1,278 @@
+"""GGUF files of disks, buckets and the Hub, read as the package of llama.cpp reads them."""
+
+import json
+import time
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+from raypd import storage
+from raypd.config import ModelConfig
+from raypd.decoding.engine import Engine
+from raypd.decoding.models.decoder import DecoderModel
+from raypd.decoding.pack import pack_model
+from raypd.errors import ModelError
+from raypd.models import model_end_tokens
+from raypd.models.gguf_file import choose_file
+from raypd.models.load import check_model_config, load_model, load_tokenizer, quantization_notice
+from raypd.models.source import _hub_files, find_source
+from tests.gguf_files import write_gguf
+from tests.models.test_load import hub_of, point_client
+from tests.servers import Reply, serving
+from tests.tiny import tiny_model, tiny_tokenizer
+
+TOKENS = torch.arange(3, 27)[None]
+Q4_0 = gguf.GGMLQuantizationType.Q4_0
+Q8_0 = gguf.GGMLQuantizationType.Q8_0
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("RAYPD_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache/gguf"
+
+
+def config_of(name: object) -> ModelConfig:
+    return ModelConfig(name=str(name), device="cpu", dtype="float32")
+
+
+def refused(name: object) -> str:
+    with pytest.raises(ModelError) as error:
+        check_model_config(config_of(name))
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kind", ["llama", "qwen3"])
+@pytest.mark.parametrize("quantization", [Q4_0, Q8_0, gguf.GGMLQuantizationType.F16])
+def test_a_file_has_the_weights_that_the_package_of_llama_cpp_reads(
+    tmp_path: Path,
+    kind: str,
+    quantization: gguf.GGMLQuantizationType,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    model = write_gguf(tmp_path / "tiny.gguf", kind, quantization)
+    config = config_of(tmp_path / "tiny.gguf")
+    check_model_config(config)
+    loaded = load_model(config)
+    # transformers multiplies Q4_0 in another order.
+    assert torch.allclose(loaded.model(TOKENS).logits, model(TOKENS).logits, atol=1e-4)
+    assert "quantized by GGUF, are dequantized to float32 on cpu" in caplog.text
+    assert quantization_notice(config) in caplog.messages
+    assert loaded.context_length == 4096
+    assert isinstance(Engine(pack_model(loaded.model)).model, DecoderModel)
+
+
+def test_the_tokenizer_and_all_its_end_tokens_are_those_of_the_file(tmp_path: Path) -> None:
+    write_gguf(tmp_path / "tiny.gguf")
+    tokenizer = load_tokenizer(config_of(tmp_path / "tiny.gguf"))
+    expected = tiny_tokenizer()
+    text = "Bose QC45: 24 h\n"
+    assert tokenizer.encode(text) == expected.encode(text)
+    assert tokenizer.chat_template == expected.chat_template
+    assert model_end_tokens(tokenizer) == (2, 10)
+
+
+def test_a_check_writes_no_weights_and_a_second_worker_finds_them(
+    tmp_path: Path, cache: Path
+) -> None:
+    write_gguf(tmp_path / "tiny.gguf")
+    config = config_of(tmp_path / "tiny.gguf")
+    check_model_config(config)
+    load_tokenizer(config)
+    assert not list(cache.rglob("*.safetensors"))
+    source = find_source(config, weights=True)
+    (weights,) = cache.rglob("*.safetensors")
+    written = weights.stat().st_mtime_ns
+    assert find_source(config, weights=True) == source
+    assert weights.stat().st_mtime_ns == written
+    # A file that has changed is converted anew.
+    write_gguf(tmp_path / "tiny.gguf", tie_word_embeddings=True)
+    assert find_source(config, weights=True).location != source.location
+
+
+@torch.no_grad()
+def test_names_of_one_file_of_a_folder(tmp_path: Path) -> None:
+    write_gguf(tmp_path / "tiny-Q8_0.gguf")
+    (tmp_path / "mmproj-F16.gguf").touch()
+    logits = load_model(config_of(tmp_path)).model(TOKENS).logits
+    smaller = write_gguf(tmp_path / "tiny-Q4_0.gguf", quantization=Q4_0)
+    message = refused(tmp_path)
+    assert "there are 2 GGUF files (tiny-Q4_0.gguf, tiny-Q8_0.gguf)" in message
+    assert torch.equal(load_model(config_of(f"{tmp_path}:q8_0")).model(TOKENS).logits, logits)
+    loaded = load_model(config_of(f"{tmp_path}:Q4_0"))
+    assert torch.allclose(loaded.model(TOKENS).logits, smaller(TOKENS).logits, atol=1e-4)
+    assert "there is no GGUF file of type Q5_K_M there" in refused(f"{tmp_path}:Q5_K_M")
+
+
+def test_a_folder_with_safetensors_beside_is_no_gguf(tmp_path: Path) -> None:
+    write_gguf(tmp_path / "tiny.gguf")
+    tiny_model("llama").save_pretrained(tmp_path)
+    tiny_tokenizer().save_pretrained(tmp_path)
+    assert find_source(config_of(tmp_path)).gguf is None
+
+
+@pytest.mark.parametrize(
+    ("files", "kind", "chosen"),
+    [
+        (["a-Q4_K_M.gguf", "a-Q4_K_S.gguf"], "Q4_K_M", "a-Q4_K_M.gguf"),
+        (["a-UD-Q4_K_XL.gguf", "a-Q4_K_M.gguf"], "UD-Q4_K_XL", "a-UD-Q4_K_XL.gguf"),
+        (["BF16/a-BF16.gguf", "a-Q8_0.gguf"], "bf16", "BF16/a-BF16.gguf"),
+        (["a.gguf", "README.md", "mmproj-a.gguf"], None, "a.gguf"),
+        (["a.Q4_0.gguf", "a.IQ4_XS.gguf"], "IQ4_XS", "a.IQ4_XS.gguf"),
+    ],
+)
+def test_the_file_of_a_type(files: list[str], kind: str | None, chosen: str) -> None:
+    assert choose_file(files, kind, "name") == chosen
+
+
+def test_a_file_in_parts_is_refused() -> None:
+    files = [f"a-Q4_K_M-0000{part}-of-00002.gguf" for part in (1, 2)]
+    with pytest.raises(ModelError, match="one of 2 parts; join them with"):
+        choose_file(files, "Q4_K_M", "name")
+
+
+@torch.no_grad()
+def test_a_file_of_a_bucket(tmp_path: Path, bucket: str) -> None:
+    model = write_gguf(tmp_path / "tiny-Q8_0.gguf")
+    storage.put(f"{bucket}/models/tiny-Q8_0.gguf", (tmp_path / "tiny-Q8_0.gguf").read_bytes())
+    for name in (f"{bucket}/models/tiny-Q8_0.gguf", f"{bucket}/models", f"{bucket}/models:Q8_0"):
+        loaded = load_model(config_of(name))
+        assert torch.allclose(loaded.model(TOKENS).logits, model(TOKENS).logits, atol=1e-4)
+    assert "there is no such file" in refused(f"{bucket}/models/other.gguf")
+
+
+def test_a_repository_of_gguf_files_needs_a_type() -> None:
+    assert "as in owner/tiny-GGUF:Q4_K_M" in refused("owner/tiny-GGUF")
+
+
+@torch.no_grad()
+def test_a_file_of_the_hub_is_fetched_by_its_type(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served = tmp_path / "served"
+    served.mkdir()
+    model = write_gguf(served / "tiny-Q8_0.gguf")
+    write_gguf(served / "tiny-Q4_0.gguf", quantization=Q4_0)
+    files = [
+        {"type": "file", "path": file.name, "size": file.stat().st_size, "oid": "0" * 40}
+        for file in served.iterdir()
+    ]
+
+    def answer(path: str) -> Reply:
+        if path.startswith("/api/models/owner/tiny/tree/main"):
+            return Reply(200, json.dumps(files).encode())
+        return hub_of(served, path)
+
+    with serving(lambda call: answer(call.path)) as address:
+        point_client(monkeypatch, address, tmp_path / "hub")
+        logits = load_model(config_of("owner/tiny:Q8_0")).model(TOKENS).logits
+        assert torch.allclose(logits, model(TOKENS).logits, atol=1e-4)
+        assert "there is no GGUF file of type Q6_K there" in refused("owner/tiny:Q6_K")
+        assert "is no model on the Hub" in refused("owner/absent:Q8_0")
+    fetched = [file.name for file in (tmp_path / "hub").rglob("*.gguf")]
+    assert fetched == ["tiny-Q8_0.gguf"]
+    # What was fetched is found without a network.
+    _hub_files.cache_clear()
+    monkeypatch.setattr(time, "sleep", lambda _: None)  # between the client's tries
+    load_model(config_of("owner/tiny:Q8_0"))
+
+
+@torch.no_grad()
+def test_the_rotation_of_llama_3_is_that_of_its_configuration(tmp_path: Path) -> None:
+    """llama.cpp stores what frequencies are divided by, and transformers drops these numbers."""
+    rope = {
+        "rope_type": "llama3",
+        "rope_theta": 500000.0,
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192,
+    }
+    config = tiny_model("llama", rope_parameters=rope).config
+    scaled, _ = ROPE_INIT_FUNCTIONS["llama3"](config, torch.device("cpu"))
+    plain = 1 / 500000.0 ** (torch.arange(0, 16, 2) / 16)
+    divisors = (plain / scaled).numpy().astype(np.float32)
+    assert divisors.max() == pytest.approx(8)
+    file = tmp_path / "tiny.gguf"
+    model = write_gguf(file, tensors={"rope_freqs.weight": divisors}, rope_parameters=rope)
+    # Far apart, the positions show low frequencies.
+    positions = torch.arange(0, 24 * 150, 150)[None]
+    logits = load_model(config_of(file)).model(TOKENS, position_ids=positions).logits
+    assert torch.allclose(logits, model(TOKENS, position_ids=positions).logits, atol=1e-3)
+    odd = tmp_path / "odd.gguf"
+    write_gguf(odd, tensors={"rope_freqs.weight": divisors + 1}, rope_parameters=rope)
+    assert "are not those of Llama 3" in refused(odd)
+
+
+@torch.no_grad()
+def test_a_rotation_that_is_scaled_by_keys(tmp_path: Path) -> None:
+    rope = {"rope_type": "linear", "factor": 4.0, "rope_theta": 10000.0}
+    file = tmp_path / "tiny.gguf"
+    model = write_gguf(
+        file,
+        texts={"llama.rope.scaling.type": "linear"},
+        numbers={"llama.rope.scaling.factor": 4.0},
+        rope_parameters=rope,
+    )
+    loaded = load_model(config_of(file))
+    assert torch.allclose(loaded.model(TOKENS).logits, model(TOKENS).logits, atol=1e-3)
+    write_gguf(tmp_path / "odd.gguf", texts={"llama.rope.scaling.type": "twisted"})
+    assert "scaled by 'twisted', which is not known" in refused(tmp_path / "odd.gguf")
+
+
+def test_a_tensor_that_transformers_drops_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "tiny.gguf"
+    write_gguf(file, tensors={"blk.0.attn_sinks.weight": np.ones(4, dtype=np.float32)})
+    with pytest.raises(ModelError, match="numbers, of which transformers takes"):
+        load_model(config_of(file))
+
+
+def test_files_that_cannot_be_read(tmp_path: Path) -> None:
+    (tmp_path / "noise.gguf").write_bytes(b"noise" * 100)
+    assert "transformers cannot read this GGUF file" in refused(tmp_path / "noise.gguf")
+    write_gguf(tmp_path / "tiny.gguf")
+    data = (tmp_path / "tiny.gguf").read_bytes()
+    (tmp_path / "short.gguf").write_bytes(data[: len(data) // 2])
+    assert "cannot read this GGUF file" in refused(tmp_path / "short.gguf")
+    other = data.replace(
+        b"general.architecture\x08\x00\x00\x00\x05\x00\x00\x00\x00\x00\x00\x00llama",
+        b"general.architecture\x08\x00\x00\x00\x05\x00\x00\x00\x00\x00\x00\x00other",
+    )
+    assert other != data
+    (tmp_path / "other.gguf").write_bytes(other)
+    message = refused(tmp_path / "other.gguf")
+    assert "architecture other is not supported" in message
+    assert "a server of llama.cpp may answer in its place (model.endpoint)" in message
+
+
+def test_an_unknown_way_to_split_text_is_said(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    write_gguf(tmp_path / "tiny.gguf", texts={"tokenizer.ggml.pre": "esperanto"})
+    load_tokenizer(config_of(tmp_path / "tiny.gguf"))
+    assert "splits text into words as 'esperanto' does" in caplog.text
+    caplog.clear()
+    other = tmp_path / "other"
+    other.mkdir()
+    write_gguf(other / "tiny.gguf", texts={"tokenizer.ggml.pre": "esperanto"})
+    tiny_tokenizer().save_pretrained(other)
+    load_tokenizer(config_of(other))
+    assert "splits text" not in caplog.text
+
+
+@torch.no_grad()
+def test_a_converted_file_is_saved_as_a_plain_model(tmp_path: Path, cache: Path) -> None:
+    model = write_gguf(tmp_path / "tiny.gguf")
+    location = Path(find_source(config_of(tmp_path / "tiny.gguf"), weights=True).location)
+    assert location.parent == cache
+    assert location.name.endswith("-float32")
+    again = AutoModelForCausalLM.from_pretrained(location)
+    assert torch.allclose(again(TOKENS).logits, model(TOKENS).logits, atol=1e-4)
+    assert "quantization_config" not in json.loads((location / "config.json").read_text())
