@@ -9,7 +9,7 @@ from raypd.answering.components import build
 from raypd.cli.run import config_over, read_questions
 from raypd.cluster import driver
 from raypd.config import QuestionAnsweringConfig
-from raypd.dataset import writer
+from raypd.dataset import unit_rows
 from raypd.errors import ConfigError
 from raypd.tasks.documents import questions_of
 from tests.runs import write_rows
@@ -23,7 +23,7 @@ def answers(source: str, **options) -> list[dict]:
         source, "question_answering", FAKE, method=None, model=None, output="out", **options
     )
     driver.run_extract(config, build=build)
-    return list(writer.rows_of(config.output.path))
+    return list(unit_rows.rows_of(config.output.path))
 
 
 def test_a_file_of_questions_is_asked_of_every_context(tmp_path, in_process, monkeypatch):
