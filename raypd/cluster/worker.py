@@ -215,6 +215,7 @@ class DecodeWorker(EngineActor):
         unit: Unit,
         block: UnitBlock | None = None,
         starved: float = 0.0,
+        again: bool = True,
     ) -> UnitResult:
         """Process a unit until it is committed, handed back or given up.
 
@@ -222,6 +223,9 @@ class DecodeWorker(EngineActor):
             unit: The unit.
             block: Its documents, if they were read ahead.
             starved: Seconds for which this worker has had nothing to do because no unit was read.
+            again: Whether a worker may have begun the unit before, so that its record of attempts
+                has to be read, and its commit may exist already. For other units, the commit is the
+                only request beside those for the input.
         """
         if self._unfit is not None:
             return UnitResult(error=self._unfit, fatal=True)
@@ -229,7 +233,7 @@ class DecodeWorker(EngineActor):
         if block is not None:
             self._blocks[unit.id] = block
         for earlier_tries in range(_MAX_TRIES):
-            result = self._try(unit, earlier_tries > 0)
+            result = self._try(unit, earlier_tries > 0, again or earlier_tries > 0)
             if not result.retry or earlier_tries == _MAX_TRIES - 1:
                 break
             time.sleep(_RETRY_SECONDS * (earlier_tries + 1))
@@ -240,10 +244,13 @@ class DecodeWorker(EngineActor):
             reading_seconds=self.meter.reading_seconds,
         )
 
-    def _try(self, unit: Unit, is_retry: bool) -> UnitResult:
+    def _try(self, unit: Unit, is_retry: bool, again: bool) -> UnitResult:
         """Try to process a unit, and turn every error into a result."""
         try:
-            return self._try_once(unit, is_retry)
+            if again:
+                return self._try_once(unit, is_retry)
+            with self._slot(alone=False):
+                return self._run_attempt(unit, Attempt())
         except Cancelled:
             return UnitResult(handed_back=True)
         except UserError as error:
@@ -295,15 +302,22 @@ class DecodeWorker(EngineActor):
         """Run an attempt and record its begin and its end on storage."""
         self.log.begin(unit.id, attempt)
         following: Attempt | None = attempt
+        try:
+            result = self._run_attempt(unit, attempt)
+            following = None
+        finally:
+            self.log.end(unit.id, following)
+        return result
+
+    def _run_attempt(self, unit: Unit, attempt: Attempt) -> UnitResult:
+        """Run an attempt; if the process dies, whoever gave it the unit records that."""
         self._attempts[unit.id] = attempt
         try:
             summary, commit = self._process(unit, attempt)
-            following = None
         except EngineBroken as error:
             self._die(error, [unit.id])
         finally:
             del self._attempts[unit.id]
-            self.log.end(unit.id, following)
             # The bill should have the last unit before it is closed. Others are reported in time.
             if not self._attempts:
                 self.report(wait=False)

@@ -35,6 +35,7 @@ REPORT = "report.html"  # the page that `raypd report` writes
 
 STATE = "state.json"  # nightly runs: the last successful night
 CURRENT = "current/files.txt"  # the objects of the table, for readers
+INPUT = "input"  # plan/: the plan of the last night
 NIGHTS = "nights"  # <night>/: a run over new and changed documents, with the files below
 NIGHT = "night.json"  # the input of the night; a night that was cut off resumes if it is unchanged
 ADDED = "added"  # a run over added attributes

@@ -130,7 +130,7 @@ class Verification:
         self.failed = self.found - self.ok
 
 
-def verify(output: str, config: RunConfig, threads: int = 8) -> Verification:
+def verify(output: str, config: RunConfig, threads: int = 32) -> Verification:
     """Compare a run's output with its input. Nothing is changed.
 
     Args:
