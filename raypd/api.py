@@ -258,7 +258,12 @@ class LLM:
         self._parts: dict[str, WorkerComponents] = {}
 
     def extract(
-        self, documents: str | Iterable[str | Mapping[str, Any]], schema: Any
+        self,
+        documents: str | Iterable[str | Mapping[str, Any]],
+        schema: Any,
+        *,
+        id: str | None = None,
+        text: Columns = None,
     ) -> list[Answer]:
         """Extract the attributes of a schema.
 
@@ -266,6 +271,8 @@ class LLM:
             documents: Texts, or records (also as a DataFrame) with title, description or text, and
                 category.
             schema: See `raypd.extract`.
+            id: The column of the ids in records, which seed sampling; None numbers the documents.
+            text: The column or columns of the document in records; None for those named above.
 
         Returns:
             One answer per document.
@@ -273,6 +280,13 @@ class LLM:
         rows = []
         for document in _listed(documents):
             rows.append(dict(document) if isinstance(document, Mapping) else {"text": document})
+        if text is not None:
+            columns = [text] if isinstance(text, str) else [*text]
+            # Texts among the records are read under the first of these names.
+            rows = [_under(row, columns[0]) for row in rows]
+            tree = {"input": {"path": "-", "text_columns": columns}, "task": task_of(schema)}
+            results = self._rows("extraction", tree, rows, id)
+            return [_extracted(document_records[0], schema) for document_records in results]
         text_indices = []
         record_indices = []
         for index, row in enumerate(rows):
@@ -290,7 +304,7 @@ class LLM:
         answers: dict[int, Answer] = {}
         for indices, source in groups:
             tree = {"input": source, "task": task_of(schema)}
-            results = self._rows("extraction", tree, [rows[index] for index in indices])
+            results = self._rows("extraction", tree, [rows[index] for index in indices], id)
             for index, document_records in zip(indices, results, strict=True):
                 answers[index] = _extracted(document_records[0], schema)
         return [answers[index] for index in range(len(rows))]
@@ -321,7 +335,11 @@ class LLM:
         return [_answered(turns[-1], "generation") for turns in results]
 
     def _rows(
-        self, kind: str, tree: dict[str, Any], rows: Sequence[dict[str, Any]]
+        self,
+        kind: str,
+        tree: dict[str, Any],
+        rows: Sequence[dict[str, Any]],
+        id_column: str | None = None,
     ) -> list[list[Record]]:
         """Answer rows of the input.
 
@@ -329,6 +347,7 @@ class LLM:
             kind: The kind of the task.
             tree: Sections of the configuration.
             rows: Columns of the input, one dict per document.
+            id_column: The column of the documents' ids; None numbers them.
 
         Returns:
             The records of each document.
@@ -350,9 +369,14 @@ class LLM:
             # The cache of the last engine holds all of a GPU's memory, so it is released first.
             self._parts = {}
             self._parts = {key: build(config, None, self._load)}
-        documents = [
-            filled(Document(index, str(index)), config, row) for index, row in enumerate(rows)
-        ]
+        documents = []
+        for index, row in enumerate(rows):
+            document_id = str(index)
+            if id_column is not None:
+                if id_column not in row:
+                    raise ConfigError(f"document {index}: no column {id_column!r} (id=)")
+                document_id = str(row[id_column])
+            documents.append(filled(Document(index, document_id), config, row))
         try:
             return request_queue.answer(
                 self._parts[key], documents, Meter("", config.decoding.method)
@@ -382,6 +406,13 @@ def _listed(items: Any) -> list[Any]:
     if any(isinstance(item, bytes) for item in listed):
         raise TypeError("bytes are not text: decode them, for example with .decode()")
     return listed
+
+
+def _under(row: dict[str, Any], column: str) -> dict[str, Any]:
+    """Return a row whose text stands in a column, if the row was a text."""
+    if row.keys() == {"text"}:
+        return {column: row["text"]}
+    return row
 
 
 def _answered(record: Record, kind: str) -> Answer:
@@ -423,6 +454,7 @@ def extract(
     *,
     model: str | None = None,
     output: str | None = None,
+    id: str | None = None,
     text: Columns = None,
     settings: Settings = None,
 ) -> Run:
@@ -440,6 +472,8 @@ def extract(
         model: model.name.
         output: The folder of the run; None for a folder below `runs` that is named after the
             configuration and the documents.
+        id: The column of the documents' ids; None for `id` if there is one, and otherwise as `raypd
+            init` chooses.
         text: The column or columns of the document; None for title and description if both exist,
             and otherwise as `raypd init` chooses.
         settings: Further keys of the configuration, dotted: {"cluster.max_workers": 8}.
@@ -448,7 +482,7 @@ def extract(
         ConfigError, InputError, ModelError: Before anything runs.
         RunError: If the run fails.
     """
-    return _run(_config("extraction", source, schema, model, output, text, settings))
+    return _run(_config("extraction", source, schema, model, output, text, settings, id))
 
 
 def answer(
@@ -474,6 +508,7 @@ def estimate(
     *,
     model: str | None = None,
     output: str | None = None,
+    id: str | None = None,
     text: Columns = None,
     settings: Settings = None,
     sample: int = 64,
@@ -485,13 +520,14 @@ def estimate(
         schema: See `extract`.
         model: See `extract`.
         output: See `extract`.
+        id: See `extract`.
         text: See `extract`.
         settings: See `extract`.
         sample: Documents to decode.
     """
     from raypd.estimation import EstimateOptions, estimate
 
-    config = _config("extraction", source, schema, model, output, text, settings)
+    config = _config("extraction", source, schema, model, output, text, settings, id)
     return estimate.estimate(config, EstimateOptions(sample=sample))
 
 
@@ -575,6 +611,7 @@ def _config(
     output: str | None,
     text: Columns,
     settings: Settings,
+    id_column: str | None = None,
 ) -> RunConfig:
     """Return the configuration of a call.
 
@@ -588,6 +625,7 @@ def _config(
         output: See `extract`.
         text: See `extract`.
         settings: See `extract`.
+        id_column: `id` of `extract`.
     """
     settings = dict(settings or {})
     if model is not None:
@@ -595,10 +633,10 @@ def _config(
     if output is not None:
         settings["output.path"] = output
     if isinstance(source, (str, Path)) and str(source).endswith((".yaml", ".yml")):
-        if schema is not None or text is not None:
+        if schema is not None or text is not None or id_column is not None:
             raise ConfigError(
-                f"{source} has its own task and columns: leave out `schema` and `text`, or change "
-                "keys with `settings`"
+                f"{source} has its own task and columns: leave out `schema`, `id` and `text`, or "
+                "change keys with `settings`"
             )
         return load_config(source, _overrides(settings))
     paths = _paths(source)
@@ -615,6 +653,8 @@ def _config(
         digest = paths
     else:
         digest = json.dumps(paths)
+    if id_column is not None:
+        tree["input"]["id_column"] = id_column
     if kind == "extraction" and documents is not None:
         first_batch = next(iter(documents.batches()))
         rows = batch_rows(first_batch.slice(0, MOST_ROWS))

@@ -17,6 +17,7 @@ import raypd
 from raypd.answering import request_queue
 from raypd.errors import ConfigError, InputError
 from raypd.run.load import load_run
+from tests.runs import write_rows
 
 FRAME = pd.DataFrame(
     {"id": ["a", "b", "c"], "title": ["red shoe", "blue shoe", "hat"], "price": [1.0, 2.0, 3.0]}
@@ -211,3 +212,33 @@ def test_a_pydantic_model_gives_instances_bytes_are_no_text_and_an_interrupted_c
 def test_a_run_that_has_not_ended_is_no_run(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no run here"):
         raypd.Run(tmp_path)
+
+
+def test_ids_and_texts_are_named_columns(tmp_path: Path, monkeypatch, in_process) -> None:
+    monkeypatch.chdir(tmp_path)
+    rows = [
+        {"nr": f"A{n}", "remark": "nothing of interest at all", "body": f"A shoe of size {n}"}
+        for n in range(3)
+    ]
+    run = raypd.extract(rows, ["Brand"], model="fake", id="nr", text="body")
+    assert list(run.to_pandas()["id"]) == ["A0", "A1", "A2"]
+    config = json.loads((Path(run.path) / "run.json").read_text())["config"]
+    assert config["input"]["text_columns"] == ["body"]
+    assert config["input"]["id_column"] == "nr"
+    path = write_rows(tmp_path / "in.jsonl", rows)
+    of_file = raypd.extract(str(path), ["Brand"], model="fake", id="nr", text=["body"])
+    assert list(of_file.to_pandas()["id"]) == ["A0", "A1", "A2"]
+    llm = raypd.LLM("fake")
+    answers = llm.extract(rows, ["Brand"], id="nr", text="body")
+    assert [answer.value for answer in answers] == [{"Brand": "fake"}] * 3
+    with pytest.raises(ConfigError, match="column 'sku'"):
+        llm.extract(rows, ["Brand"], id="sku", text="body")
+
+
+def test_a_run_says_what_its_answers_are_worth(tmp_path: Path, monkeypatch, in_process) -> None:
+    monkeypatch.chdir(tmp_path)
+    run = raypd.extract([f"shoe {n}" for n in range(9)], ["Brand"], model="fake")
+    assert "made up" in run.check.model
+    assert any("same value in all 9 documents" in warning for warning in run.warnings)
+    assert "raypd init" in run.check.next_step
+    assert "raypd init" in run._repr_html_()

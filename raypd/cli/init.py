@@ -4,26 +4,43 @@ import json
 import os
 import re
 import shlex
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from raypd import storage
-from raypd.config import dump, is_file, make_config, task_of
+from raypd.cli.init_model import ModelChoice, toy
+from raypd.config import Category, DecodingConfig, dump, is_file, make_config, task_of
 from raypd.dataset import Look, look
 from raypd.errors import ConfigError
+from raypd.schema import Attribute, pattern_widths
 from raypd.tasks import label_columns
 
 # Names of columns that may hold a category.
 _CATEGORY_NAMES = ("category", "kind", "type")
+# Tokens that a list needs, so that it is seldom cut.
+_LIST_TOKENS = 100
+# Tokens of numbers, dates and short texts.
+_SCALAR_TOKENS = 12
+# A pattern whose values can be longer has no end.
+_ENDLESS = 2000
 
 
-def run(data: str, schema: str | None, output: str | None) -> str:
+def run(
+    data: str,
+    schema: str | None,
+    output: str | None,
+    choice: ModelChoice | None = None,
+    force: bool = False,
+) -> str:
     """Write a configuration.
 
     Args:
         data: The data: a file, a folder or a glob.
         schema: What to extract; None if it is not known yet.
         output: The YAML to write; None for NAME.yaml in the current folder.
+        choice: The model; None for the embedded toy.
+        force: Whether to overwrite a file.
 
     Returns:
         What the configuration reads, and what to do next, in words.
@@ -34,14 +51,19 @@ def run(data: str, schema: str | None, output: str | None) -> str:
     """
     name = _name(data)
     target = Path(output or f"{name}.yaml")
-    if target.exists():
-        raise ConfigError(f"{target} already exists; choose another file with --output")
+    if target.exists() and not force:
+        raise ConfigError(
+            f"{target} already exists; choose another file with --output, or give --force"
+        )
+    choice = choice or toy()
     labels: list[str] = []
+    value_tokens = 0
     if schema is not None:
         config = make_config(
             {"input": {"path": data}, "output": {"path": "-"}, "task": task_of(schema)}
         )
         labels = label_columns(config.extraction.categories)
+        value_tokens = _value_tokens(config.extraction.categories)
     columns = look.look(data, labels=labels)
     html = [column for column in columns.texts if column in columns.html]
     input_section: dict[str, Any] = {
@@ -61,13 +83,56 @@ def run(data: str, schema: str | None, output: str | None) -> str:
     else:
         task = {key: _relative_file(value, target) for key, value in task_of(schema).items()}
     sections = {"input": input_section, "output": {"path": f"runs/{name}"}, "task": task}
-    target.write_text(_comments(columns) + dump(sections), encoding="utf-8")
+    if choice.section:
+        sections["model"] = choice.section
+    if value_tokens:
+        sections["decoding"] = {"max_value_tokens": value_tokens}
+    comments = _comments(columns) + "".join(f"# {line}\n" for line in choice.comments)
+    target.write_text(comments + dump(sections), encoding="utf-8")
     next_step = f"`raypd extract {target}`"
     if schema is None:
         suggest = _suggest_command(data, name, str(target.parent / categories_file), columns, html)
         next_step = f"`{suggest}`, then {next_step}"
     description = look.describe(columns.texts, columns.id_column, columns.columns, html)
-    return f"{target}: {description}\nnext: {next_step}"
+    lines = [f"{target}: {description}"]
+    if columns.left_out:
+        lines.append(columns.left_out)
+    lines += [f"model: {choice.summary}", f"Next: {next_step}"]
+    return "\n".join(lines)
+
+
+def _value_tokens(categories: Mapping[str, Category]) -> int:
+    """Return `decoding.max_value_tokens` for attributes; 0 if the default is enough.
+
+    The longest value of an attribute must fit. No tokenizer is loaded here, so that its tokens are
+    counted from its bytes, rather too many than too few.
+    """
+    most = 0
+    for category in categories.values():
+        for attribute in category.attributes:
+            tokens = _longest_value(attribute)
+            if attribute.many:
+                tokens = max((attribute.min_items or 1) * (tokens + 2), _LIST_TOKENS)
+            most = max(most, tokens)
+    if most <= DecodingConfig().max_value_tokens:
+        return 0
+    return -(-most // 10) * 10
+
+
+def _longest_value(attribute: Attribute) -> int:
+    """Return about how many tokens the longest value of an attribute has, but for lists."""
+    if attribute.columns:
+        cells = [_longest_value(column) for column in attribute.columns]
+        names = sum(len(column.name) for column in attribute.columns)
+        return sum(cells) + names + 6 * len(cells)
+    if attribute.type == "enum":
+        longest = max(len(json.dumps(value).encode()) for value in attribute.values)
+        return longest // 2 + 8
+    if attribute.type == "pattern" and attribute.pattern:
+        shortest, longest = pattern_widths(attribute.pattern)
+        # A pattern without an end has no longest value; its shortest one must fit.
+        return (longest if longest < _ENDLESS else shortest) + 4
+    return _SCALAR_TOKENS
 
 
 def _name(data: str) -> str:

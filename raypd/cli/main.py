@@ -69,13 +69,27 @@ def quickstart(folder: o.QuickstartTo = "configs") -> None:
 
 
 @app.command()
-def init(data: o.Sampled, schema: o.Schema = None, output: o.ConfigTo = None) -> None:
+def init(
+    data: o.Sampled,
+    schema: o.Schema = None,
+    output: o.ConfigTo = None,
+    target: o.Target = None,
+    force: Annotated[bool, Option("--force", help="Overwrite an existing file")] = False,
+) -> None:
     """Write a configuration for your own data.
 
-    Looks at the columns of its first rows. raypd init tickets.jsonl --schema ticket.json"""
+    Looks at the columns of its first rows, and chooses a model. raypd init tickets.jsonl --schema
+    ticket.json --for laptop"""
     import raypd.cli.init as init_command
+    from raypd.cli import init_model
 
-    print(clean(init_command.run(data, schema, output)))
+    if target is None and sys.stdin.isatty() and sys.stdout.isatty():
+        question = f"Which model ({', '.join(init_model.TARGETS)})?"
+        target = typer.prompt(question, default="laptop")
+        if target not in init_model.TARGETS:
+            raise typer.BadParameter(f"{target!r}: give one of {', '.join(init_model.TARGETS)}")
+    choice = init_model.choose(target or "toy")
+    print(clean(init_command.run(data, schema, output, choice, force)))
 
 
 @app.command()
@@ -117,6 +131,7 @@ def extract(
 def answer(
     source: o.Source,
     overrides: o.Overrides = None,
+    questions: o.Questions = None,
     method: o.Method = None,
     model: o.Model = None,
     output: o.Output = None,
@@ -126,7 +141,8 @@ def answer(
 ) -> None:
     """Answer the questions of every context.
 
-    raypd answer questions.jsonl, or a YAML with further settings.
+    raypd answer questions.jsonl (columns context and questions; or a CSV with context, question and
+    choices), contexts.csv --questions questions.txt, or a YAML with further settings.
     """
     config = config_over(
         source,
@@ -135,6 +151,7 @@ def answer(
         method=method,
         model=model,
         output=output,
+        questions=questions,
     )
     run_task(
         config,

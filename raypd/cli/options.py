@@ -27,6 +27,11 @@ ConfigTo = Annotated[
     str | None, Option("--output", "-o", help="The YAML to write; default: NAME.yaml here")
 ]
 
+Target = Annotated[
+    Literal["laptop", "gpu", "api", "toy"] | None,
+    Option("--for", help="The model: by free memory, by GPU memory, a server, or the embedded toy"),
+]
+
 # ------------------------------------------------------------------------
 # extract, answer, generate
 Source = Annotated[
@@ -35,6 +40,10 @@ Source = Annotated[
 Schema = Annotated[
     str | None,
     Option("--schema", help="'Brand, Color', JSON Schema, module:Class, YAML of categories"),
+]
+Questions = Annotated[
+    str | None,
+    Option("--questions", metavar="FILE", help="The questions of every context: a line each, CSV"),
 ]
 Method = Annotated[str | None, Option("--method", help="decoding.method")]
 Model = Annotated[str | None, Option("--model", "-m", help="model.name")]

@@ -1,13 +1,23 @@
 """The common part of `raypd extract`, `answer` and `generate`: the configuration and the run."""
 
+import json
 import os
 from typing import Any
 
 from raypd import storage
-from raypd.config import KINDS, GenerationConfig, RunConfig, load_config, make_config, task_of
-from raypd.dataset import look_for_columns
-from raypd.errors import ConfigError, RunError
+from raypd.config import (
+    KINDS,
+    GenerationConfig,
+    QuestionAnsweringConfig,
+    RunConfig,
+    load_config,
+    make_config,
+    task_of,
+)
+from raypd.dataset import LABEL_ENDINGS, label_rows, look, look_for_columns
+from raypd.errors import ConfigError, InputError, RunError, raised_as
 from raypd.run import Manifest, layout, say
+from raypd.tasks import questions_of
 from raypd.text import clean, count, counted, share
 
 
@@ -20,6 +30,7 @@ def config_over(
     output: str | None,
     openai: bool = False,
     schema: str | None = None,
+    questions: str | None = None,
 ) -> RunConfig:
     """Load a configuration from a YAML file, or make one around a data file.
 
@@ -33,12 +44,16 @@ def config_over(
         openai: Whether the data is a batch file of OpenAI's API. Its requests are sampled unless
             they say otherwise, as OpenAI does.
         schema: What to extract.
+        questions: A file with the questions of every context.
 
     Raises:
         ConfigError: If the options do not fit the source, or the configuration is wrong.
     """
     options = {"decoding.method": method, "model.name": model, "output.path": output}
     changes = [f"{key}={value}" for key, value in options.items() if value is not None]
+    if questions is not None:
+        listed = json.dumps(read_questions(questions))
+        changes.append(f"task.questions={listed}")
     changes += overrides
     if source.endswith((".yaml", ".yml")):
         if openai:
@@ -78,11 +93,54 @@ def _config_around_data(
     }
     if kind == "extraction":
         look_for_columns(source, tree, changes, say)
+    if kind == "question_answering":
+        _look_for_question(source, tree, changes)
     if openai:
         tree["input"] |= {"id_column": "custom_id", "category_column": None}
         tree["task"] |= {"openai": True, "prompt_column": "body"}
         tree["decoding"] = {"sampling": {"temperature": 1.0}}
     return make_config(tree, changes)
+
+
+def read_questions(path: str) -> list[Any]:
+    """Read the questions of a file: a line each, a JSON list, JSON lines, or a table.
+
+    Args:
+        path: The file; .json, .jsonl, .csv, .tsv and .xlsx hold records (`question`, `choices`),
+            any other a question a line.
+
+    Raises:
+        ConfigError: If the file holds no questions.
+    """
+    questions: list[Any] = []
+    of_row = QuestionAnsweringConfig(questions_column="question")
+    if path.lower().endswith(LABEL_ENDINGS):
+        for _, _, row in label_rows(path, None, only_objects=False):
+            question = row
+            if isinstance(row, dict) and isinstance(row.get("question"), str):
+                (question,) = questions_of(row, of_row)
+            questions.append(question)
+    else:
+        with raised_as(ConfigError, f"--questions {path}: cannot be read", OSError, ValueError):
+            text = storage.read(storage.absolute(path)).decode("utf-8-sig")
+        questions = [line.strip() for line in text.splitlines() if line.strip()]
+    if not questions:
+        raise ConfigError(f"--questions {path}: holds no questions")
+    return questions
+
+
+def _look_for_question(source: str, tree: dict[str, Any], changes: list[str]) -> None:
+    """Read the column `question` where the data has no column `questions`."""
+    named = ("task.questions=", "task.questions_column=")
+    if any(change.startswith(named) for change in changes):
+        return
+    try:
+        columns = look.look(source).columns
+    except (InputError, OSError):
+        # The run says what is wrong with the data.
+        return
+    if "questions" not in columns and "question" in columns:
+        tree["task"]["questions_column"] = "question"
 
 
 def run_task(

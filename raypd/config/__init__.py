@@ -54,7 +54,10 @@ if TYPE_CHECKING:
         FakeConfig as FakeConfig,
         ModelConfig as ModelConfig,
     )
-    from raypd.config.model_card_file import card_of as card_of
+    from raypd.config.model_card_file import (
+        card_of as card_of,
+        has_earlier_template as has_earlier_template,
+    )
     from raypd.config.run import RunConfig as RunConfig
     from raypd.config.schema import (
         DEEPEST as DEEPEST,
@@ -110,7 +113,7 @@ __getattr__ = LazyExports(
             "MOST_SEQS",
             "ModelConfig",
         ),
-        "model_card_file": ("card_of",),
+        "model_card_file": ("card_of", "has_earlier_template"),
         "run": ("RunConfig",),
         "schema": ("DEEPEST", "MOST_PROPERTIES", "imported", "is_file", "task_of"),
         "secrets": ("HIDDEN", "redact", "without_credentials"),

@@ -8,6 +8,14 @@ from pathlib import Path
 from typing import Any
 
 CARD = "raypd.json"
+# The digest, in cards, of the prompt that descriptions followed behind a colon, which weights that
+# were trained with it go on to get.
+EARLIER_TEMPLATE = "e54ee5e8ff9f2b52"
+
+
+def has_earlier_template(model: Any, kind: str) -> bool:
+    """Whether weights were trained with the earlier prompt of extractions, as their card says."""
+    return card_of(model, kind).get("template") == EARLIER_TEMPLATE
 
 
 def card_of(model: Any, kind: str) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from raypd.config.model import (
     EngineConfig,
     ModelConfig,
 )
-from raypd.config.model_card_file import card_of
+from raypd.config.model_card_file import card_of, has_earlier_template
 from raypd.config.moved import moved_to
 from raypd.config.tasks import (
     DETAILS,
@@ -275,6 +275,19 @@ class RunConfig(Section):
             idle -= {f"decoding.{key}" for key in SAMPLING_KEYS}
         return idle
 
+    def _shows_descriptions(self) -> bool:
+        """Whether the prompt is raypd's own, and describes an attribute."""
+        task = self.task
+        if not isinstance(task, ExtractionConfig) or task.template:
+            return False
+        if has_earlier_template(self.model.model_dump(), task.kind):
+            return False
+        for category in task.categories.values():
+            for attribute in category.attributes:
+                if attribute.description or attribute.hint:
+                    return True
+        return False
+
     def fingerprint(self) -> str:
         """Return 12 hexadecimal digits over everything that can change an answer.
 
@@ -293,7 +306,11 @@ class RunConfig(Section):
             examples and examples.path,
         ]
         prompt_texts = [Path(file).read_text() for file in files if file]
-        answers = {
+        answers: dict[str, Any] = {}
+        if self._shows_descriptions():
+            # They stand in the prompt in another way than in earlier versions.
+            answers["descriptions"] = 2
+        answers |= {
             "answers": _ANSWERS,
             "kind": self.task.kind,
             "method": self.decoding.method,

@@ -152,6 +152,10 @@ class ExtractionConfig(TaskSection, use_attribute_docstrings=True):
         return columns
 
 
+# Columns beside a column with the text of one question.
+QUESTION_FIELDS = ("question_id", "choices", "multi_select")
+
+
 class QuestionAnsweringConfig(TaskSection, use_attribute_docstrings=True):
     """Many questions on one context (IPPD); one output row per question."""
 
@@ -165,8 +169,12 @@ class QuestionAnsweringConfig(TaskSection, use_attribute_docstrings=True):
     )
     questions_column: str = "questions"
     """Column with a list of questions (or its JSON text): strings, or records with question and, if
-    there are, id, choices and multi_select
+    there are, id, choices and multi_select; or with the text of one question, whose choices are in
+    the column `choices`
     """
+    questions: list[Any] = Field(
+        [], description="The same questions for every context, in place of a column"
+    )
     instruction: str | None = Field(
         None, description="In place of the instruction that comes with raypd"
     )
@@ -181,6 +189,19 @@ class QuestionAnsweringConfig(TaskSection, use_attribute_docstrings=True):
     )
     long_documents: Literal["head", "reject"] = "head"
     """Of a context that does not fit the model's: only its beginning is read, or error rows"""
+
+    @property
+    def asked_columns(self) -> tuple[str, ...]:
+        """The columns that a row's questions are made of."""
+        if self.questions:
+            return ()
+        return (self.questions_column, *QUESTION_FIELDS)
+
+    def wanted_columns(self, source: InputConfig) -> dict[str, str]:
+        columns = super().wanted_columns(source)
+        if self.questions:
+            del columns["task.questions_column"]
+        return columns
 
 
 class GenerationConfig(TaskSection, use_attribute_docstrings=True):

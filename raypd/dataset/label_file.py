@@ -36,19 +36,25 @@ class _LabelRow(NamedTuple):
     row: Any
 
 
-def label_rows(path: str, id_column: str | None) -> Iterator[tuple[int, str, dict[str, Any]]]:
+def label_rows(
+    path: str, id_column: str | None, only_objects: bool = True
+) -> Iterator[tuple[int, str, dict[str, Any]]]:
     """Yield the rows of a file of labels as (line, id, columns).
 
     Args:
         path: The file.
         id_column: The column of the id. Without it the column `id` counts, and without this the
             name of the file and the row's position, as a run numbers documents.
+        only_objects: Whether a row that is no object is an error.
 
     Raises:
         InputError: The file cannot be read, or a row is no object.
     """
     for line, default_id, row in _reviewed(_rows(path)):
         if not isinstance(row, dict):
+            if not only_objects:
+                yield line, default_id, row
+                continue
             raise InputError(f"{path}:{line}: expected an object of labels")
         if row.keys() >= _EXPORT_COLUMNS and row["status"] == "error":
             # A document without an answer, in a file of `raypd export`.

@@ -1,9 +1,10 @@
 """A look at the first rows of data: which columns hold the id and the texts, and the format."""
 
+import contextlib
 import itertools
 import re
 from collections.abc import Container, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean
 
 import pyarrow as pa
@@ -16,6 +17,7 @@ from raypd.dataset.formats.arrow_columns import text_rows as batch_rows
 from raypd.dataset.jsonl import UNREADABLE
 from raypd.dataset.listing import InputObject, objects, partition_keys
 from raypd.errors import InputError
+from raypd.run import LeftOut, left_out
 from raypd.tasks import Row, label_columns
 from raypd.text import Say
 
@@ -33,16 +35,35 @@ __all__ = [
 MOST_ROWS = 500
 _MOST_FILES = 1000  # of a folder, whose sizes tell which format is meant
 _MAX_SHOWN = 8  # columns in a message
+_MOST_FILES = 10_000  # that are listed to say which are left out
 # A column is one of HTML if at least this share of its texts has tags.
 _HTML_SHARE = 0.5
 # A column whose texts are shorter on average holds names, codes or dates.
 _TEXT_CHARACTERS = 20.0
-_ID_NAMES = ("id", "_id", "uuid", "key", "sku", "asin", "url")
+# Names of columns that may hold the id, the best first: `id`, names of well-known identifiers,
+# names that end in "id" or "number", and last the address of a document.
+_ID_NAMES = (
+    re.compile(r"_?id|uuid|guid", re.IGNORECASE),
+    re.compile(
+        r"(.*[ _-])?(sku|asin|pmid|pmcid|doi|isbn|issn|ean|gtin|upc|nct_?(id|number)?|key|uuid)",
+        re.IGNORECASE,
+    ),
+    re.compile(r".+[ _-]id|.+[a-z]I[dD]", re.NOFLAG),
+    re.compile(r".+[ _-](no|nr|number|num|code|ref)|(number|nr|no|ref|code)", re.IGNORECASE),
+    re.compile(r"url|uri|link|path|file_?name", re.IGNORECASE),
+)
+# Texts that tables have in place of nothing.
+_MISSING = frozenset({"", "-", "--", "?", "na", "n/a", "n.a.", "nan", "none", "null", "nil"})
+# A column in which at least this share of the texts are addresses, hashes or codes is no text.
+_CODE_SHARE = 0.8
 # Columns of these names are read, however short their texts are.
 _TITLE = re.compile(r"((product|item|document)[ _]?)?(title|name|subject|headline)", re.IGNORECASE)
 _TAG = re.compile(r"</\w+>|<(br|p|li|img|hr)\b[^>]*>", re.IGNORECASE)  # of HTML
-# Numbers, dates and UUIDs.
-_NO_TEXT = re.compile(r"[-+\d\s.,:/%TZ]*|[\da-f-]{32,36}|true|false", re.IGNORECASE)
+# Numbers, dates, true and false.
+_NO_TEXT = re.compile(r"[-+\d\s.,:/%TZ]*|true|false", re.IGNORECASE)
+# Addresses, hashes, file names and codes: a word with a digit or of many characters, in ASCII,
+# because some languages write no blanks.
+_CODE = re.compile(r"\w+://\S+|www\.\S+|\S+@\S+|[!-~]*\d[!-~]*|[!-~]{25,}", re.ASCII)
 
 
 @dataclass
@@ -51,11 +72,22 @@ class _ColumnTexts:
 
     characters: float  # on average
     html_share: float  # the share of the texts that has tags
+    code_share: float = 0.0  # the share of the texts that are addresses, hashes or codes
 
 
-# Name -> the column's texts; None for a column without text.
-_Columns = dict[str, _ColumnTexts | None]
-_DOCUMENT_COLUMNS: _Columns = {"id": None, "text": _ColumnTexts(_TEXT_CHARACTERS, 0.0)}
+@dataclass
+class _Column:
+    """The first values of a column."""
+
+    texts: _ColumnTexts | None  # None without text
+    is_unique: bool = False  # no value is missing, and none is there twice
+
+
+_Columns = dict[str, _Column]
+_DOCUMENT_COLUMNS: _Columns = {
+    "id": _Column(None, is_unique=True),
+    "text": _Column(_ColumnTexts(_TEXT_CHARACTERS, 0.0)),
+}
 
 
 @dataclass(frozen=True)
@@ -67,6 +99,7 @@ class Look:
     id_column: str | None
     texts: list[str]  # columns of text
     html: list[str]  # columns that hold HTML
+    left_out: str = ""  # the files that are not read, in words
 
 
 def describe(
@@ -119,7 +152,17 @@ def look(data: str, source: InputConfig | None = None, labels: Container[str] = 
     format = FORMATS[item.format]
     setting = format.setting if format.setting in settings_by_ending() else None
     columns = _DOCUMENT_COLUMNS if format.is_document else _columns(item, source)
-    return _choose(data, setting, columns, labels)
+    left_out = _left_out(source.model_copy(update={"format": setting or source.format}))
+    return replace(_choose(data, setting, columns, labels), left_out=left_out)
+
+
+def _left_out(source: InputConfig) -> str:
+    """Return the files of a folder that are not read, in words; "" if all are."""
+    files = LeftOut()
+    with contextlib.suppress(InputError):
+        for _ in itertools.islice(objects(source, files), _MOST_FILES):
+            pass
+    return left_out.describe(files.files())
 
 
 def look_at_rows(data: str, rows: Iterable[Row], labels: Container[str]) -> Look:
@@ -138,20 +181,24 @@ def look_at_rows(data: str, rows: Iterable[Row], labels: Container[str]) -> Look
 
 def _choose(data: str, setting: str | None, columns: _Columns, labels: Container[str]) -> Look:
     """Choose the columns of the id and of the texts."""
-    names_by_folded = {name.casefold(): name for name in columns}
-    id_column = None
-    for id_name in _ID_NAMES:
-        if id_name in names_by_folded:
-            id_column = names_by_folded[id_name]
-            break
+    id_column = _id_column(columns)
     lengths: dict[str, float] = {}
+    codes = []
     html_columns = []
-    for name, texts in columns.items():
-        if texts is not None:
-            if name != id_column:
-                lengths[name] = texts.characters
-            if texts.html_share >= _HTML_SHARE:
-                html_columns.append(name)
+    for name, column in columns.items():
+        texts = column.texts
+        if texts is None:
+            continue
+        if name != id_column:
+            lengths[name] = texts.characters
+        if texts.code_share >= _CODE_SHARE:
+            codes.append(name)
+        if texts.html_share >= _HTML_SHARE:
+            html_columns.append(name)
+    # Codes are read only where there is nothing else.
+    if lengths.keys() - {*codes}:
+        for name in codes:
+            lengths.pop(name, None)
     all_are_short = max(lengths.values(), default=0) < _TEXT_CHARACTERS
     text_columns = []
     for name, length in lengths.items():
@@ -163,6 +210,15 @@ def _choose(data: str, setting: str | None, columns: _Columns, labels: Container
     if not text_columns:
         raise InputError(f"{data}: no column of text; it has {', '.join(columns) or 'no rows'}")
     return Look(setting, list(columns), id_column, text_columns, html_columns)
+
+
+def _id_column(columns: _Columns) -> str | None:
+    """Return the column that names each document, or None."""
+    for pattern in _ID_NAMES:
+        for name, column in columns.items():
+            if pattern.fullmatch(name) and column.is_unique:
+                return name
+    return None
 
 
 def look_for_columns(
@@ -279,16 +335,34 @@ def _columns(item: InputObject, source: InputConfig) -> _Columns:
 def _columns_of_rows(rows: Iterable[Row]) -> _Columns:
     """Return the columns of rows, in the order in which they appear."""
     texts_by_column: dict[str, list[str]] = {}
+    values_by_column: dict[str, list[str]] = {}
+    row_count = 0
     for row in rows:
+        row_count += any(value is not None for value in row.values())
         for name, value in row.items():
             texts = texts_by_column.setdefault(name.strip(), [])
+            values = values_by_column.setdefault(name.strip(), [])
+            if _is_missing(value):
+                continue
+            if isinstance(value, (str, int)):
+                values.append(str(value))
             if isinstance(value, str) and not _NO_TEXT.fullmatch(value):
                 texts.append(value)
     columns: _Columns = {}
     for name, texts in texts_by_column.items():
-        columns[name] = None
+        column = _Column(None)
         if texts:
-            characters = fmean(len(text) for text in texts)
-            html_share = fmean(bool(_TAG.search(text)) for text in texts)
-            columns[name] = _ColumnTexts(characters, html_share)
+            column.texts = _ColumnTexts(
+                fmean(len(text) for text in texts),
+                fmean(bool(_TAG.search(text)) for text in texts),
+                fmean(bool(_CODE.fullmatch(text.strip())) for text in texts),
+            )
+        values = values_by_column[name]
+        column.is_unique = len(values) == len(set(values)) >= row_count
+        columns[name] = column
     return columns
+
+
+def _is_missing(value: object) -> bool:
+    """Return whether a cell holds nothing, also as tables write that ("NA", "-")."""
+    return value is None or (isinstance(value, str) and value.strip().casefold() in _MISSING)

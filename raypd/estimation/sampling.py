@@ -187,5 +187,5 @@ def kind_of(document: Document, config: RunConfig) -> tuple[str, int]:
         category = str(value)
     texts = list(config.text_columns()) or list(config.wanted_columns().values())
     if isinstance(config.task, QuestionAnsweringConfig):
-        texts.append(config.task.questions_column)
+        texts += config.task.asked_columns
     return category, sum(len(str(document.fields.get(name) or "")) for name in texts)

@@ -25,11 +25,12 @@ from raypd.fitting.labels import UNLABELLED
 from raypd.fitting.parts import PARTS, parts_of
 from raypd.fitting.result import AS_CONFIGURED, TEACHER, CandidateScore, FitResult
 from raypd.models import check_model_config
-from raypd.run import console, held, layout, records
-from raypd.text import Say, usd
+from raypd.run import Manifest, console, held, layout, read, records
+from raypd.text import Say, counted, duration, usd
 from raypd.training import check_training
 
 # The keys that decide which labelled documents there are.
+_MEASURABLE = 0.5  # seconds of prefill from which a speed is known
 _SOURCE: Any = {
     "fit": {"labels", "teacher"},
     "input": True,
@@ -105,20 +106,32 @@ def _folder(config: RunConfig) -> str:
 
 
 def _write_recommended(result: FitResult, path: str, overrides: list[str]) -> None:
-    """Write the configuration of the recommended score; delete that of an earlier one."""
-    target = Path(result.path, "recommended.yaml")
-    target.unlink(missing_ok=True)
-    choice = result.choice
+    """Write the configuration of the recommended score, or else of the best one."""
+    recommended = Path(result.path, "recommended.yaml")
+    below_floor = Path(result.path, "best.yaml")
+    result.configuration = None
+    result.best = None
+    result.best_configuration = None
+    for target in (recommended, below_floor):
+        target.unlink(missing_ok=True)
+    choice = result.choice or result.best_score
     if choice is None or choice.f1 is None:
         return
     comment = (
         f"{choice.name}: {result.measure} {choice.f1.value:.3f} on "
         f"{result.documents['test']} documents"
     )
+    target = recommended
+    if result.choice is None:
+        target = below_floor
+        comment += f"; not surely at fit.f1_floor, {result.floor:g}"
+        result.best = choice.name
+        result.best_configuration = str(target)
+    else:
+        result.configuration = str(target)
     # The model was scored without a cascade, and with every value.
     changes = {**choice.changes, "cascade.model": None, "output.min_confidence": 0.0}
     rewrite.write(Path(path), overrides, changes, target, comment, "raypd fit")
-    result.configuration = str(target)
 
 
 class Fit:
@@ -140,6 +153,7 @@ class Fit:
         self.result.documents = {part: len(rows) for part, rows in parts.items()}
         labels = self.result.documents["train"]
         self._add_configured()
+        self._say_how_long(labels)
         if fit.teacher is not None:
             self._add_teacher()
         for name, changes in fit.candidates.items():
@@ -150,6 +164,35 @@ class Fit:
                 fewer = max(1, round(share * labels))
                 make = partial(candidate.train, self.context, name, changes, fewer, share)
                 self._add(self.result.curve, name, make)
+
+    def _say_how_long(self, labels: int) -> None:
+        """Tell about how long the trainings take, from the speed of the run that was just made.
+
+        A training step computes a pass forward and two backward, so it counts as three prefills.
+        """
+        fit = self.config.fit
+        run = storage.join(self.result.path, "configured")
+        manifest = read.record(Manifest, run, layout.MANIFEST)
+        if manifest is None or manifest.cost is None or not fit.candidates:
+            return
+        prefill_seconds = manifest.cost.seconds.get("prefill", 0.0)
+        if not manifest.documents or not manifest.prefill_tokens or prefill_seconds < _MEASURABLE:
+            return
+        tokens = manifest.prefill_tokens + manifest.shared_tokens + manifest.decode_tokens
+        seconds_per_token = prefill_seconds / manifest.prefill_tokens
+        document_seconds = 3 * seconds_per_token * tokens / manifest.documents
+        shares = 1.0 + sum(fit.curve)
+        trainings = len(fit.candidates) * (1 + len(fit.curve))
+        training_seconds = 0.0
+        for changes in fit.candidates.values():
+            epochs = float(changes.get("training.epochs", self.config.training.epochs))
+            training_seconds += document_seconds * labels * epochs * shares
+        seconds = training_seconds + trainings * manifest.seconds
+        self.context.say(
+            f"{counted(trainings, 'training')} on up to {counted(labels, 'document')}, each scored "
+            f"on {self.result.documents['test']}: about {duration(seconds)} on this machine, from "
+            "the speed of the first run (fewer candidates or fit.curve=[] take less)"
+        )
 
     def _add_configured(self) -> None:
         """Score the model that the configuration names, without training."""
@@ -291,6 +334,7 @@ def _begin(config: RunConfig, folder: str) -> FitResult:
         gold=config.fit.teacher is None if labels is None else not is_run(labels),
         task=config.task.kind,
         model=config.model.name,
+        output=config.output.path,
     )
     try:
         before = records.read(FitResult, storage.join(folder, layout.FIT))

@@ -1,5 +1,6 @@
 """The result of a fit, as lines for the terminal and as a page with charts."""
 
+import shlex
 from dataclasses import dataclass, replace
 
 from matplotlib.axes import Axes
@@ -11,6 +12,10 @@ from raypd.fitting.result import CandidateScore, FitResult
 from raypd.report import FULL, ROLES, Chart, Table, charts, page
 from raypd.run import layout
 
+# A gain in F1 by the last labels from which more labels are worth while.
+_GAIN = 0.01
+# A model that is larger than most that are fitted.
+_LARGER = "Qwen/Qwen3-1.7B"
 _HEADS = [
     "model",
     "method",
@@ -86,13 +91,45 @@ def describe(result: FitResult, reason: str) -> str:
         lines.append(f"stopped: {result.stopped}")
     if result.choice is None:
         lines.append(f"none is surely at fit.f1_floor, {result.floor:g}: {reason}")
+        if result.best_configuration is not None:
+            lines.append(
+                f"best all the same: {result.best}; configuration: {result.best_configuration}"
+            )
+            lines.append(f"Next: {_next_step(result)}")
     else:
         floor = f"surely at fit.f1_floor, {result.floor:g}, or above"
         lines.append(f"recommended: {result.choice.name}, the cheapest that is {floor}")
         lines.append(f"configuration: {result.configuration}")
-        lines.append(f"next: `raypd extract {result.configuration}` runs it")
+        lines.append(f"Next: `{_run_command(result, result.configuration)}` runs it")
     lines.append(f"page: {storage.join(result.path, layout.REPORT)}")
     return "\n".join(lines)
+
+
+def _run_command(result: FitResult, configuration: str | None) -> str:
+    """Return the command that runs a configuration into a folder of its own."""
+    words = ["raypd", "extract", str(configuration)]
+    if result.output:
+        # The folder of the user's configuration may hold the run that was reviewed.
+        words.append(f"output.path={result.output.rstrip('/')}-fitted")
+    return shlex.join(words)
+
+
+def _next_step(result: FitResult) -> str:
+    """Return what would most likely lift the F1 over the floor."""
+    best = result.best_score
+    if best is None:
+        return ""
+    command = f"`{_run_command(result, result.best_configuration)}` runs it as it is"
+    if best.f1 is not None and best.f1.value >= result.floor:
+        return f"more test documents (fit.documents) may show that it is above the floor; {command}"
+    curve = [score for score in result.curve if score.name == best.name and score.f1 is not None]
+    last = curve[-1].f1 if curve else None
+    if best.f1 is not None and last is not None and best.f1.value - last.value > _GAIN:
+        return f"more labels (`raypd review`) would help most; {command}"
+    return (
+        f"a larger model would help most (fit.candidates, such as {{model.name: {_LARGER}}}); "
+        f"{command}"
+    )
 
 
 def _table(result: FitResult) -> list[str]:

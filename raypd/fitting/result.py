@@ -57,6 +57,10 @@ class FitResult:
     curve: list[CandidateScore] = field(default_factory=list)  # the candidates with fewer labels
     recommended: str | None = None  # the name of a score
     configuration: str | None = None  # the YAML that was written
+    # The score with the best F1 if none is recommended, and the YAML that was written for it.
+    best: str | None = None
+    best_configuration: str | None = None
+    output: str = ""  # output.path of the user's configuration
     stopped: str | None = None  # why it ended early
     usd: float = 0.0  # of all its runs and trainings
 
@@ -77,3 +81,9 @@ class FitResult:
             if score.name == self.recommended:
                 return score
         return None
+
+    @property
+    def best_score(self) -> CandidateScore | None:
+        """The score with the best F1, whatever the floor is; None if none was measured."""
+        measured = [score for score in self.scores if score.f1 is not None]
+        return max(measured, key=lambda score: score.f1.value if score.f1 else 0.0, default=None)

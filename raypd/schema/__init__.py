@@ -14,6 +14,7 @@ if TYPE_CHECKING:
         Node as Node,
         UnsupportedPattern as UnsupportedPattern,
         match_tree as match_tree,
+        pattern_widths as pattern_widths,
         search_tree as search_tree,
         simplified as simplified,
     )
@@ -52,6 +53,7 @@ __getattr__ = LazyExports(
             "Node",
             "UnsupportedPattern",
             "match_tree",
+            "pattern_widths",
             "search_tree",
             "simplified",
         ),

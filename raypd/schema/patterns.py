@@ -583,3 +583,13 @@ def _code_point(char: str) -> str:
     if code < 65536:
         return f"\\u{code:04x}"
     return char
+
+
+def pattern_widths(pattern: str) -> tuple[int, int]:
+    """Return the fewest and the most characters of a pattern's values.
+
+    Args:
+        pattern: A pattern that was checked. Without an end, the most are a very large number.
+    """
+    fewest, most = parser.parse(pattern).getwidth()
+    return int(fewest), int(most)

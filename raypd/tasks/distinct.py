@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from raypd.config import GenerationConfig, RunConfig
+from raypd.config import GenerationConfig, QuestionAnsweringConfig, RunConfig
 from raypd.tasks.base import Document, Record, Request, Task
 
 
@@ -32,6 +32,8 @@ class Distinct:
                 columns.add(name)
         if config.input.category_column:
             columns.add(config.input.category_column)
+        if isinstance(config.task, QuestionAnsweringConfig):
+            columns.update(config.task.asked_columns)
         self._columns = sorted(columns)
 
     def plan(self, documents: Sequence[Document]) -> Iterator[Request | Record]:

@@ -2,10 +2,16 @@
 
 import contextlib
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from raypd.config import ExtractionConfig, GenerationConfig, InputConfig, RunConfig
+from raypd.config import (
+    ExtractionConfig,
+    GenerationConfig,
+    InputConfig,
+    QuestionAnsweringConfig,
+    RunConfig,
+)
 from raypd.tasks.base import Document
 from raypd.tasks.missing import parse_json
 
@@ -97,12 +103,63 @@ def input_fields(
     columns = [*config.wanted_columns().values()]
     if config.input.category_column:
         columns.append(config.input.category_column)
+    if isinstance(config.task, QuestionAnsweringConfig):
+        columns += config.task.asked_columns
     columns += further_columns
     fields: dict[str, Any] = dict.fromkeys(config.text_columns())
     for column in columns:
         if document.fields.get(column) is not None:
             fields[column] = document.fields[column]
     return fields
+
+
+def questions_of(fields: Mapping[str, Any], task: QuestionAnsweringConfig) -> list[Any]:
+    """Return the questions of a row: those of the task, those of a list, or the one of its column.
+
+    Args:
+        fields: The row, by column.
+        task: The task.
+
+    Raises:
+        ValueError: If the row has no questions.
+    """
+    if task.questions:
+        return task.questions
+    column = task.questions_column
+    questions = unpacked(fields.get(column))
+    if isinstance(questions, str) and questions.strip():
+        question: dict[str, Any] = {"question": questions}
+        if not is_blank(fields.get("question_id")):
+            question["id"] = fields["question_id"]
+        if not is_blank(fields.get("choices")):
+            question["choices"] = _listed_choices(fields["choices"])
+        if not is_blank(fields.get("multi_select")):
+            question["multi_select"] = str(fields["multi_select"]).strip().casefold() in _TRUE
+        return [question]
+    if not isinstance(questions, list):
+        raise ValueError(f"column {column!r} holds no list of questions, and no text of one")
+    if not questions:
+        raise ValueError(f"empty: no questions in {column}")
+    return questions
+
+
+_TRUE = ("true", "1", "yes", "x")
+
+
+def is_blank(value: Any) -> bool:
+    """Return whether a cell holds nothing."""
+    return value is None or (isinstance(value, str) and not value.strip())
+
+
+def _listed_choices(cell: Any) -> Any:
+    """Return the choices in a cell: a list, its JSON text, or `a; b` (`a | b`, or a line each)."""
+    choices = unpacked(cell)
+    if not isinstance(choices, str):
+        return choices
+    for separator in ("\n", "|", ";"):
+        if separator in choices:
+            return [part.strip() for part in choices.split(separator) if part.strip()]
+    return [choices]
 
 
 def conversation(prompt: Any, task: GenerationConfig) -> tuple[list[dict[str, str]], list[str]]:

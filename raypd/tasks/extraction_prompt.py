@@ -125,7 +125,7 @@ class ExtractionPrompts:
         self._opening = self.encode("" if self._is_plain else "<document>\n")
         self._closing = self.encode("\n" if self._is_plain else "\n</document>\n")
         self.categories: dict[str, CategoryPrompt] = {}
-        for name, message in messages(self._task).items():
+        for name, message in messages(config).items():
             category = self._category_prompt(name, message)
             self._check_room(category)
             self.categories[name] = category

@@ -13,7 +13,7 @@ from typing import Any
 import raypd
 from raypd.config import ANSWER_KEYS, ExtractionConfig, RunConfig, card_of, model_card_file
 from raypd.errors import ModelError, raised_as
-from raypd.tasks.prompting import template_text
+from raypd.tasks.prompting import extraction_template
 
 # Keys of `decoding` that must be as in training for weights to answer as trained.
 _TRAINED_KEYS = ("max_value_tokens", "skeleton")
@@ -116,5 +116,4 @@ def _template_digest(config: RunConfig) -> str:
     """Return a digest of the prompt's template; an empty string for tasks without one."""
     if not isinstance(config.task, ExtractionConfig):
         return ""
-    text = template_text(config.task.template, "extraction.j2")
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
+    return hashlib.sha256(extraction_template(config).encode()).hexdigest()[:16]

@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from raypd.config import Category, ExtractionConfig, RunConfig
+from raypd.config import Category, ExtractionConfig, RunConfig, has_earlier_template
 from raypd.errors import ConfigError, ModelError
 from raypd.models import closing_of, model_end_tokens
 from raypd.tasks.few_shot import LabelledExamples
@@ -40,12 +40,24 @@ def template_text(path: str | None, name: str) -> str:
         raise ConfigError(f"{file}: the template cannot be read: {reason}") from None
 
 
-def messages(task: ExtractionConfig) -> dict[str, str]:
+def extraction_template(config: RunConfig) -> str:
+    """The text of the template of an extraction: the user's, or that which the weights know.
+
+    Raises ConfigError.
+    """
+    name = "extraction.j2"
+    if has_earlier_template(config.model.model_dump(), config.task.kind):
+        name = "extraction_1.j2"
+    return template_text(config.extraction.template, name)
+
+
+def messages(config: RunConfig) -> dict[str, str]:
     """Category -> its message, DOCUMENTS in their place; a user's template is rendered apart.
 
     Raises ConfigError.
     """
-    text = template_text(task.template, "extraction.j2")
+    task = config.extraction
+    text = extraction_template(config)
     common = {"documents": DOCUMENTS, "instruction": (task.instruction or "").strip()}
     shown = [
         {**common, "category": {"name": name, **_shown(category)}}
@@ -86,7 +98,7 @@ def check_template(config: RunConfig) -> None:
     if not isinstance(config.task, ExtractionConfig):
         return
     if config.task.template:
-        messages(config.task)
+        messages(config)
     LabelledExamples(config)
 
 

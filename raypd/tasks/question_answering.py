@@ -32,7 +32,7 @@ from raypd.errors import ConfigError
 from raypd.models import token_texts
 from raypd.tasks.automata import vocabulary_of
 from raypd.tasks.base import Document, Record, Request, confidence, seed_of
-from raypd.tasks.documents import text_of, unpacked
+from raypd.tasks.documents import questions_of, text_of
 from raypd.tasks.few_shot import load_examples
 from raypd.tasks.prompting import decode_answer, encode, end_tokens, pieces, template_text
 from raypd.tasks.sandbox import render
@@ -190,12 +190,7 @@ class QuestionAnsweringTask:
         if document.error is not None:
             raise ValueError(document.error)
         context = text_of(document, [self.task.context_column])
-        column = self.task.questions_column
-        items = unpacked(document.fields.get(column))
-        if not isinstance(items, list):
-            raise ValueError(f"column {column!r} holds no list of questions")
-        if not items:
-            raise ValueError(f"empty: no questions in {column}")
+        items = questions_of(document.fields, self.task)
         questions = [self._question(number, item) for number, item in enumerate(items)]
         tokens = self._encode(context)
         usable = [question for question in questions if question.error is None]

@@ -32,10 +32,10 @@ from raypd.tasks import (
     category_of,
     columns,
     messages,
+    questions_of,
     read_request,
     record_of,
     text_of,
-    unpacked,
 )
 
 
@@ -197,7 +197,7 @@ class FakeTask:
             key_format = ',\n"{}":'
             if config.decoding.bare:
                 key_format = " {:.4}:"
-            for name, message in messages(self.task).items():
+            for name, message in messages(config).items():
                 instruction = self._tokens(message.replace(DOCUMENTS, ""))
                 attributes = self.task.categories[name].attributes
                 keys = [key_format.format(attribute.name) for attribute in attributes]
@@ -292,9 +292,7 @@ class FakeTask:
     def _question(self, document: Document) -> Iterator[Request]:
         """Yield one request for all questions of a context, whatever the method."""
         assert isinstance(self.task, QuestionAnsweringConfig)
-        questions = unpacked(document.fields.get(self.task.questions_column))
-        if not isinstance(questions, list) or not questions:
-            raise ValueError(f"column {self.task.questions_column!r} holds no list of questions")
+        questions = questions_of(document.fields, self.task)
         rows = []
         for number, question in enumerate(questions):
             fields = question if isinstance(question, dict) else {"question": question}

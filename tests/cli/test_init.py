@@ -3,6 +3,8 @@
 import gzip
 import json
 import shlex
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import deltalake
@@ -13,11 +15,13 @@ import yaml
 
 from raypd import storage
 from raypd.answering.components import build
-from raypd.cli import init
+from raypd.cli import init, init_model
 from raypd.cli.run import config_over
 from raypd.cluster import driver
 from raypd.config.load import load_config
+from raypd.dataset import look
 from raypd.errors import ConfigError, InputError
+from raypd.tasks import check_task
 from tests.runs import says
 
 ROWS = [
@@ -49,7 +53,7 @@ def test_the_configuration_runs(form, tmp_path, in_process, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("s.json").write_text(SCHEMA)
     assert init.run(written(tmp_path, form), "s.json", None).endswith(
-        "next: `raypd extract letters.yaml`"
+        "Next: `raypd extract letters.yaml`"
     )
     config = load_config("letters.yaml", ["model.name=fake", "model.fake.load_seconds=0"])
     html = ["input.html_columns=[subject]"]
@@ -80,7 +84,9 @@ def test_columns_of_html_are_seen(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     Path("s.json").write_text(SCHEMA)
     Path("shop.csv").write_text(
-        "id,title,description\n" + '1,Mug,"<p>Made of clay, for coffee</p>"\n' * 2
+        "id,title,description\n"
+        '1,Mug,"<p>Made of clay, for coffee</p>"\n'
+        '2,Mug,"<p>Made of clay, for coffee</p>"\n'
     )
     words = "reads title, description (the visible text of its HTML), id id"
     says(init.run("shop.csv", None, None), words, "'input.html_columns=[description]'")
@@ -207,3 +213,157 @@ def test_what_has_no_texts_is_refused(name, content, message, tmp_path, monkeypa
     with pytest.raises(InputError, match=message):
         init.run(name, None, None)
     assert not Path("a.yaml").exists()
+
+
+def look_at(rows) -> tuple[str | None, list[str]]:
+    """The columns of the id and of the texts that are chosen for rows."""
+    shown = look.look_at_rows("rows", rows, ())
+    return shown.id_column, shown.texts
+
+
+def ad(number: int, **columns) -> dict:
+    return {"text": f"We look for a baker who likes bread, number {number}", **columns}
+
+
+@pytest.mark.parametrize("name", ["id", "ad_id", "pmid", "sku", "adId", "nct_number", "DOI"])
+def test_a_unique_column_that_is_called_as_ids_are_is_the_id(name):
+    rows = [ad(n, **{name: f"A-{n}", "url": f"https://x.test/{n}"}) for n in range(5)]
+    assert look_at(rows) == (name, ["text"])
+
+
+def test_an_id_that_is_there_twice_or_missing_is_none():
+    twice = [ad(n, id=str(n // 2), ad_id=str(n)) for n in range(6)]
+    assert look_at(twice)[0] == "ad_id"
+    missing = [ad(n, ad_id="N/A" if n == 3 else str(n)) for n in range(6)]
+    assert look_at(missing)[0] is None
+
+
+@pytest.mark.parametrize(
+    "cell",
+    [
+        "https://jobs.example.com/ads/baker-{n}",
+        "d41d8cd98f00b204e9800998ecf8427e{n}",
+        "eyJhbGciOiJIUzI1NiIsInR5cCI6IkpXVCJ9",
+        "DE-BE-2024-0000-1234-{n}",
+    ],
+)
+def test_addresses_hashes_and_codes_are_no_text(cell):
+    rows = [ad(n, other=cell.format(n=n)) for n in range(5)]
+    assert look_at(rows)[1] == ["text"]
+
+
+def test_texts_without_blanks_of_other_scripts_are_text():
+    rows = [{"body": "パン屋を探しています。パンが好きな人を待っています。"} for _ in range(3)]
+    assert look_at(rows)[1] == ["body"]
+
+
+def test_what_tables_write_for_nothing_is_no_text():
+    rows = [ad(n, note="N/A", other="-") for n in range(5)]
+    rows[0]["note"] = "A long remark about the bakery that somebody left"
+    assert look_at(rows)[1] == ["text", "note"]
+
+
+def test_files_that_are_left_out_are_named(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("letters").mkdir()
+    written(Path("letters"), "jsonl")
+    Path("letters/picture.xyz").write_text("x")
+    assert "picture.xyz" in init.run("letters", None, None)
+
+
+LONG_ENUM = [("a very long name of a department of a company " * 4).strip(), "short"]
+
+
+@pytest.mark.parametrize(
+    ("attribute", "most"),
+    [
+        ({"type": "string"}, None),
+        ({"enum": LONG_ENUM}, 200),
+        ({"type": "array", "items": {"type": "string"}}, 100),
+        ({"type": "string", "pattern": "^[A-Z]{90}$"}, 100),
+        (
+            {
+                "type": "array",
+                "items": {
+                    "type": "object",
+                    "properties": {"name": {"type": "string"}, "kind": {"enum": LONG_ENUM}},
+                },
+            },
+            200,
+        ),
+    ],
+)
+def test_the_longest_value_of_the_schema_fits(attribute, most, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("s.json").write_text(json.dumps({"type": "object", "properties": {"a": attribute}}))
+    init.run(written(tmp_path, "jsonl"), "s.json", None)
+    config = load_config("letters.yaml")
+    if most is None:
+        assert config.decoding.max_value_tokens == 30
+    else:
+        assert 30 < config.decoding.max_value_tokens <= most
+    # The task refuses attributes whose longest value does not fit.
+    check_task(config)
+
+
+def test_an_existing_file_is_overwritten_only_by_force(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("s.json").write_text(SCHEMA)
+    data = written(tmp_path, "csv")
+    init.run(data, "s.json", None)
+    with pytest.raises(ConfigError, match="--force"):
+        init.run(data, "s.json", None)
+    init.run(data, "s.json", None, init_model.choose("toy"), True)
+
+
+@pytest.mark.parametrize(
+    ("free", "name"), [(30.0, "Qwen/Qwen3-1.7B"), (8.0, "Qwen/Qwen3-0.6B"), (2.0, None)]
+)
+def test_a_laptop_gets_the_model_that_its_memory_holds(free, name, monkeypatch):
+    monkeypatch.setattr(init_model, "free_memory_gib", lambda: free)
+    choice = init_model.choose("laptop")
+    assert choice.section.get("name") == name
+    assert f"{free:.0f} GiB" in choice.summary
+
+
+@pytest.mark.parametrize(("memory", "name"), [(80.0, "14B"), (24.0, "4B"), (0.0, "4B")])
+def test_a_gpu_gets_the_model_that_it_holds(memory, name, monkeypatch):
+    monkeypatch.setattr(init_model, "gpu_memory_gib", lambda: memory)
+    assert init_model.choose("gpu").section["name"].endswith(name)
+
+
+def test_a_server_on_this_machine_is_found_and_its_configuration_loads(tmp_path, monkeypatch):
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self):
+            assert self.path == "/v1/models"
+            body = json.dumps({"data": [{"id": "llama3"}, {"id": "qwen3"}]}).encode()
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *arguments):
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    url = f"http://127.0.0.1:{server.server_port}/v1"
+    monkeypatch.setattr(init_model, "_LOCAL_SERVERS", {"Ollama": url})
+    monkeypatch.chdir(tmp_path)
+    Path("s.json").write_text(SCHEMA)
+    choice = init_model.choose("api")
+    server.shutdown()
+    assert "qwen3" in choice.summary
+    init.run(written(tmp_path, "csv"), "s.json", None, choice)
+    config = load_config("letters.yaml")
+    assert config.model.name == "llama3"
+    assert config.model.endpoint.url == url
+    assert config.decoding.method == "autoregressive"
+
+
+def test_without_a_server_the_key_that_is_missing_is_named(monkeypatch):
+    monkeypatch.setattr(init_model, "_LOCAL_SERVERS", {"Ollama": "http://127.0.0.1:9/v1"})
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    choice = init_model.choose("api")
+    assert "OPENAI_API_KEY" in choice.summary
+    assert choice.section["endpoint"]["url"] == "https://api.openai.com/v1"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 
 import pandas as pd
@@ -20,7 +21,7 @@ from raypd.errors import ConfigError, InputError, UserError
 from raypd.estimation.records import Figure
 from raypd.fitting import candidate, context as fit_context, labels, page
 from raypd.fitting.context import FitContext, teacher_config, teacher_keys
-from raypd.fitting.fit import _begin, missing, recommend, run_fit
+from raypd.fitting.fit import _begin, _write_recommended, missing, recommend, run_fit
 from raypd.fitting.parts import PARTS, parts_of, split
 from raypd.fitting.result import AS_CONFIGURED, TEACHER, CandidateScore, FitResult
 from raypd.run import records
@@ -557,3 +558,39 @@ def test_terminal_and_page_show_what_failed_and_run_nothing(tmp_path):
     assert "&lt;img" in html
     shown = page.describe(result, "because")
     says(shown, "agreement with the teacher", "none is surely at fit.f1_floor, 0.7: because")
+
+
+def test_below_the_floor_the_best_is_written_and_named_as_such(yaml_of, tmp_path):
+    path = yaml_of()
+    better = score("better", 0.5, 0.6)
+    better.changes = {"model.name": "Qwen/Qwen3-1.7B"}
+    result = result_of(score("worse", 0.3, 0.4), better)
+    result.path = str(tmp_path)
+    result.output = "runs/my tickets"
+    result.recommended = recommend(result)
+    assert result.recommended is None
+    _write_recommended(result, path, [])
+    assert result.best == "better"
+    assert result.configuration is None
+    written = Path(result.best_configuration or "")
+    assert written.name == "best.yaml"
+    assert load_config(str(written)).model.name == "Qwen/Qwen3-1.7B"
+    assert "not surely at fit.f1_floor" in written.read_text()
+    shown = page.describe(result, "because")
+    says(shown, "best all the same: better", "a larger model would help most")
+    assert f"{written} 'output.path=runs/my tickets-fitted'`" in shown
+
+
+def test_the_printed_command_runs_beside_the_run_that_was_there(yaml_of, tmp_path):
+    path = yaml_of()
+    result = result_of(score("good", 0.8, 0.9))
+    result.path = str(tmp_path)
+    result.output = load_config(path).output.path
+    result.recommended = recommend(result)
+    _write_recommended(result, path, [])
+    last = [line for line in page.describe(result, "").splitlines() if line.startswith("Next:")]
+    (command,) = last
+    words = shlex.split(command.split("`")[1])
+    config = load_config(words[2], words[3:])
+    assert config.output.path != load_config(path).output.path
+    assert not (tmp_path / "best.yaml").exists()

@@ -139,7 +139,7 @@ def test_yaml_names_the_type(tmp_path: Path) -> None:
     config = load_config(file)
     (category,) = config.extraction.categories.values()
     assert isinstance(category.attributes[0].value_type, ColourType)
-    assert "- paint: a colour, as #rrggbb\n" in messages(config.extraction)["record"]
+    assert "- paint (meaning: a colour, as #rrggbb)\n" in messages(config)["record"]
 
 
 def test_a_server_is_asked_for_the_type() -> None:

@@ -246,7 +246,7 @@ BAD_ROWS = [
     (document(0, ["?"], None), "empty: nothing in context"),
     (document(0, ["?"], " \n"), "empty: nothing in context"),
     (document(0, None), "no list of questions"),
-    (document(0, "Who?"), "no list of questions"),
+    (document(0, 7), "no list of questions"),
     (document(0, {"question": "Who?"}), "no list of questions"),
     (document(0, []), "no questions"),
     (Document(0, "id0", error="not JSON"), "not JSON"),

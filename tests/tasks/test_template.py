@@ -1,5 +1,7 @@
 """A template of a user's: what it may do and how long; and labelled documents in the prompt."""
 
+import hashlib
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -7,7 +9,8 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from raypd.config import ExtractionConfig, RunConfig
+from raypd.config import RunConfig
+from raypd.config.model_card_file import EARLIER_TEMPLATE
 from raypd.errors import ConfigError, ModelError
 from raypd.estimation import suggest
 from raypd.models.load import load_tokenizer
@@ -126,10 +129,10 @@ def test_nothing_in_a_prompt_could_be_an_answer() -> None:
         for kind in TYPES
         for many in (False, True)
     ]
-    task = ExtractionConfig.model_validate({"categories": {"things": {"attributes": attributes}}})
+    shown = run_config({"categories": {"things": {"attributes": attributes}}})
     questions = template_text(None, "question_answering.j2")
     assert not re.search(
-        r"[0-9\"']", "".join([*messages(task).values(), re.sub("{[{%].*?[%}]}", "", questions)])
+        r"[0-9\"']", "".join([*messages(shown).values(), re.sub("{[{%].*?[%}]}", "", questions)])
     )
 
 
@@ -147,7 +150,7 @@ def test_the_example_of_schema_suggest_becomes_no_answer() -> None:
 def test_a_template_that_is_no_utf_8_is_named(tmp_path) -> None:
     (tmp_path / "mine.j2").write_bytes(b"\xff{{ documents }}")
     with pytest.raises(ConfigError, match=r"mine\.j2: the template cannot be read: .*utf-8"):
-        messages(config(tmp_path / "mine.j2").task)
+        messages(config(tmp_path / "mine.j2"))
 
 
 def test_a_template_that_fails_ends_the_command_before_ray_starts(tmp_path) -> None:
@@ -163,9 +166,7 @@ def test_a_template_that_fails_ends_the_command_before_ray_starts(tmp_path) -> N
 
 def test_an_enum_of_many_values_shows_the_first_hundred() -> None:
     attributes = [{"name": "Brand", "type": "enum", "values": [f"b{i}" for i in range(20_000)]}]
-    message = messages(run_config({"categories": {"shoes": {"attributes": attributes}}}).task)[
-        "shoes"
-    ]
+    message = messages(run_config({"categories": {"shoes": {"attributes": attributes}}}))["shoes"]
     assert re.search(r"\(one of: b0, b1, .*, b99, or one of 19,900 more\)", message)
 
 
@@ -295,3 +296,22 @@ def test_a_chat_template_that_leaves_the_question_out_stays_so() -> None:
         "{% for m in messages %}{{ m['content'] | replace('Hi', 'Ho') }}{% endfor %}"
     )
     assert prompting.rendered(tokenizer, [{"role": "user", "content": "Hi"}]) == "Ho"
+
+
+def test_weights_that_were_trained_with_the_earlier_prompt_go_on_to_get_it(tmp_path) -> None:
+    """Their card names it by its digest; other weights see what a description is for."""
+    earlier = template_text(None, "extraction_1.j2")
+    assert hashlib.sha256(earlier.encode()).hexdigest()[:16] == EARLIER_TEMPLATE
+    card = {"task": "extraction", "method": "guided", "template": EARLIER_TEMPLATE}
+    (tmp_path / "raypd.json").write_text(json.dumps(card))
+    attributes = [{"name": "title", "description": "the job's title"}]
+    task = {"categories": {"ads": {"attributes": attributes}}}
+    trained = run_config(task, model={"name": str(tmp_path)})
+    other = run_config(task)
+    assert "- title: the job's title\n" in messages(trained)["ads"]
+    assert "- title (meaning: the job's title)\n" in messages(other)["ads"]
+    assert trained.fingerprint() != other.fingerprint()
+    # A prompt without descriptions is what it was, and so are the answers to it.
+    plain = run_config({"categories": {"ads": {"attributes": [{"name": "title"}]}}})
+    assert "- title\n" in messages(plain)["ads"]
+    assert not plain._shows_descriptions()
