@@ -153,12 +153,7 @@ __getattr__ = LazyExports(
             "SYNC",
         ),
         "methods.speculative": ("PromptLookup", "TextDrafter", "speculative"),
-        "models.hybrid": (
-            "HYBRIDS",
-            "attention_layers",
-            "has_recurrent_layers",
-            "unknown_layers",
-        ),
+        "models.hybrid": ("HYBRIDS", "attention_layers", "has_recurrent_layers", "unknown_layers"),
         "models.registry": ("FAMILIES",),
         "pack": ("pack_model",),
         "program": ("ANY_OBJECT", "Feed", "Predictions", "Program"),
