@@ -26,7 +26,7 @@ from raypd.errors import InputError
 from raypd.schema import record_pattern
 from raypd.tasks import build_task
 from raypd.tasks.base import Document, Record
-from raypd.tasks.extraction import shortest_keys
+from raypd.tasks.extraction_prompt import shortest_keys
 from raypd.tasks.prompting import encode, end_tokens
 
 

@@ -111,13 +111,9 @@ class Run:
 
     @cached_property
     def _table(self) -> pa.Table:
-        from raypd.dataset import writer
+        from raypd.dataset import unit_rows
 
-        tables = []
-        for unit, path in sorted(writer.objects(self.path)):
-            _, table = writer.read_table(self.path, unit, path=path)
-            tables.append(table.replace_schema_metadata(None))
-        return pa.concat_tables(tables)
+        return pa.concat_tables(unit_rows.tables(self.path))
 
     def to_arrow(self) -> pa.Table:
         """Return all rows, by file and position in the file. They are all held in memory."""

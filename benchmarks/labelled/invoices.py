@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from raypd.config.schema import categories_of
-from raypd.dataset.writer import rows_of
+from raypd.dataset.unit_rows import rows_of
 
 COUNT = 60
 TRAIN_COUNT = 130

@@ -1,4 +1,4 @@
-"""What a worker would fail at, said before one starts."""
+"""Preflight checks: what would fail in a worker fails in the driver instead."""
 
 import sys
 
@@ -7,34 +7,53 @@ from raypd.errors import ModelError
 
 
 def check_model(config: RunConfig, machine: bool = False) -> None:
-    """Raises ModelError or ConfigError before weights are loaded. machine: workers run on machines
-    like this one.
+    """Check the models of a run without loading weights.
+
+    Args:
+        config: The run's configuration.
+        machine: Whether workers run on machines like this one, so that its GPU and installed
+            packages can be checked, too.
+
+    Raises:
+        ModelError, ConfigError: If a model cannot be decoded as the configuration says.
     """
-    if (second := config.second_model()) is not None:
+    second = config.second_model()
+    if second is not None:
         check_model(second, machine)
     if config.model.endpoint is not None:
         from raypd.models import check_endpoint
 
         check_endpoint(config)
     if config.model.has_weights:
-        # It imports torch and transformers, for seconds.
-        print("checking the model", file=sys.stderr, flush=True)
-        from raypd.models import check_model_config, check_vllm, quantization_notice
-        from raypd.tasks import check_card, check_task, untrained
+        _check_weights(config, machine)
 
-        own_engine = config.engine.kind == "raypd"
-        check_model_config(config.model, machine, "decode" if own_engine else "vllm")
-        if machine:
-            check_vllm(config)
-        if machine and own_engine and (notice := quantization_notice(config.model)):
-            print(notice, file=sys.stderr, flush=True)
-        check_method(config)
-        check_card(config)
-        if warning := untrained(config):
-            print(warning, file=sys.stderr, flush=True)
-        check_task(config)
-        if machine and config.engine.kind == "raypd":
-            print(path_of(config), file=sys.stderr, flush=True)
+
+def _check_weights(config: RunConfig, machine: bool) -> None:
+    # The imports of torch and transformers take seconds.
+    _say("checking the model")
+    from raypd.models import check_model_config, check_vllm, quantization_notice
+    from raypd.tasks import check_card, check_task, untrained
+
+    is_own_engine = config.engine.kind == "raypd"
+    check_model_config(config.model, machine, "decode" if is_own_engine else "vllm")
+    if machine:
+        check_vllm(config)
+    if machine and is_own_engine:
+        notice = quantization_notice(config.model)
+        if notice:
+            _say(notice)
+    check_method(config)
+    check_card(config)
+    warning = untrained(config)
+    if warning:
+        _say(warning)
+    check_task(config)
+    if machine and is_own_engine:
+        _say(path_of(config))
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
 
 
 def check_method(config: RunConfig) -> None:
@@ -50,16 +69,16 @@ def check_method(config: RunConfig) -> None:
     decoding = config.decoding
     model = config.model
     spec = REGISTRY[decoding.method]
-    if required := spec.required_tokens(decoding.method_options):
+    required = spec.required_tokens(decoding.method_options)
+    if required:
         tokenizer = load.load_tokenizer(model)
         for name in required:
             control_tokens.control_token(tokenizer, name, model.name)
     if spec.heads:
         heads = str(decoding.heads)
+        sizes = medusa_heads.read_sizes(heads)
         text = source.read_config(source.find_source(model)).get_text_config()
-        medusa_heads.check_fit(
-            heads, medusa_heads.read_sizes(heads), model.name, text.hidden_size, text.vocab_size
-        )
+        medusa_heads.check_fit(heads, sizes, model.name, text.hidden_size, text.vocab_size)
     if decoding.draft_model is not None:
         draft.check_draft_model(config)
     _check_recurrence(config)
@@ -95,8 +114,9 @@ def _check_recurrence(config: RunConfig) -> None:
 
 
 def path_of(config: RunConfig) -> str:
-    """What decodes on a machine like this one, in words, and of a CPU why it is not the fastest
-    way.
+    """Return a line that says what decodes on a machine like this one.
+
+    For a CPU it says why it is not the fastest path.
     """
     import torch
 
@@ -110,9 +130,7 @@ def path_of(config: RunConfig) -> str:
         return f"decoding on {device} in {kind}"
     if is_best(device, dtype):
         return f"decoding on the CPU in {kind}, with AVX-512 BF16"
-    amx = native.has("amx_bf16") and dtype == torch.bfloat16
-    if amx:
-        reason = "oneDNN with AMX"
-    else:
-        reason = f"torch alone: the fast path {native.refusal() or 'is for bfloat16'}"
-    return f"decoding on the CPU in {kind}, by {reason}"
+    if native.has("amx_bf16") and dtype == torch.bfloat16:
+        return f"decoding on the CPU in {kind}, with oneDNN and AMX"
+    refusal = native.refusal() or "is for bfloat16"
+    return f"decoding on the CPU in {kind}, with torch alone: the fast path {refusal}"

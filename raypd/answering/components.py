@@ -115,14 +115,14 @@ def _single(
     engine: EngineContract
     max_num_seqs = config.engine.max_num_seqs
     if config.model.endpoint is not None:
-        from raypd.models import endpoint, endpoint_batch
+        from raypd.models import ENDPOINT_CONTEXT, BatchEngine, EndpointEngine, byte_tokenizer
 
-        tokenizer = endpoint.byte_tokenizer()
+        tokenizer = byte_tokenizer()
         if config.model.endpoint.batch:
-            engine = endpoint_batch.BatchEngine(config, tokenizer)
+            engine = BatchEngine(config, tokenizer)
         else:
-            engine = endpoint.EndpointEngine(config, tokenizer)
-        task = build_task(config, tokenizer, endpoint.CONTEXT)
+            engine = EndpointEngine(config, tokenizer)
+        task = build_task(config, tokenizer, ENDPOINT_CONTEXT)
         return WorkerComponents(engine, task, None, max_num_seqs)
 
     from raypd.decoding import Sampling

@@ -1,4 +1,4 @@
-"""What a run shows while it goes: a bar on a terminal, lines elsewhere."""
+"""Shows the progress of a run: a bar on a terminal, lines elsewhere."""
 
 import sys
 import time
@@ -10,14 +10,17 @@ from rich.text import Text
 
 from raypd.text import duration, number, said
 
+# Seconds between two lines of progress where there is no terminal.
 _LINE_SECONDS = 10.0
-_RATE_SECONDS = 1.0  # before which there is no rate
+# Seconds before a rate is shown; an earlier one would say little.
+_RATE_SECONDS = 1.0
 _LOADING = "loading the model"
 
 
 class ProgressLines:
-    """Progress on stderr where there is no terminal: a line every ten seconds, and none twice in a
-    row.
+    """Prints progress to stderr where there is no terminal.
+
+    It prints a line every ten seconds, and never the same line twice in a row.
     """
 
     def __init__(self) -> None:
@@ -25,7 +28,14 @@ class ProgressLines:
         self._last = ""
 
     def show(self, line: str, at_once: bool = False) -> None:
-        if line != self._last and (at_once or time.monotonic() - self._printed >= _LINE_SECONDS):
+        """Print a line if it is time.
+
+        Args:
+            line: The line.
+            at_once: Whether to print it even if the last line is less than ten seconds old.
+        """
+        is_time = at_once or time.monotonic() - self._printed >= _LINE_SECONDS
+        if line != self._last and is_time:
             self._printed = time.monotonic()
             self._last = line
             print(line, file=sys.stderr, flush=True)
@@ -43,16 +53,28 @@ class _Bar(Progress):
 
 
 class RunDisplay:
-    """A bar on a terminal, lines elsewhere. total: documents, counted if `exact`; done: committed
-    before it began.
+    """Shows the progress of a run: a bar on a terminal, lines elsewhere.
+
+    Attributes:
+        total: The number of documents.
+        exact: Whether they were counted; otherwise it is an estimate.
     """
 
     def __init__(self, total: int, done: int, exact: bool = True) -> None:
+        """Make a display, which is shown when it is entered as a context.
+
+        Args:
+            total: The number of documents.
+            done: Documents that were committed before the run began.
+            exact: Whether `total` was counted.
+        """
         self.total = total
         self.exact = exact
-        self._before = done
+        self._done_before = done
         self._done = done
-        self._started, self._lines, self._begun = time.monotonic(), ProgressLines(), False
+        self._started = time.monotonic()
+        self._has_begun = False
+        self._lines = ProgressLines()
         console = Console(file=sys.stderr)
         self._bar = _Bar(
             TextColumn("{task.description}"),
@@ -81,48 +103,60 @@ class RunDisplay:
         return f"{self.total}" if self.exact else f"about {self.total}"
 
     def begin(self) -> None:
-        """The first worker is ready: documents/s are counted from here on."""
-        if not self._begun:
-            self._begun, self._started = True, time.monotonic()
-            self._bar.update(self._row, description="extract")
+        """Note that the first worker is ready: the rate counts from here."""
+        if self._has_begun:
+            return
+        self._has_begun = True
+        self._started = time.monotonic()
+        self._bar.update(self._row, description="extract")
 
     def update(self, done: int, failed: int, stream: str = "") -> None:
-        """Show how many documents are answered and failed, those of units in flight among them.
+        """Show the progress.
 
         Args:
-            done: Documents answered.
-            failed: Of these, with an error.
+            done: Documents that are answered, those of units in flight among them.
+            failed: Documents that failed, counted in the same way.
             stream: How far the stream of documents is; "" if nothing is read ahead.
         """
         self._bar.line = stream
-        self._done = max(done, self._before)
+        self._done = max(done, self._done_before)
         self.total = max(self.total, self._done)
-        seconds = time.monotonic() - self._started
-        # None as long as that is too short to tell.
-        if self._begun and seconds >= _RATE_SECONDS:
-            measured = (self._done - self._before) / seconds
-        else:
-            measured = None
-        rate = "-" if measured is None else number(measured)
-        shown = self._planned
+        rate = self._rate()
         self._bar.update(
             self._row,
             total=self.total,
             completed=self._done,
-            planned=shown,
+            planned=self._planned,
             failed=failed,
-            rate=rate,
+            rate="-" if rate is None else number(rate),
         )
-        if self._bar.disable and self._begun:
-            speed = f", {rate}/s" if measured is not None else ""
-            left = f", {duration((self.total - self._done) / measured)} left" if measured else ""
-            line = f"{self._done}/{self._planned} documents{speed}{left}, {failed} failed"
+        if self._bar.disable and self._has_begun:
+            line = self._line(rate, failed)
             if stream:
                 line += f"; input: {stream}"
             self._lines.show(line)
 
+    def _rate(self) -> float | None:
+        """Return the documents per second since the first worker is ready; None if it is too early
+        to tell.
+        """
+        seconds = time.monotonic() - self._started
+        if not self._has_begun or seconds < _RATE_SECONDS:
+            return None
+        return (self._done - self._done_before) / seconds
+
+    def _line(self, rate: float | None, failed: int) -> str:
+        parts = [f"{self._done}/{self._planned} documents"]
+        if rate is not None:
+            parts.append(f"{number(rate)}/s")
+        if rate:
+            seconds = (self.total - self._done) / rate
+            parts.append(f"{duration(seconds)} left")
+        parts.append(f"{failed} failed")
+        return ", ".join(parts)
+
     def say(self, line: str) -> None:
-        """A line of its own, above the bar."""
+        """Print a line of its own, above the bar."""
         line = said(line)
         if self._bar.disable:
             print(line, file=sys.stderr, flush=True)

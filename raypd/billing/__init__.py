@@ -24,7 +24,12 @@ if TYPE_CHECKING:
         token_usd as token_usd,
     )
     from raypd.billing.budget import BudgetReached as BudgetReached
-    from raypd.billing.meter import Meter as Meter, WorkerTime as WorkerTime, added as added
+    from raypd.billing.meter import (
+        Meter as Meter,
+        Receipt as Receipt,
+        WorkerTime as WorkerTime,
+        added as added,
+    )
     from raypd.billing.prices import (
         INSTANCES as INSTANCES,
         HostedPrice as HostedPrice,
@@ -38,7 +43,7 @@ __getattr__ = LazyExports(
         "bill": ("Bill", "MICRO", "NodeTime"),
         "book": ("WorkersBill", "models_of", "token_usd"),
         "budget": ("BudgetReached",),
-        "meter": ("Meter", "WorkerTime", "added"),
+        "meter": ("Meter", "Receipt", "WorkerTime", "added"),
         "prices": ("HostedPrice", "INSTANCES", "hosted", "is_old"),
     },
     modules=("bill", "book", "budget", "energy", "prices", "prices_aws"),

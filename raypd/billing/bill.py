@@ -6,6 +6,7 @@ that fits on it. A worker's seconds go to what the worker did with them. A slot 
 startup time before the first worker of the node, and idle time afterwards.
 """
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
@@ -181,12 +182,14 @@ def make(
     node_usd: dict[str, int] = {}
     parts = dict.fromkeys(PARTS, 0)
     seconds = dict.fromkeys(PARTS, 0.0)
+    workers_by_node: defaultdict[str, list[WorkerTime]] = defaultdict(list)
+    for worker in workers:
+        workers_by_node[worker.node].append(worker)
     for node in nodes:
         start, end = interval(node, last.began, until)
         hours = shared_seconds(start, end, last.shares) / 3600
         node_usd[node.node] = round(hours * node.usd_per_hour * MICRO)
-        node_workers = [worker for worker in workers if worker.node == node.node]
-        spent = _node_seconds(node, node_workers, start, end, until, last.final)
+        spent = _node_seconds(node, workers_by_node[node.node], start, end, until, last.final)
         for name, value in spent.items():
             seconds[name] += value
         # Even a time too short for anybody to do anything costs money.

@@ -4,7 +4,6 @@ A ledger that dies resumes from that file. This module does not need Ray.
 """
 
 import threading
-from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -12,15 +11,32 @@ import raypd.billing.bill as billing
 import raypd.billing.energy as energy
 from raypd import storage
 from raypd.billing.bill import Bill, NodeTime
-from raypd.billing.meter import TOKEN_COUNTS, Seconds, WorkerTime, added, coarser, zero
+from raypd.billing.meter import (
+    TOKEN_COUNTS,
+    Receipt,
+    Seconds,
+    WorkerTime,
+    add_to,
+    added,
+    coarser,
+    zero,
+)
 from raypd.config import ModelConfig, RunConfig
-from raypd.run import FIRST, SECOND, RunCost, UnitSummary, Usage, layout, records
+from raypd.run import (
+    FIRST,
+    SECOND,
+    Counts,
+    RunCost,
+    SessionUnits,
+    UnitTotals,
+    Usage,
+    layout,
+    records,
+)
 
 _MAX_POINTS = 2000  # of the series
 _MAX_SPANS = 4000  # of all workers together
 _MIN_SPANS = 8  # of each worker
-# Fields of WorkerTime that count tokens.
-TOKEN_FIELDS = ("categories", "open_categories", "lost_categories")
 
 
 @dataclass(frozen=True)
@@ -65,6 +81,11 @@ class Book:
             self.nodes[node.node] = replace(node, began=came)
         # The last report of each worker.
         self.workers = {worker.worker: replace(worker, ended=None) for worker in last.workers}
+        # Of committed units, by category and model, and by method.
+        self.usage: Usage = {key: _without_usd(counts) for key, counts in last.categories.items()}
+        self._by_method = {name: _without_usd(counts) for name, counts in last.methods.items()}
+        # Worker -> the sequence of the last change of its usage that is in the bill's file.
+        self._stored = {worker.worker: worker.counted for worker in last.workers}
 
     def take(self, report: WorkerTime) -> bool:
         """Take a worker's report.
@@ -78,8 +99,29 @@ class Book:
                 return False
             if earlier is not None and earlier.sequence >= report.sequence:
                 return False
-            self.workers[report.worker] = report
+            counted = -1 if earlier is None else earlier.counted
+            # After a restart, changes may be missing; the receipt says from where on.
+            if report.since <= counted:
+                for change in report.changes:
+                    if change.sequence > counted:
+                        add_to(self.usage, change.usage)
+                        for counts in change.usage.values():
+                            add_to(self._by_method, {report.method: counts})
+                counted = max(counted, report.sequence)
+            self.workers[report.worker] = replace(report, changes=[], counted=counted)
             return True
+
+    def receipt(self, worker: str) -> Receipt:
+        """Return which changes of a worker's usage are counted."""
+        with self._lock:
+            report = self.workers.get(worker)
+            counted = -1 if report is None else report.counted
+            return Receipt(counted, self._stored.get(worker, -1))
+
+    def stored(self, bill: Bill) -> None:
+        """Note that a bill is in its file now."""
+        with self._lock:
+            self._stored = {worker.worker: worker.counted for worker in bill.workers}
 
     def see(self, nodes: Iterable[NodeTime], runs: int, now: float) -> None:
         """Note the state of the cluster.
@@ -118,20 +160,27 @@ class Book:
         with self._lock:
             workers = list(self.workers.values())
             charges = make(list(self.nodes.values()), workers, self.last, until)
-        tokens = sum(self.tokens_usd(workers, name) for name in TOKEN_FIELDS)
+            tokens = self.committed_usd() + self.open_usd(workers) + self._lost_usd(workers)
         endpoint = self._tokens_before + round(tokens)
         parts = {**charges.parts, "endpoint": endpoint}
         return replace(charges, parts=parts, total=charges.total + endpoint)
 
-    def tokens_usd(self, workers: Iterable[WorkerTime], name: str) -> float:
-        """Return the micro-dollars that servers charge for the tokens of some workers.
+    def committed_usd(self) -> float:
+        """Return the micro-dollars that servers charge for the tokens of committed units."""
+        with self._lock:
+            return usage_usd(self.usage, self._models)
 
-        Args:
-            workers: The last reports of the workers.
-            name: The field of the report that counts the tokens.
-        """
-        committed = name == "categories"
-        return sum(usage_usd(getattr(worker, name), self._models, committed) for worker in workers)
+    def open_usd(self, workers: Iterable[WorkerTime]) -> float:
+        """Return the micro-dollars that servers charge for the units in flight on some workers."""
+        return sum(
+            usage_usd(worker.open_usage, self._models, committed=False) for worker in workers
+        )
+
+    def _lost_usd(self, workers: Iterable[WorkerTime]) -> float:
+        """Return the micro-dollars that servers charge for the failed attempts of some workers."""
+        return sum(
+            usage_usd(worker.lost_usage, self._models, committed=False) for worker in workers
+        )
 
     def close(self, now: float) -> None:
         """Close the book: no later report counts, and units in flight are lost."""
@@ -141,9 +190,7 @@ class Book:
     def totals(self) -> dict[str, int]:
         """Return the documents and tokens of all committed units."""
         with self._lock:
-            workers = list(self.workers.values())
-        counts = [each for worker in workers for each in worker.categories.values()]
-        return _totals(workers, counts)
+            return _totals(list(self.workers.values()), list(self.usage.values()))
 
     def workers_bill(self, now: float) -> WorkersBill:
         """Return the bill of a pipeline as of now."""
@@ -171,10 +218,6 @@ class Book:
             charges = self.charges(until)
             totals = self.totals()
             workers = list(self.workers.values())
-            by_category = [each for worker in workers for each in worker.categories.items()]
-            by_method = [
-                (worker.method, count) for worker in workers for count in worker.categories.values()
-            ]
             self.last = replace(
                 self.last,
                 until=until,
@@ -184,8 +227,8 @@ class Book:
                 nodes=[self._node_entry(node, until, charges) for node in self.nodes.values()],
                 parts={name: billing.usd(value) for name, value in charges.parts.items()},
                 seconds={name: round(value, 3) for name, value in charges.seconds.items()},
-                categories=billing.shared_out(charges.total, added(by_category)),
-                methods=billing.shared_out(charges.total, added(by_method)),
+                categories=billing.shared_out(charges.total, dict(sorted(self.usage.items()))),
+                methods=billing.shared_out(charges.total, self._by_method),
                 workers=[self._worker_entry(worker, until) for worker in workers],
                 kwh=energy.kwh(workers),
             )
@@ -231,6 +274,10 @@ class Book:
         return replace(worker, ended=ended, seconds=Seconds(**seconds), spans=entry_spans)
 
 
+def _without_usd(counts: Mapping[str, float]) -> Counts:
+    return {kind: value for kind, value in counts.items() if kind != "usd"}
+
+
 def models_of(config: RunConfig) -> dict[str, ModelConfig | None]:
     """Return the models of a run by the `model` of a `UsageKey`."""
     return {FIRST: config.model, SECOND: config.cascade.model}
@@ -273,7 +320,7 @@ def token_usd(
 
 
 def _totals(
-    items: Sequence[WorkerTime] | Sequence[UnitSummary], tokens: Sequence[Mapping[str, float]]
+    items: Sequence[WorkerTime] | Sequence[SessionUnits], tokens: Sequence[Mapping[str, float]]
 ) -> dict[str, int]:
     ok = sum(item.ok for item in items)
     failed = sum(item.failed for item in items)
@@ -327,7 +374,7 @@ def bills(output: str) -> list[Bill]:
     return intact
 
 
-def reconcile(bill: Bill, units: Sequence[UnitSummary]) -> bool:
+def reconcile(bill: Bill, units: SessionUnits) -> bool:
     """Correct the counts of a closed bill, whose workers may have died before their last report.
 
     Args:
@@ -337,11 +384,11 @@ def reconcile(bill: Bill, units: Sequence[UnitSummary]) -> bool:
     Returns:
         Whether the bill had to be corrected.
     """
-    totals = _totals(units, [unit.counts for unit in units])
+    totals = _totals([units], [units.counts])
     if totals == bill.totals:
         return False
     bill.totals = totals
-    if not units:
+    if not units.units:
         # The bill of a retry. Its documents and tokens are counted where the rows are, but its
         # money stays here.
         bill.categories = {
@@ -351,42 +398,37 @@ def reconcile(bill: Bill, units: Sequence[UnitSummary]) -> bool:
             name: {**zero(), "usd": count["usd"]} for name, count in bill.methods.items()
         }
         return True
-    counts = [each for unit in units for each in unit.categories.items()]
+    usage = added(units.usage.items())
     total = round(bill.usd * billing.MICRO)
-    bill.categories = billing.shared_out(total, added(counts))
+    bill.categories = billing.shared_out(total, usage)
     # A run has one method.
     if len(bill.methods) <= 1:
-        by_method = [(name, count) for name in bill.methods for _, count in counts]
+        by_method = [(name, count) for name in bill.methods for count in usage.values()]
         bill.methods = billing.shared_out(total, added(by_method))
     return True
 
 
-def of_run(output: str, units: Iterable[UnitSummary]) -> RunCost | None:
+def of_run(output: str, units: UnitTotals) -> RunCost | None:
     """Add up the bills of all sessions of a run that has ended.
 
     Args:
         output: The folder of the run.
-        units: All committed units, to which the bills are corrected.
+        units: Totals of all committed units, to which the bills are corrected.
 
     Returns:
         None if there is no bill.
     """
-    by_session = defaultdict(list)
-    documents = 0
     settled = []
-    for unit in units:
-        by_session[unit.session].append(unit)
-        documents += unit.documents
     for bill in bills(output):
         if not bill.final:
             # The session died, and its units in flight are lost.
             book = Book(bill)
             book.close(bill.until)
             bill = replace(book.bill(bill.until), kwh=bill.kwh)
-        if reconcile(bill, by_session[bill.session]):
+        if reconcile(bill, units.sessions.get(bill.session, SessionUnits())):
             write(output, bill)
         settled.append(bill)
-    return summed(settled, documents)
+    return summed(settled, units.total("documents"))
 
 
 def summed(bills: Sequence[Bill], documents: int | None = None) -> RunCost | None:

@@ -1,7 +1,8 @@
 """Measure what a worker does with its time, in the worker, and report it to the ledger.
 
-Each report covers everything since the worker began and has a sequence number, so that lost,
-repeated and late reports do no harm.
+A report's times cover everything since the worker began. Its usage by category, of which there may
+be hundreds, covers only what the ledger has not counted yet. Reports have sequence numbers, so that
+lost, repeated and late ones do no harm.
 """
 
 import contextlib
@@ -25,6 +26,9 @@ _JOIN_SECONDS = 0.05  # a shorter pause between two steps belongs to the steps
 _MAX_SPANS = 120  # per worker
 COUNTS = ("documents", "prefill_tokens", "shared_tokens", "decode_tokens")
 TOKEN_COUNTS = COUNTS[1:]
+# Changes of the usage that are kept in case the ledger restarts from its file. What it loses beyond
+# them is corrected from the committed units at the end of the run.
+_MAX_KEPT_CHANGES = 100
 
 
 _Name = TypeVar("_Name", str, UsageKey)
@@ -58,6 +62,27 @@ class Seconds:
         self.lost += prefill + decode
 
 
+@dataclass(frozen=True)
+class UsageChange:
+    """What a worker's usage grew by between two of its reports."""
+
+    sequence: int  # of the later report
+    usage: Usage
+
+
+@dataclass(frozen=True)
+class Receipt:
+    """What the ledger answers to a report: up to which report it has the worker's usage.
+
+    Attributes:
+        counted: The sequence of the last change that is counted.
+        stored: The sequence of the last change that is counted in the bill's file.
+    """
+
+    counted: int
+    stored: int
+
+
 @dataclass
 class WorkerTime:
     """Everything that a worker process did since it began: its report and its entry on the bill."""
@@ -73,9 +98,13 @@ class WorkerTime:
     # Units in flight: busy seconds (prefill, decode) by unit.
     open: dict[str, tuple[float, float]] = field(default_factory=dict)
     spans: Spans = field(default_factory=list)
-    categories: Usage = field(default_factory=dict)  # of committed units
-    open_categories: Usage = field(default_factory=dict)  # of units in flight
-    lost_categories: Usage = field(default_factory=dict)  # of failed attempts
+    # By model, of all categories together.
+    open_usage: Usage = field(default_factory=dict)  # of units in flight
+    lost_usage: Usage = field(default_factory=dict)  # of failed attempts
+    # In a report: what the usage of committed units grew by since the report `since`.
+    changes: list[UsageChange] = field(default_factory=list)
+    since: int = -1
+    counted: int = -1  # on a bill: the sequence of the last change that is counted
     method: str = ""
     ok: int = 0  # documents
     failed: int = 0  # documents
@@ -165,6 +194,11 @@ class Meter:
         )
         self._state = "startup"
         self._units: defaultdict[str, UnitUsage] = defaultdict(UnitUsage)
+        # Of committed units: since the last report, and in earlier reports that the ledger may ask
+        # for again.
+        self._new_usage: Usage = {}
+        self._changes: list[UsageChange] = []
+        self._receipt = Receipt(-1, -1)
         # (prefill tokens, decode tokens) of all programs that have ended.
         self._ended_tokens = (0, 0)
         # The same of all programs, ended or running, after the last step.
@@ -261,10 +295,7 @@ class Meter:
             self._units.pop(unit, None)
             self._totals.ok += ok
             self._totals.failed += failed
-            # A new mapping, because earlier reports hold the old one.
-            self._totals.categories = added(
-                [*self._totals.categories.items(), *usage.categories.items()]
-            )
+            add_to(self._new_usage, usage.categories)
 
     def lose(self, unit: str) -> None:
         """Note that an attempt has failed. Do nothing if it has ended already."""
@@ -273,8 +304,9 @@ class Meter:
             if usage is None:
                 return
             self._totals.seconds.lose(usage.prefill, usage.decode)
-            self._totals.lost_categories = added(
-                [*self._totals.lost_categories.items(), *usage.categories.items()]
+            # A new mapping, because earlier reports hold the old one.
+            self._totals.lost_usage = added(
+                [*self._totals.lost_usage.items(), *_by_model(usage.categories)]
             )
 
     def step(self, engine: Any, programs: Mapping[str, int]) -> list[Any]:
@@ -364,24 +396,46 @@ class Meter:
             self._booked_until = max(self._booked_until, now)
         return spent
 
+    def received(self, receipt: Receipt) -> None:
+        """Note which changes of the usage the ledger has."""
+        with self._lock:
+            self._receipt = receipt
+            self._changes = [change for change in self._changes if change.sequence > receipt.stored]
+
     def report(self) -> WorkerTime:
-        """Return everything so far, with the next sequence number."""
+        """Return the time so far and the usage that is not counted yet, with the next number."""
         with self._lock:
             now = self._clock()
             # A long load or wait appears on the bill while it lasts.
             if self._state != "busy" and now - self._booked_until > 1.0:
                 self._book_time(now, None)
             self._totals.sequence += 1
+            if self._new_usage:
+                self._keep_change(UsageChange(self._totals.sequence, self._new_usage))
+                self._new_usage = {}
             report = replace(self._totals, heard=now, seconds=replace(self._totals.seconds))
             report.joules = self._power()
             report.gpu_use = self._gpu_use()
             report.open = {name: (unit.prefill, unit.decode) for name, unit in self._units.items()}
-            report.open_categories = added(
-                each for unit in self._units.values() for each in unit.categories.items()
+            report.open_usage = added(
+                each for unit in self._units.values() for each in _by_model(unit.categories)
             )
+            report.since = self._receipt.counted
+            report.changes = [change for change in self._changes if change.sequence > report.since]
             if self._state == "busy":
                 self._add_running_step(report, now)
             return report
+
+    def _keep_change(self, change: UsageChange) -> None:
+        """Keep a change until it is in the bill's file; of very many, drop or join the oldest."""
+        self._changes.append(change)
+        if len(self._changes) <= _MAX_KEPT_CHANGES:
+            return
+        oldest = self._changes.pop(0)
+        if oldest.sequence > self._receipt.counted:
+            following = self._changes[0]
+            usage = added([*oldest.usage.items(), *following.usage.items()])
+            self._changes[0] = UsageChange(following.sequence, usage)
 
     def _add_running_step(self, report: WorkerTime, now: float) -> None:
         """Add the part of the current step that has passed; the meter books it when it ends."""
@@ -419,6 +473,19 @@ def added(counts: Iterable[tuple[_Name, Mapping[str, float]]]) -> dict[_Name, Co
         for kind, value in count.items():
             total[kind] = total.get(kind, 0) + value
     return dict(sorted(totals.items()))
+
+
+def add_to(totals: dict[_Name, Counts], counts: Mapping[_Name, Mapping[str, float]]) -> None:
+    """Add counts to totals, in place."""
+    for name, count in counts.items():
+        total = totals.setdefault(name, zero())
+        for kind, value in count.items():
+            total[kind] = total.get(kind, 0) + value
+
+
+def _by_model(usage: Usage) -> list[tuple[UsageKey, Counts]]:
+    """Return usage without its categories."""
+    return [(UsageKey("", key.model), counts) for key, counts in usage.items()]
 
 
 def _plus(tokens: tuple[int, int], programs: Sequence[Any]) -> tuple[int, int]:

@@ -153,7 +153,8 @@ def _report_failures(manifest: Manifest, max_failed_share: float) -> None:
     failed_share = share(manifest.failed, manifest.documents)
     documents = counted(manifest.documents, "document")
     message = f"{count(manifest.failed)} of {documents} failed ({failed_share})"
-    reason = dead_letters.most_frequent(manifest.output)
+    # Units of earlier versions do not tell their reasons to the manifest.
+    reason = next(iter(manifest.reasons), None) or dead_letters.most_frequent(manifest.output)
     if reason:
         message += f", most because: {clean(reason, 300)}"
     message += (

@@ -30,11 +30,11 @@ def print_summary(manifest: Manifest, console: Console | None = None) -> str:
         The next step, in words; "" if there is none.
     """
     console = console or Console(highlight=False, markup=False)
-    units = sorted(writer.committed(manifest.output))
-    if units:
-        rows = writer.read_rows(manifest.output, units[0], _ROWS)
+    for unit_id, _ in writer.objects(manifest.output):
+        rows = writer.read_rows(manifest.output, unit_id, _ROWS)
         if rows:
             console.print(_table(rows))
+        break
     if manifest.fake:
         console.print(
             "model: fake. THESE ANSWERS ARE MADE UP: no model read the documents.", style="bold red"

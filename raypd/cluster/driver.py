@@ -2,7 +2,7 @@
 
 import contextlib
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -11,7 +11,7 @@ from raypd import storage
 from raypd.answering import check_model, components, progress
 from raypd.billing import BudgetReached, book
 from raypd.config import RunConfig
-from raypd.dataset import Plan, planner, take_apart, writer
+from raypd.dataset import CommittedUnits, Plan, planner, summaries, take_apart, writer
 from raypd.errors import ConfigError, RunError
 from raypd.run import (
     Interrupted,
@@ -19,7 +19,7 @@ from raypd.run import (
     RunLease,
     Unit,
     UnitResult,
-    UnitSummary,
+    UnitTotals,
     Unreadable,
     held,
     layout,
@@ -81,9 +81,9 @@ def run_extract(
     if planned.left_out:
         say(left_out.describe(planned.left_out))
     done = writer.committed(output)
-    _check_known(planned, done, output)
+    _documents_done(planned, done, output)
     if len(done) == planned.units:
-        return finish(config, output, planned)
+        return finish(config, output, planned, committed=done)
     if build is None:
         build = components.build
         check_model(config, machine=ray_session.runs_here(config.cluster))
@@ -96,20 +96,28 @@ def run_extract(
             )
         # Another session may have committed units before this one got the lease.
         done = writer.committed(output)
-        _check_known(planned, done, output)
+        done_documents = _documents_done(planned, done, output)
         storage.clean_temporary(writer.units_folder(output))
-        session = DriverSession(config, output, planned, done, lease, verbose, build)
+        session = DriverSession(
+            config, output, planned, done, done_documents, lease, verbose, build
+        )
         try:
             planned.keep(output)
             if len(done) < planned.units:
                 session.stream()
         except KeyboardInterrupt:
             raise Interrupted(f"interrupted: {session.state()}; the same command resumes") from None
+        finally:
+            session.summaries.flush()
     return finish(config, output, planned, session.unreadable)
 
 
 def finish(
-    config: RunConfig, output: str, planned: Plan, unreadable: Unreadable | None = None
+    config: RunConfig,
+    output: str,
+    planned: Plan,
+    unreadable: Unreadable | None = None,
+    committed: CommittedUnits | None = None,
 ) -> Manifest:
     """Write the manifest of a run.
 
@@ -118,6 +126,7 @@ def finish(
         output: The folder of the run.
         planned: The plan.
         unreadable: Units that the session could not read, beside those that the plan knows of.
+        committed: The committed units, if they were listed just now.
 
     Raises:
         RunError: If a unit is damaged or belongs to another configuration, if units could not be
@@ -127,7 +136,14 @@ def finish(
     unreadable = unreadable or Unreadable()
     for unit in planned.damaged():
         unreadable.add(unit, unit.damaged or "")
-    units = writer.summaries(output)
+    if committed is None:
+        committed = writer.committed(output)
+    units = UnitTotals()
+    begun: set[str] = set()
+    for table in summaries.read(committed, keep=True):
+        summaries.add(units, table)
+        if unreadable.files:
+            begun.update(unreadable.files.keys() & set(table["source"].to_pylist()))
     _check_fingerprints(config.fingerprint(), units, output)
     cost = book.of_run(output, units)
     result = manifest.make(config, output, planned.units, units, unreadable, cost, planned.left_out)
@@ -140,7 +156,7 @@ def finish(
             "says. The same command tries them again"
         )
     if unreadable.units and config.input.on_damaged == "fail":
-        advice = unreadable.advice({unit.source for unit in units})
+        advice = unreadable.advice(begun)
         raise RunError(
             f"{unreadable.units} units of the input cannot be read; all others are done:\n"
             f"{unreadable.shown()}{path} lists them. {advice}"
@@ -148,28 +164,37 @@ def finish(
     return result
 
 
-def _check_fingerprints(fingerprint: str, units: Sequence[UnitSummary], output: str) -> None:
+def _check_fingerprints(fingerprint: str, units: UnitTotals, output: str) -> None:
     """Raise RunError if a committed unit belongs to another configuration."""
-    for unit in units:
-        if unit.fingerprint != fingerprint:
-            raise RunError(
-                f"{output}: unit {unit.unit} belongs to another configuration, {unit.fingerprint}"
-            )
+    for other, unit in units.fingerprints.items():
+        if other != fingerprint:
+            raise RunError(f"{output}: unit {unit} belongs to another configuration, {other}")
 
 
-def _check_known(planned: Plan, done: set[str], output: str) -> None:
-    """Raise ConfigError if a committed unit is not in the plan.
+def _documents_done(planned: Plan, done: CommittedUnits, output: str) -> int:
+    """Return the expected documents of the committed units.
 
-    Its documents are also in units of the plan and would appear in the output twice.
+    Raises:
+        ConfigError: If a committed unit is not in the plan. Its documents are also in units of the
+            plan and would appear in the output twice.
     """
-    unknown = sorted(done.difference(unit.id for unit in planned))
-    if unknown:
+    if not done:
+        return 0
+    known_units = 0
+    documents = 0
+    for unit in planned:
+        if unit.id in done:
+            known_units += 1
+            documents += unit.expected
+    if known_units < len(done):
+        unknown = sorted(set(done).difference(unit.id for unit in planned))
         raise ConfigError(
             f"output.path {output}: contains {len(unknown)} units that are not in the plan of this "
             f"run (for instance {unknown[0]}): {planned.changes or _INPUT_CHANGED}. Their "
             "documents would appear in the output twice. Choose another output.path, or restore "
             "the input"
         )
+    return documents
 
 
 @dataclass
@@ -179,7 +204,8 @@ class DriverSession:
     config: RunConfig
     output: str
     planned: Plan
-    done: set[str]  # ids of units that were committed before
+    done: CommittedUnits  # before the session began
+    done_documents: int  # documents of these units, and of those that the session commits
     lease: RunLease
     verbose: bool
     build: components.Build
@@ -191,7 +217,7 @@ class DriverSession:
     def __post_init__(self) -> None:
         self.units = self.planned.units
         self.done_units = len(self.done)
-        self.done_documents = sum(unit.expected for unit in self.planned if unit.id in self.done)
+        self.summaries = summaries.SummaryWriter(self.output)
         # Units of several objects, one of which cannot be read.
         self._units_to_split: list[Unit] = []
         self._display = progress.RunDisplay(
@@ -364,6 +390,8 @@ class DriverSession:
         if result.error is None:
             documents = result.ok + result.failed
             self.done_units += 1
+            if result.commit is not None:
+                self.summaries.add(result.commit)
             self.done_documents += documents
             self.answered_documents += documents
             self.failed_documents += result.failed

@@ -19,7 +19,7 @@ import ray
 
 import raypd.cluster.machines as machines
 from raypd import storage
-from raypd.billing import Bill, WorkerTime, bill as billing, book, prices
+from raypd.billing import Bill, Receipt, WorkerTime, bill as billing, book, prices
 from raypd.cluster.metrics import Metrics
 from raypd.config import RunConfig
 from raypd.errors import ConfigError
@@ -63,9 +63,10 @@ class PipelineLedger:
         self._nodes = nodes
         self.book = book.Book(Bill("", time.time(), 0.0), config, workers_only=True)
 
-    def report(self, report: WorkerTime) -> None:
+    def report(self, report: WorkerTime) -> Receipt:
         """Take a worker's report."""
         self.book.take(report)
+        return self.book.receipt(report.worker)
 
     def bill(self) -> book.WorkersBill:
         """Return the bill as of now."""
@@ -107,11 +108,12 @@ class Ledger:
         self._try(self._flush)
         threading.Thread(target=self._run, name="ledger", daemon=True).start()
 
-    def report(self, report: WorkerTime) -> None:
+    def report(self, report: WorkerTime) -> Receipt:
         """Take a worker's report."""
         self.book.take(report)
         if report.gpus and report.gpu_use is None:
             self.book.note(_NO_NVML)
+        return self.book.receipt(report.worker)
 
     def standing(self) -> Standing:
         """Return the state of the bill as of now."""
@@ -128,8 +130,7 @@ class Ledger:
         documents = self.book.totals()["documents"]
         usd_per_document = 0.0
         if documents:
-            tokens_usd = self.book.tokens_usd(workers, "categories")
-            usd_per_document = tokens_usd / documents / billing.MICRO
+            usd_per_document = self.book.committed_usd() / documents / billing.MICRO
         unpriced = [
             node.price_source for node in nodes if node.price_source.startswith(machines.UNKNOWN)
         ]
@@ -143,7 +144,7 @@ class Ledger:
             unpriced=next(iter(unpriced), None),
             stored=self._stored,
             usd_per_document=usd_per_document,
-            open_usd=self.book.tokens_usd(working, "open_categories") / billing.MICRO,
+            open_usd=self.book.open_usd(working) / billing.MICRO,
         )
 
     def close(self) -> None:
@@ -184,6 +185,7 @@ class Ledger:
         with self._writing:
             bill = self.book.bill(time.time())
             book.write(self._output, bill)
+            self.book.stored(bill)
             self._stored = True
         # The bill does not depend on the metrics.
         try:

@@ -36,7 +36,16 @@ from raypd.cluster.unit_block import UnitBlock, fetch_documents
 from raypd.config import RunConfig
 from raypd.dataset import read_unit, writer
 from raypd.errors import InputError, UserError
-from raypd.run import Attempt, Unit, UnitLog, UnitResult, UnitSummary, layout, retry_policy
+from raypd.run import (
+    Attempt,
+    Commit,
+    Unit,
+    UnitLog,
+    UnitResult,
+    UnitSummary,
+    layout,
+    retry_policy,
+)
 from raypd.tasks import Document, Record, billed_as, columns_of, rows_of
 
 _MAX_TRIES = 3  # tries of a unit that fails with an error of storage
@@ -120,10 +129,12 @@ class EngineActor:
             self.report()
             time.sleep(_REPORT_SECONDS)
 
-    def report(self) -> None:
-        """Report everything so far to the ledger, and wait up to 5 s until it has arrived.
+    def report(self, wait: bool = True) -> None:
+        """Report to the ledger.
 
-        Waiting keeps the bill from being closed before the last report.
+        Args:
+            wait: Whether to wait up to 5 s for the receipt. A unit that ends does not wait: what it
+                used is in its object as well.
         """
         if self._ledger is None:
             return
@@ -132,7 +143,8 @@ class EngineActor:
         # Answers are worth more than their bill, so no error of the ledger ends the worker.
         try:
             reference = self._ledger.report.remote(self.meter.report())
-            ray.wait([reference], timeout=_LEDGER_SECONDS)
+            if wait and ray.wait([reference], timeout=_LEDGER_SECONDS)[0]:
+                self.meter.received(ray.get(reference))
         except Exception as error:
             print(
                 f"raypd: the ledger did not get a report: {type(error).__name__}: {error}",
@@ -203,6 +215,7 @@ class DecodeWorker(EngineActor):
         unit: Unit,
         block: UnitBlock | None = None,
         starved: float = 0.0,
+        again: bool = True,
     ) -> UnitResult:
         """Process a unit until it is committed, handed back or given up.
 
@@ -210,6 +223,9 @@ class DecodeWorker(EngineActor):
             unit: The unit.
             block: Its documents, if they were read ahead.
             starved: Seconds for which this worker has had nothing to do because no unit was read.
+            again: Whether a worker may have begun the unit before, so that its record of attempts
+                has to be read, and its commit may exist already. For other units, the commit is the
+                only request beside those for the input.
         """
         if self._unfit is not None:
             return UnitResult(error=self._unfit, fatal=True)
@@ -217,7 +233,7 @@ class DecodeWorker(EngineActor):
         if block is not None:
             self._blocks[unit.id] = block
         for earlier_tries in range(_MAX_TRIES):
-            result = self._try(unit, earlier_tries > 0)
+            result = self._try(unit, earlier_tries > 0, again or earlier_tries > 0)
             if not result.retry or earlier_tries == _MAX_TRIES - 1:
                 break
             time.sleep(_RETRY_SECONDS * (earlier_tries + 1))
@@ -228,10 +244,13 @@ class DecodeWorker(EngineActor):
             reading_seconds=self.meter.reading_seconds,
         )
 
-    def _try(self, unit: Unit, is_retry: bool) -> UnitResult:
+    def _try(self, unit: Unit, is_retry: bool, again: bool) -> UnitResult:
         """Try to process a unit, and turn every error into a result."""
         try:
-            return self._try_once(unit, is_retry)
+            if again:
+                return self._try_once(unit, is_retry)
+            with self._slot(alone=False):
+                return self._run_attempt(unit, Attempt())
         except Cancelled:
             return UnitResult(handed_back=True)
         except UserError as error:
@@ -283,17 +302,26 @@ class DecodeWorker(EngineActor):
         """Run an attempt and record its begin and its end on storage."""
         self.log.begin(unit.id, attempt)
         following: Attempt | None = attempt
+        try:
+            result = self._run_attempt(unit, attempt)
+            following = None
+        finally:
+            self.log.end(unit.id, following)
+        return result
+
+    def _run_attempt(self, unit: Unit, attempt: Attempt) -> UnitResult:
+        """Run an attempt; if the process dies, whoever gave it the unit records that."""
         self._attempts[unit.id] = attempt
         try:
-            summary = self.run_unit(unit, attempt)
-            following = None
+            summary, commit = self._process(unit, attempt)
         except EngineBroken as error:
             self._die(error, [unit.id])
         finally:
             del self._attempts[unit.id]
-            self.log.end(unit.id, following)
-            self.report()
-        return UnitResult(ok=summary.ok, failed=summary.failed)
+            # The bill should have the last unit before it is closed. Others are reported in time.
+            if not self._attempts:
+                self.report(wait=False)
+        return UnitResult(ok=summary.ok, failed=summary.failed, commit=commit)
 
     def _die(self, error: EngineBroken, names: list[str]) -> NoReturn:
         """End this process.
@@ -330,13 +358,20 @@ class DecodeWorker(EngineActor):
             EngineBroken: If the engine failed.
             Cancelled: If the unit was cancelled.
         """
-        attempt = attempt or Attempt()
+        if writer.is_committed(self.spec.output, unit.id, self.config.output.partition):
+            return writer.read_summary(self.spec.output, unit.id)
+        summary, _ = self._process(unit, attempt or Attempt())
+        return summary
+
+    def _process(self, unit: Unit, attempt: Attempt) -> tuple[UnitSummary, Commit | None]:
+        """Read, decode and commit a unit, and return its summary; raises as `run_unit` does.
+
+        The commit is None if another attempt has made it.
+        """
         output = self.spec.output
         partition = self.config.output.partition
         began = time.time()
         started = time.monotonic()
-        if writer.is_committed(output, unit.id, partition):
-            return writer.read_summary(output, unit.id)
         with self.request_queue.unit(unit.id) as state:
             documents = self._read(unit)
             self.request_queue.count(
@@ -348,6 +383,8 @@ class DecodeWorker(EngineActor):
                 documents, rows_of(state.records, self.config), self.schema, attempt.number
             )
             ok, failed = writer.count_documents(table)
+            failures = writer.count_failures(table)
+            first_id, last_id = writer.id_range(table)
             summary = UnitSummary(
                 unit=unit.id,
                 fingerprint=self._fingerprint,
@@ -364,12 +401,17 @@ class DecodeWorker(EngineActor):
                 categories=usage.categories,
                 busy_seconds=round(usage.prefill + usage.decode, 6),
                 truncated=writer.count_truncated(table),
+                reasons=failures.reasons,
+                retriable=failures.retriable,
+                first_id=first_id,
+                last_id=last_id,
             )
-            if not writer.commit(output, table, summary, partition):
+            commit = writer.commit(output, table, summary, partition)
+            if commit is None:
                 # Another attempt committed the unit first.
-                return writer.read_summary(output, unit.id)
+                return writer.read_summary(output, unit.id), None
             self.meter.commit(unit.id, usage, ok, failed)
-            return summary
+            return summary, commit
 
     def _read(self, unit: Unit) -> list[Document]:
         """Return the documents of a unit, from its block if there is a usable one."""

@@ -30,7 +30,7 @@ from raypd.cluster.unit_block import UnitBlock
 from raypd.cluster.worker import DecodeWorker, WorkerSpec
 from raypd.config import ClusterConfig
 from raypd.errors import RunError
-from raypd.run import ReadingRecord, Unit, UnitResult, retry_policy
+from raypd.run import ReadingRecord, Unit, UnitLog, UnitResult, retry_policy
 from raypd.text import Say
 
 _WAIT_SECONDS = 0.25  # for a result, before units are assigned again
@@ -40,6 +40,7 @@ _IDLE_SECONDS = 5.0  # a worker that idles this long while no unit is left to as
 # If an engine waits for input for a larger share of a unit's time, its worker overlaps more units.
 _MAX_WAITING_SHARE = 0.05
 _COMMIT_MARGIN = 5.0  # a unit must be committed this many seconds before its node ends
+_DEAD_PROCESS = "died"  # in place of a process id, in the record of a death
 _CANCEL_SECONDS = 2.0  # after which a cancellation that had no effect is repeated
 # A worker that dies this often while it loads its model will not start.
 _MAX_FAILED_STARTS = 4
@@ -203,6 +204,8 @@ class WorkerPool:
         self._max_workers = cluster.max_workers  # as many as have a GPU that is not faulty
         # Units that were in flight and are not committed.
         self._returned: deque[StreamedUnit] = deque()
+        # Ids of units that a worker may have begun, in this session or in an earlier one.
+        self._attempted: set[str] = set()
         # Workers that pin a faulty GPU so that nothing else is scheduled on it.
         self._pinning: list[WorkerHandle] = []
         self._source: Iterator[Unit] = iter(())
@@ -234,6 +237,7 @@ class WorkerPool:
         self._source = (unit for unit in units if unit.id not in done)
         self._remaining = count
         self._exhausted = False
+        self._attempted |= retry_policy.attempted(self.spec.output)
         if self.cluster.readers != 0:
             self._stream = DocumentStream(
                 posixpath.basename(self.spec.output),
@@ -348,26 +352,33 @@ class WorkerPool:
             is_idle: Whether the worker that gets the unit has no other one.
         """
         if self._returned:
-            return self._returned.popleft()
+            streamed = self._returned.popleft()
+            if self._stream is None:
+                return streamed
+            return self._stream.checked(streamed)
         if self._exhausted:
             return None
         try:
             if self._stream is None:
                 return StreamedUnit(next(self._source))
-            streamed = self._stream.next(waiting=is_idle)
+            return self._stream.next(waiting=is_idle)
         except StopIteration:
             self._exhausted = True
             return None
-        if streamed is not None and streamed.why_not:
-            self.read_by_workers[streamed.why_not] += 1
-        return streamed
 
     def _start(self, worker: WorkerHandle, streamed: StreamedUnit) -> None:
         starved = 0.0
         if worker.starved_since is not None:
             starved = time.monotonic() - worker.starved_since
             worker.starved_since = None
-        reference = worker.actor.run.remote(streamed.unit, block=streamed.block, starved=starved)
+        if streamed.why_not:
+            self.read_by_workers[streamed.why_not] += 1
+        reference = worker.actor.run.remote(
+            streamed.unit,
+            block=streamed.block,
+            starved=starved,
+            again=streamed.unit.id in self._attempted,
+        )
         worker.assignments[reference] = Assignment(streamed.unit, streamed.block)
 
     def _steal(self) -> None:
@@ -554,12 +565,14 @@ class WorkerPool:
         for assignment in reversed(worker.assignments.values()):
             self._returned.appendleft(StreamedUnit(assignment.unit, assignment.block))
         units = [assignment.unit for assignment in worker.assignments.values()]
+        self._attempted.update(unit.id for unit in units)
         preempted = worker.draining or getattr(error, "preempted", False)
         node_lost = preempted or (worker.node and not is_alive(worker.node))
         if node_lost:
             name = f"Node {worker.node[:8]}" if worker.node else "A node"
             self.say(f"{name} was lost; its units will be processed elsewhere.")
         elif units:
+            self._record_death(worker, units)
             self._deaths.with_units += 1
             cause = ""
             if "low on memory" in str(error):
@@ -568,6 +581,14 @@ class WorkerPool:
         if not worker.ready and not node_lost:
             self._deaths.loading += 1
         self._deaths.check(self.wanted, len(self.workers), f": {self._cause(error, units)}")
+
+    def _record_death(self, worker: WorkerHandle, units: list[Unit]) -> None:
+        """Record on storage that a worker died with its units in flight."""
+        log = UnitLog(self.spec.output, self.spec.session, worker.node, _DEAD_PROCESS, is_alive)
+        # If storage does not answer, this death of the units is not counted.
+        with contextlib.suppress(OSError):
+            for unit in units:
+                log.died(unit.id)
 
     def _cause(self, error: Exception, units: list[Unit]) -> str:
         """Describe why a worker died: Ray's last line, and what the worker wrote before."""

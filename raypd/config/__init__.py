@@ -49,6 +49,7 @@ if TYPE_CHECKING:
         MOST_SEQS as MOST_SEQS,
         CascadeConfig as CascadeConfig,
         DecodingConfig as DecodingConfig,
+        EndpointConfig as EndpointConfig,
         EngineConfig as EngineConfig,
         FakeConfig as FakeConfig,
         ModelConfig as ModelConfig,
@@ -102,6 +103,7 @@ __getattr__ = LazyExports(
         "model": (
             "CascadeConfig",
             "DecodingConfig",
+            "EndpointConfig",
             "EngineConfig",
             "FakeConfig",
             "MOST_REQUESTS",

@@ -8,8 +8,9 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from raypd.config import KINDS, RunConfig
 from raypd.config.options import OptionsOf
+from raypd.config.run import RunConfig
+from raypd.config.tasks import KINDS
 from raypd.config.yaml_file import dump
 
 _WIDTH = 48  # column of the comments

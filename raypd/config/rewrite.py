@@ -9,9 +9,9 @@ from typing import Any
 
 from ruamel.yaml import YAML
 
-from raypd.config import RunConfig
 from raypd.config.load import load_config, value_at, value_of
 from raypd.config.paths import anchor_paths, anchored
+from raypd.config.run import RunConfig
 from raypd.config.sections import drop_options, set_key
 from raypd.errors import ConfigError, RunError, raised_as
 from raypd.schema import Section

@@ -18,7 +18,13 @@ if TYPE_CHECKING:
         look as look,
         plan as plan,
         planner as planner,
+        summaries as summaries,
+        unit_rows as unit_rows,
         writer as writer,
+    )
+    from raypd.dataset.committed import (
+        CommittedUnits as CommittedUnits,
+        unit_objects as unit_objects,
     )
     from raypd.dataset.label_file import (
         LABEL_ENDINGS as LABEL_ENDINGS,
@@ -42,22 +48,35 @@ if TYPE_CHECKING:
     from raypd.dataset.planner import documents_of_last_unit as documents_of_last_unit
     from raypd.dataset.reader import (
         filled as filled,
+        may_have as may_have,
         read_table as read_table,
         read_unit as read_unit,
     )
     from raypd.dataset.tables import kind_of as kind_of
-    from raypd.dataset.writer import rows_of as rows_of, typed_table as typed_table
+    from raypd.dataset.unit_rows import rows_of as rows_of
+    from raypd.dataset.writer import typed_table as typed_table
 
 __getattr__ = LazyExports(
     __name__,
     {
+        "committed": ("CommittedUnits", "unit_objects"),
         "label_file": ("LABEL_ENDINGS", "label_rows", "was_reviewed", "without_documents"),
         "look": ("Look", "MOST_ROWS", "batch_rows", "look_for_columns"),
         "plan": ("Plan", "PlanTotals", "PlanWriter", "stored", "take_apart"),
         "planner": ("documents_of_last_unit",),
-        "reader": ("filled", "read_table", "read_unit"),
+        "reader": ("filled", "may_have", "read_table", "read_unit"),
         "tables": ("kind_of",),
-        "writer": ("rows_of", "typed_table"),
+        "unit_rows": ("rows_of",),
+        "writer": ("typed_table",),
     },
-    modules=("batch_files", "delimited", "look", "plan", "planner", "writer"),
+    modules=(
+        "batch_files",
+        "delimited",
+        "look",
+        "plan",
+        "planner",
+        "summaries",
+        "unit_rows",
+        "writer",
+    ),
 )

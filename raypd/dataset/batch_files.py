@@ -9,11 +9,14 @@ import json
 from collections.abc import Iterator
 from contextlib import closing
 from itertools import groupby
+from operator import itemgetter
 from typing import Any, NamedTuple
 
-import raypd.dataset.writer as writer
+import raypd.dataset.summaries as summaries
+import raypd.dataset.unit_rows as unit_rows
 from raypd import storage
 from raypd.config import RunConfig
+from raypd.dataset.committed import CommittedUnits
 from raypd.dataset.jsonl import BOM, Line, line_limit, lines, open_lines
 from raypd.dataset.listing import objects
 from raypd.errors import ConfigError, InputError, RunError, raised_as
@@ -133,14 +136,15 @@ def _object_of(line: Line) -> dict[str, Any] | None:
 
 def _answers(output: str) -> Iterator[_Answer]:
     """Yield the committed rows of every request, in the order of the input."""
-    units = []
-    for unit_id, path in writer.objects(output):
-        units.append((writer.read_summary(output, unit_id, path), path))
-    units.sort(key=lambda unit: unit[0].start)
-    for summary, path in units:
-        _, table = writer.read_table(output, summary.unit, _COLUMNS, path)
-        for offset, rows in groupby(table.to_pylist(), key=lambda row: row["row"]):
-            yield _Answer(offset, int(summary.committed_at), list(rows))
+    units: list[dict[str, Any]] = []
+    for table in summaries.read(CommittedUnits(output)):
+        units += table.select(["name", "start", "committed_at"]).to_pylist()
+    units.sort(key=itemgetter("start"))
+    paths = [summaries.path_of(output, unit["name"]) for unit in units]
+    tables = unit_rows.of_paths(paths, _COLUMNS)
+    for unit, table in zip(units, tables, strict=True):
+        for offset, rows in groupby(table.to_pylist(), key=itemgetter("row")):
+            yield _Answer(offset, int(unit["committed_at"]), list(rows))
 
 
 def _first_error(answer: _Answer) -> str | None:

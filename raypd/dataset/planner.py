@@ -38,14 +38,16 @@ _TAIL_PIECES = 4
 _TAIL_DOCUMENTS = 64
 
 
-def plan(config: RunConfig, output: str | None = None) -> Plan:
+def plan(config: RunConfig, output: str | None = None, same_run: bool = True) -> Plan:
     """Plan all units of a run; `Plan.keep` stores them for later sessions.
 
     Args:
         config: The run's configuration.
         output: The run's folder. Units of a plan stored there are kept if their files have not
-            changed; new files become units of their own, the last of them smaller. Without it units
-            have their full size and stay the same when files are added.
+            changed, and new files become units of their own. Without it units stay the same when
+            files are added.
+        same_run: Whether the stored plan is of the same run. Then a table keeps its version, and
+            the last of the new units are smaller, so that workers end at about the same time.
 
     Raises:
         InputError: The run would be pointless. Single unreadable files are in the plan instead.
@@ -53,8 +55,32 @@ def plan(config: RunConfig, output: str | None = None) -> Plan:
     """
     check_installed(config.input)
     left_out = LeftOut()
+    with _named_errors(config):
+        result = _plan(config, output, left_out, same_run)
+    if result.totals.empty is not None:
+        left_out.add_all(result.totals.empty)
+    result.left_out = left_out.files()
+    return result
+
+
+def listing(config: RunConfig) -> str:
+    """Return a digest of the input's files, their sizes and versions: the `listing` of a plan.
+
+    It costs a listing alone; no file is looked into. Raises as `plan` does.
+    """
+    digest = hashlib.sha256()
+    with _named_errors(config):
+        source = tables.pinned(config.input, None)
+        for _ in add_to_digest(objects(source, LeftOut()), digest):
+            pass
+    return digest.hexdigest()
+
+
+@contextlib.contextmanager
+def _named_errors(config: RunConfig) -> Iterator[None]:
+    """Raise errors of storage as RunError and InputError."""
     try:
-        result = _plan(config, output, left_out)
+        yield
     except OSError as error:
         outage = storage.outage(error, error.filename or str(config.input.path))
         if outage is not None:
@@ -63,10 +89,6 @@ def plan(config: RunConfig, output: str | None = None) -> Plan:
             raise error from None
         # Such as a folder that may not be listed.
         raise InputError(str(error)) from None
-    if result.totals.empty is not None:
-        left_out.add_all(result.totals.empty)
-    result.left_out = left_out.files()
-    return result
 
 
 def _interrupted(outage: Exception) -> str:
@@ -76,7 +98,7 @@ def _interrupted(outage: Exception) -> str:
     return message
 
 
-def _plan(config: RunConfig, output: str | None, left_out: LeftOut) -> Plan:
+def _plan(config: RunConfig, output: str | None, left_out: LeftOut, same_run: bool) -> Plan:
     cut = {"unit_documents": config.cluster.unit_documents, "unit_bytes": config.cluster.unit_bytes}
     earlier: Plan | None = None
     alone: set[str] = set()
@@ -84,11 +106,14 @@ def _plan(config: RunConfig, output: str | None, left_out: LeftOut) -> Plan:
     if output is not None:
         earlier = stored(output)
         alone = stored_alone(output)
-        tail_units = _TAIL_UNITS
+        if same_run:
+            tail_units = _TAIL_UNITS
     if earlier is not None and earlier.totals.fingerprint not in ("", config.fingerprint()):
         # That run has committed nothing, or this one would have been refused before.
         earlier = None
-    version = earlier.totals.version if earlier is not None else None
+    version = None
+    if earlier is not None and same_run:
+        version = earlier.totals.version
     source = tables.pinned(config.input, version)
     planning = _Planning(config, source, alone, tail_units)
     if earlier is None or earlier.totals.cut != cut:

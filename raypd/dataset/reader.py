@@ -4,10 +4,11 @@ A row that cannot be read becomes a document with an error, so that none is lost
 """
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import pyarrow as pa
 
+import raypd.dataset.cursors as cursors
 from raypd import storage
 from raypd.config import InputConfig, RunConfig
 from raypd.dataset.formats import FORMATS, Fields, SourceRow
@@ -50,6 +51,18 @@ def read_unit(unit: Unit, config: RunConfig, columns: Sequence[str] = ()) -> lis
     return [documents[number] for number in unit.only]
 
 
+def may_have(unit: Unit, source: str, place: int) -> bool:
+    """Return whether a unit may have a document.
+
+    Args:
+        unit: A unit of a plan.
+        source: The name of the document's file.
+        place: `Document.place`.
+    """
+    parts = (part for part in unit.parts if part.name == source)
+    return any(FORMATS[part.format].may_have(part, place) for part in parts)
+
+
 def _read_part(
     part: Part, config: RunConfig, columns: Sequence[str], first_number: int
 ) -> list[Document]:
@@ -62,7 +75,10 @@ def _read_part(
         if key in needed:
             path_fields[key] = value
     try:
-        rows = FORMATS[part.format].read(part, source, needed)
+        if cursors.applies(part):
+            rows: Iterable[SourceRow] = cursors.default.rows(part, source, needed)
+        else:
+            rows = FORMATS[part.format].read(part, source, needed)
         for number, row in enumerate(rows, first_number):
             documents.append(_document(number, row, part, config, path_fields))
     except storage.Changed as error:

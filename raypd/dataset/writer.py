@@ -18,8 +18,9 @@ import pyarrow.parquet as pq
 
 from raypd import storage
 from raypd.config import RunConfig
+from raypd.dataset.committed import CommittedUnits, unit_id_of, unit_objects
 from raypd.errors import ConfigError, Damaged, RunError
-from raypd.run import UnitSummary, encoded, from_json, layout
+from raypd.run import Commit, UnitSummary, encoded, failure_reasons, from_json, layout
 from raypd.tasks import (
     Document,
     Record,
@@ -31,8 +32,9 @@ from raypd.tasks import (
 )
 
 COUNTS = ("prefill_tokens", "shared_tokens", "decode_tokens", "steps")
+_WHOLE_BYTES = 8 << 20  # a smaller file is read whole
+_MAX_RANGE_ID = 128  # characters
 _SUMMARY_KEY = b"raypd"  # in the metadata of the file's schema
-_SUMMARY_THREADS = 16
 # Raised if a value does not fit its column.
 _MISFITS = (pa.ArrowException, ValueError, TypeError, OverflowError)
 
@@ -165,6 +167,20 @@ def count_truncated(table: pa.Table) -> int:
     return len(_document_keys(table.filter(table["truncated"])))
 
 
+def count_failures(table: pa.Table) -> failure_reasons.FailureCounts:
+    """Count the failed documents of a unit's rows by kind of reason."""
+    failed = table.filter(pc.not_equal(table["status"], "ok"))
+    return failure_reasons.count(failed.select(["source", "row", "error"]).to_pylist())
+
+
+def id_range(table: pa.Table) -> tuple[str | None, str | None]:
+    """Return the smallest and the largest id of a unit's rows; None for each if one is long."""
+    ids = pc.min_max(table["id"]).as_py()
+    if ids["min"] is None or max(map(len, ids.values())) > _MAX_RANGE_ID:
+        return None, None
+    return ids["min"], ids["max"]
+
+
 def _document_keys(table: pa.Table) -> set[tuple[str, int]]:
     """Return the (source, row) of every document of a unit's rows."""
     return set(zip(table["source"].to_pylist(), table["row"].to_pylist(), strict=True))
@@ -172,7 +188,7 @@ def _document_keys(table: pa.Table) -> set[tuple[str, int]]:
 
 def commit(
     output: str, table: pa.Table, summary: UnitSummary, partition: Mapping[str, str] | None = None
-) -> bool:
+) -> Commit | None:
     """Write a unit's file, unless it exists.
 
     Args:
@@ -182,25 +198,37 @@ def commit(
         partition: `output.partition` of the run's configuration.
 
     Returns:
-        Whether this call has committed the unit.
+        The commit; None if the file existed.
     """
     summary.committed_at = time.time()
-    return storage.put_new(unit_path(output, summary.unit, partition), _encoded(table, summary))
+    path = unit_path(output, summary.unit, partition)
+    return _commit(output, path, summary, storage.put_new(path, _encoded(table, summary)))
 
 
-def replace_rows(path: str, table: pa.Table, summary: UnitSummary, version: str) -> bool:
+def _commit(output: str, path: str, summary: UnitSummary, stamp: str | None) -> Commit | None:
+    if stamp is None:
+        return None
+    folder = storage.join(units_folder(output), "")
+    return Commit(summary, path.removeprefix(folder), stamp)
+
+
+def replace_rows(
+    output: str, path: str, table: pa.Table, summary: UnitSummary, version: str
+) -> Commit | None:
     """Replace a unit's file, as only a retry may.
 
     Args:
+        output: The run's folder.
         path: The unit's file.
         table: The new rows.
         summary: The new summary.
         version: The version to replace.
 
     Returns:
-        False if the file has another version by now.
+        The commit; None if the file has another version by now.
     """
-    return storage.put_if(path, _encoded(table, summary), version)
+    stamp = storage.put_if(path, _encoded(table, summary), version)
+    return _commit(output, path, summary, stamp)
 
 
 def _encoded(table: pa.Table, summary: UnitSummary) -> bytes:
@@ -226,25 +254,13 @@ def typed_table(rows: pa.Table, config: RunConfig) -> pa.Table:
 
 def objects(output: str) -> Iterator[tuple[str, str]]:
     """Yield the (unit id, path) of every committed unit, in all partitions."""
-    for item in storage.walk(units_folder(output)):
-        name = item.name.rpartition("/")[2]
-        if name.endswith(".parquet") and not name.startswith((".", "_")):
-            yield name.removesuffix(".parquet"), item.path
+    for item in unit_objects(output):
+        yield unit_id_of(item.name), item.path
 
 
-def summaries(output: str) -> list[UnitSummary]:
-    """Return the summaries of the committed units, by their ids; raises as `read_summary` does."""
-
-    def read(unit: tuple[str, str]) -> UnitSummary:
-        unit_id, path = unit
-        return read_summary(output, unit_id, path)
-
-    return list(storage.in_threads(read, sorted(objects(output)), _SUMMARY_THREADS))
-
-
-def committed(output: str) -> set[str]:
+def committed(output: str) -> CommittedUnits:
     """Return the ids of the committed units."""
-    return {unit_id for unit_id, _ in objects(output)}
+    return CommittedUnits(output)
 
 
 def is_committed(output: str, unit_id: str, partition: Mapping[str, str] | None = None) -> bool:
@@ -252,24 +268,31 @@ def is_committed(output: str, unit_id: str, partition: Mapping[str, str] | None 
     return storage.exists(unit_path(output, unit_id, partition))
 
 
-def read_summary(output: str, unit_id: str, path: str | None = None) -> UnitSummary:
+def read_summary(
+    output: str, unit_id: str, path: str | None = None, item: storage.Object | None = None
+) -> UnitSummary:
     """Return the summary of a committed unit.
 
     Args:
         output: The run's folder.
         unit_id: The unit.
         path: The unit's file; None searches all partitions.
+        item: The unit's file in a listing, if that is known; it saves a request.
 
     Raises:
         Damaged: The file is damaged.
         RunError: The file cannot be reached.
     """
-    with _opened(path or _locate(output, unit_id)) as parquet:
+    with _opened(path or _locate(output, unit_id), item) as parquet:
         return _summary(parquet)
 
 
 def read_table(
-    output: str, unit_id: str, columns: Sequence[str] | None = None, path: str | None = None
+    output: str,
+    unit_id: str,
+    columns: Sequence[str] | None = None,
+    path: str | None = None,
+    item: storage.Object | None = None,
 ) -> tuple[UnitSummary, pa.Table]:
     """Return the summary and the rows of a committed unit; raises as `read_summary` does.
 
@@ -278,10 +301,11 @@ def read_table(
         unit_id: The unit.
         columns: The columns to read; None reads all.
         path: The unit's file; None searches all partitions.
+        item: The unit's file in a listing, if that is known; it saves a request.
     """
     names = None if columns is None else list(columns)
-    with _opened(path or _locate(output, unit_id)) as parquet:
-        return _summary(parquet), parquet.read(columns=names)
+    with _opened(path or _locate(output, unit_id), item) as parquet:
+        return _summary(parquet), parquet.read(columns=names, use_threads=False)
 
 
 def _summary(parquet: pq.ParquetFile) -> UnitSummary:
@@ -290,16 +314,32 @@ def _summary(parquet: pq.ParquetFile) -> UnitSummary:
 
 
 @contextlib.contextmanager
-def _opened(path: str) -> Iterator[pq.ParquetFile]:
+def _opened(path: str, item: storage.Object | None = None) -> Iterator[pq.ParquetFile]:
     """Open a unit's file.
+
+    Args:
+        path: The file.
+        item: The file in a listing, if that is known.
 
     Raises:
         Damaged: The file, here or while it is read, is damaged.
         RunError: It is out of reach or access is denied, so it must not be deleted.
+        storage.Changed: It is not the one in the listing any more.
     """
     try:
-        with storage.open_file(path) as file:
-            yield pq.ParquetFile(file, page_checksum_verification=True)
+        version = None
+        size = None
+        if item is not None and storage.is_remote(path):
+            version = item.stamp
+            size = item.size
+        with storage.open_file(path, version, size) as file:
+            source = file
+            if item is not None and item.size <= _WHOLE_BYTES:
+                # One request instead of one for each column.
+                source = pa.BufferReader(file.read())
+            yield pq.ParquetFile(source, page_checksum_verification=True)
+    except storage.Changed:
+        raise
     except storage.StorageError as error:
         raise RunError(f"{error}; the same command resumes") from None
     except (pa.ArrowException, OSError, KeyError, TypeError, ValueError) as error:
@@ -322,19 +362,6 @@ def read_rows(output: str, unit_id: str, limit: int) -> list[dict[str, Any]]:
     """Return the first rows of a committed unit; raises as `read_summary` does."""
     _, table = read_table(output, unit_id)
     return as_records(table.slice(0, limit))
-
-
-def rows_of(run: str, columns: Sequence[str] | None = None) -> Iterator[dict[str, Any]]:
-    """Yield the rows of all committed units, by the units' ids; raises as `read_summary` does.
-
-    Args:
-        run: The run's folder.
-        columns: The columns to read; None reads all.
-    """
-    folder = storage.absolute(run)
-    for unit_id, path in sorted(objects(folder)):
-        _, table = read_table(folder, unit_id, columns, path)
-        yield from as_records(table)
 
 
 def as_records(table: pa.Table | pa.RecordBatch) -> list[dict[str, Any]]:

@@ -9,12 +9,15 @@ import raypd.estimation.sampling as sampling
 from raypd import storage
 from raypd.billing import INSTANCES, MICRO, Bill, book
 from raypd.config import RunConfig
-from raypd.dataset import writer
+from raypd.dataset import summaries
 from raypd.errors import ConfigError
 from raypd.estimation.machines import TOKENS, EstimateOptions, MethodSpeed, Overhead, assemble
 from raypd.estimation.records import Estimate
 from raypd.run import RunRecord, UnitSummary, UsageKey, layout, left_out, records
 from raypd.text import counted
+
+# Units that the speed is taken from, evenly spread.
+_UNITS = 20_000
 
 
 def estimate_from(config: RunConfig, options: EstimateOptions) -> Estimate:
@@ -27,7 +30,7 @@ def estimate_from(config: RunConfig, options: EstimateOptions) -> Estimate:
     assert options.run is not None
     run = storage.absolute(options.run)
     earlier_config = _earlier_config(run)
-    units = writer.summaries(run)
+    units = summaries.some(run, _UNITS)
     bills = book.bills(run)
     if not units:
         raise ConfigError(f"--from {run}: no unit is committed there yet")

@@ -5,7 +5,7 @@ from itertools import chain
 from typing import Any
 
 from raypd import storage
-from raypd.dataset import label_rows, writer
+from raypd.dataset import label_rows, unit_rows
 from raypd.errors import InputError, raised_as
 from raypd.run import NoRun, load_record
 from raypd.schema import Attribute
@@ -155,13 +155,46 @@ def read_answers(run: str) -> Answers:
         InputError: If the folder holds no answers.
     """
     answers: Answers = {}
-    for row in writer.rows_of(run):
-        rows = answers.setdefault(row["id"], [])
-        if row["status"] == "ok":
-            rows.append(row)
+    for row in unit_rows.rows_of(run):
+        _add(answers, row)
     if not answers:
-        raise InputError(f"{run}: holds no answers; give the output folder of a run")
+        raise _no_answers(run)
     return answers
+
+
+def answers_for(run: str, ids: Collection[str]) -> tuple[Answers, int]:
+    """Read the answers of some documents of a run, and no unit that cannot have them.
+
+    Args:
+        run: The folder of the run.
+        ids: The ids of the documents.
+
+    Returns:
+        The answers of those documents that the run has, and the number of its other documents.
+
+    Raises:
+        InputError: If the folder holds no answers.
+    """
+    rows, documents = unit_rows.with_ids(run, ids)
+    if not documents:
+        raise _no_answers(run)
+    answers: Answers = {}
+    positions = set()
+    for row in rows:
+        positions.add((row["source"], row["row"]))
+        _add(answers, row)
+    return answers, documents - len(positions)
+
+
+def _add(answers: Answers, row: Row) -> None:
+    """Add a row to the answers of its document; of a failed document, the id alone."""
+    rows = answers.setdefault(row["id"], [])
+    if row["status"] == "ok":
+        rows.append(row)
+
+
+def _no_answers(run: str) -> InputError:
+    return InputError(f"{run}: holds no answers; give the output folder of a run")
 
 
 def flat_values(tree: Row, prefix: str = "") -> Row:

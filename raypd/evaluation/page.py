@@ -17,10 +17,10 @@ from raypd.errors import UserError
 from raypd.evaluation.labels import (
     AttributeNames,
     Row,
+    answers_for,
     asked_attributes,
     category_of,
     flat_values,
-    read_answers,
     read_labels,
 )
 from raypd.evaluation.outcome import NN, NV, VC, VN, outcome
@@ -216,7 +216,8 @@ def find_wrong_values(
     names = asked_attributes(run)
     documents: list[WrongDocument] = []
     counts: Counts = {}
-    for key, rows in read_answers(run).items():
+    answers, _ = answers_for(run, gold)
+    for key, rows in answers.items():
         if "target" not in gold.get(key, {}):
             continue
         row = rows[0] if rows else {}

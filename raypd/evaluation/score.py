@@ -29,11 +29,11 @@ from raypd.evaluation.labels import (
     AttributeNames,
     Labels,
     Row,
+    answers_for,
     asked_attributes,
     attribute_names,
     category_of,
     flat_values,
-    read_answers,
     read_labels,
 )
 from raypd.evaluation.outcome import (
@@ -176,7 +176,7 @@ def evaluate(
         InputError: If a file cannot be read, or no document stands in both.
     """
     gold = read_labels(labels, labels_column, run)
-    answers = read_answers(run)
+    answers, others = answers_for(run, gold)
     names = asked_attributes(run)
     with raised_as(
         InputError, f"{labels}: labels of another kind of task than {run}, which lacks", KeyError
@@ -186,9 +186,9 @@ def evaluate(
         raise _no_labels(run, labels, labels_column, bool(answers.keys() & gold.keys()))
     evaluation = Evaluation(
         measures_of(scores),
-        unlabelled=len(answers.keys() - gold.keys()),
+        unlabelled=others,
         missing=len(gold.keys() - answers.keys()),
-        failed=sum(not rows for key, rows in answers.items() if key in gold),
+        failed=sum(not rows for rows in answers.values()),
         not_asked=sum(score.not_asked for score in scores.values()),
     )
     values = _labelled_values(answers, gold, tolerance, names)
@@ -196,7 +196,8 @@ def evaluate(
         evaluation.reliability = reliability(values)
         evaluation.calibration_error = calibration_error(evaluation.reliability)
     if other_run is not None:
-        other_scores = _scores(read_answers(other_run), gold, tolerance, names)
+        other_answers, _ = answers_for(other_run, gold)
+        other_scores = _scores(other_answers, gold, tolerance, names)
         common = sorted(scores.keys() & other_scores.keys())
         if not common:
             raise InputError(f"{other_run}: no document of {run} stands there, too")
@@ -232,8 +233,8 @@ def labelled_values(
     Raises:
         InputError: If a file cannot be read.
     """
-    answers = read_answers(run)
     gold = read_labels(labels, labels_column, run)
+    answers, _ = answers_for(run, gold)
     return _labelled_values(answers, gold, tolerance, asked_attributes(run))
 
 

@@ -9,14 +9,14 @@ if TYPE_CHECKING:
         control_tokens as control_tokens,
         draft as draft,
         embedded as embedded,
-        endpoint as endpoint,
-        endpoint_batch as endpoint_batch,
         load as load,
         medusa_heads as medusa_heads,
         prepare as prepare,
         source as source,
     )
+    from raypd.models.byte_prompt import byte_tokenizer as byte_tokenizer
     from raypd.models.cache import quiet as quiet
+    from raypd.models.chat_completion import ENDPOINT_CONTEXT as ENDPOINT_CONTEXT
     from raypd.models.control_tokens import (
         CONTROL_TOKENS as CONTROL_TOKENS,
         control_token as control_token,
@@ -30,7 +30,11 @@ if TYPE_CHECKING:
     )
     from raypd.models.draft import load_draft_model as load_draft_model
     from raypd.models.end_tokens import model_end_tokens as model_end_tokens
-    from raypd.models.endpoint import check_endpoint as check_endpoint
+    from raypd.models.endpoint import (
+        EndpointEngine as EndpointEngine,
+        check_endpoint as check_endpoint,
+    )
+    from raypd.models.endpoint_batch import BatchEngine as BatchEngine
     from raypd.models.families import (
         families_table as families_table,
         untrainable as untrainable,
@@ -58,12 +62,15 @@ if TYPE_CHECKING:
 __getattr__ = LazyExports(
     __name__,
     {
+        "byte_prompt": ("byte_tokenizer",),
         "cache": ("quiet",),
+        "chat_completion": ("ENDPOINT_CONTEXT",),
         "control_tokens": ("CONTROL_TOKENS", "control_token", "markup_bytes"),
         "device": ("check_gpu", "has_fp8", "resolve_device", "resolve_dtype"),
         "draft": ("load_draft_model",),
         "end_tokens": ("model_end_tokens",),
-        "endpoint": ("check_endpoint",),
+        "endpoint": ("EndpointEngine", "check_endpoint"),
+        "endpoint_batch": ("BatchEngine",),
         "families": ("families_table", "untrainable"),
         "load": (
             "LoadedModel",
@@ -80,15 +87,5 @@ __getattr__ = LazyExports(
         "vllm_engine": ("VLLMEngine", "check_vllm"),
         "vocabulary": ("token_bytes", "token_texts"),
     },
-    modules=(
-        "control_tokens",
-        "draft",
-        "embedded",
-        "endpoint",
-        "endpoint_batch",
-        "load",
-        "medusa_heads",
-        "prepare",
-        "source",
-    ),
+    modules=("control_tokens", "draft", "embedded", "load", "medusa_heads", "prepare", "source"),
 )

@@ -1,5 +1,6 @@
-"""LoRA adapters (peft): found, checked against their base model before weights are loaded, and
-attached to it.
+"""Finds LoRA adapters of peft, checks them against their base model, and attaches them to it.
+
+The check needs no weights, so that an adapter that does not fit is refused before they are loaded.
 """
 
 import json
@@ -29,11 +30,13 @@ warnings.filterwarnings("ignore", message="`is_gradient_checkpointing`", categor
 
 
 def import_peft() -> None:
-    """Imports peft without torch's compiler (1.5 s), which bitsandbytes, imported by it, wants for
-    its own weights.
+    """Import peft without torch's compiler.
+
+    peft imports bitsandbytes, which would load the compiler for its own weights (1.5 s).
     """
     before = os.environ.get(_NO_COMPILER)
-    os.environ[_NO_COMPILER] = "1"  # torch reads it in each call of `compile`
+    # torch reads the variable in each call of `compile`, so it is set during the import only.
+    os.environ[_NO_COMPILER] = "1"
     try:
         import peft  # noqa: F401
     finally:
@@ -45,56 +48,71 @@ def import_peft() -> None:
 
 @dataclass(frozen=True)
 class Adapter:
+    """An adapter's name in the configuration, and its files."""
+
     name: str
     settings: Path
     weights: Path
 
 
 def find_adapter(config: ModelConfig) -> Adapter | None:
-    """The files of `model.adapter`, fetched if it is a Hub id; None without one.
+    """Return the files of `model.adapter`, fetched if it is a Hub id; None if it is not set.
 
-    Raises ModelError: not there.
+    Raises:
+        ModelError: If there is no adapter of that name.
     """
     name = config.adapter
     if name is None:
         return None
     if looks_local(name):
-        folder = Path(name).expanduser().absolute()
-        if not folder.is_dir():
-            raise ModelError(f"model.adapter {name!r}: there is no folder {folder}")
-        if not (folder / _SETTINGS).is_file():
-            raise ModelError(
-                f"model.adapter {name!r}: {folder} has no {_SETTINGS}, so it is not a peft adapter"
-            )
-        if not (folder / _WEIGHTS).is_file():
-            raise ModelError(f"model.adapter {name!r}: {folder} has no {_WEIGHTS}")
-        return Adapter(name, folder / _SETTINGS, folder / _WEIGHTS)
+        return _local_adapter(name)
     if not HUB_ID.fullmatch(name):
         raise ModelError(
             f"model.adapter {name!r} is neither a local folder nor a Hub id (owner/name)"
         )
-    with explained(Source(name, name, False, None, False), "the adapter cannot be fetched"):
+    source = Source(name, name, local=False, revision=None, trust_remote_code=False)
+    with explained(source, "the adapter cannot be fetched"):
         try:
-            return Adapter(
-                name, *(Path(hf_hub_download(name, file)) for file in (_SETTINGS, _WEIGHTS))
-            )
+            settings = Path(hf_hub_download(name, _SETTINGS))
+            weights = Path(hf_hub_download(name, _WEIGHTS))
         except LocalEntryNotFoundError:
+            # The Hub cannot be reached, which `explained` describes.
             raise
         except EntryNotFoundError as error:
             raise ModelError(
                 f"model.adapter {name!r} has no {_SETTINGS} or no {_WEIGHTS}"
             ) from error
+    return Adapter(name, settings, weights)
+
+
+def _local_adapter(name: str) -> Adapter:
+    folder = Path(name).expanduser().absolute()
+    if not folder.is_dir():
+        raise ModelError(f"model.adapter {name!r}: there is no folder {folder}")
+    if not (folder / _SETTINGS).is_file():
+        raise ModelError(
+            f"model.adapter {name!r}: {folder} has no {_SETTINGS}, so it is not a peft adapter"
+        )
+    if not (folder / _WEIGHTS).is_file():
+        raise ModelError(f"model.adapter {name!r}: {folder} has no {_WEIGHTS}")
+    return Adapter(name, folder / _SETTINGS, folder / _WEIGHTS)
 
 
 def check_adapter(adapter: Adapter, source: Source, base: PretrainedConfig) -> None:
-    """Checks names and shapes of all tensors, without weights.
+    """Check that an adapter is a LoRA of a model, by the names and shapes of all tensors.
 
-    Raises ModelError for no LoRA of this base model.
+    Args:
+        adapter: The adapter.
+        source: Where the base model is.
+        base: The base model's config.json.
+
+    Raises:
+        ModelError: If it is not a LoRA, or does not fit the base model.
     """
     try:
         settings = json.loads(adapter.settings.read_text(encoding="utf-8"))
         kind = settings["peft_type"]
-        named = settings.get("base_model_name_or_path")
+        trained_for = settings.get("base_model_name_or_path")
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ModelError(
             f"model.adapter {adapter.name!r}: {adapter.settings} cannot be read: {error!r}"
@@ -103,44 +121,45 @@ def check_adapter(adapter: Adapter, source: Source, base: PretrainedConfig) -> N
         raise ModelError(
             f"model.adapter {adapter.name!r} is of type {kind}; raypd takes LoRA adapters"
         )
-    if named and _contradicts(str(named), source.name):
-        why = f"was trained for {named!r}, not for model.name {source.name!r}"
+    if trained_for and _contradicts(str(trained_for), source.name):
         raise ModelError(
-            f"model.adapter {adapter.name!r} {why}: set model.name to {named!r}, or take "
-            "another adapter"
+            f"model.adapter {adapter.name!r} was trained for {trained_for!r}, not for model.name "
+            f"{source.name!r}: set model.name to {trained_for!r}, or choose another adapter"
         )
     reason = _misfit(adapter, source, base)
     if reason is not None:
-        trained = f" (it was trained for {named!r})" if named else ""
+        origin = ""
+        if trained_for:
+            origin = f" (it was trained for {trained_for!r})"
         raise ModelError(
-            f"model.adapter {adapter.name!r} does not fit model.name {source.name!r}{trained}: "
+            f"model.adapter {adapter.name!r} does not fit model.name {source.name!r}{origin}: "
             f"{reason}"
         )
 
 
-def _contradicts(named: str, base: str) -> bool:
-    """Whether two names are Hub ids of different weights.
+def _contradicts(trained_for: str, base: str) -> bool:
+    """Return whether two names are Hub ids of different weights.
 
     A copy under another owner counts as the same.
     """
-    if (
-        looks_local(named)
-        or looks_local(base)
-        or not (HUB_ID.fullmatch(named) and HUB_ID.fullmatch(base))
-    ):
-        return False
-    return named.rsplit("/", 1)[-1].lower() != base.rsplit("/", 1)[-1].lower()
+    for name in (trained_for, base):
+        if looks_local(name) or not HUB_ID.fullmatch(name):
+            return False
+    return trained_for.rsplit("/", 1)[-1].lower() != base.rsplit("/", 1)[-1].lower()
 
 
 def _misfit(adapter: Adapter, source: Source, base: PretrainedConfig) -> str | None:
-    """Puts the adapter on a model without storage (device meta), and compares names and shapes of
-    all tensors.
+    """Return why an adapter does not fit its base model; None if it does.
+
+    The adapter is put on a model without storage (device meta), and the names and shapes of all
+    its tensors are compared.
     """
     from peft import PeftConfig, PeftModel, get_peft_model_state_dict
 
     try:
         settings = PeftConfig.from_pretrained(str(adapter.settings.parent))
-    except Exception as error:  # peft checks what goes together, each in its own way
+    except Exception as error:
+        # peft raises many kinds of errors for settings that do not go together.
         return f"{adapter.settings}: {error}"
     # An initialisation from the weights (pissa, olora) has none to read here.
     settings.init_lora_weights = False
@@ -151,44 +170,52 @@ def _misfit(adapter: Adapter, source: Source, base: PretrainedConfig) -> str | N
             )
         try:
             wrapped = PeftModel(empty, settings, low_cpu_mem_usage=True)
-        # None of its target modules is there, or what is set cannot be made.
         except Exception as error:
+            # The model has none of the target modules, or lacks what the settings need.
             return str(error)
-    expected = get_peft_model_state_dict(wrapped, save_embedding_layers=False)
-    shapes = {key: tuple(value.shape) for key, value in expected.items()}
-    parameters = {key: tuple(value.shape) for key, value in wrapped.named_parameters()}
+    state = get_peft_model_state_dict(wrapped, save_embedding_layers=False)
+    expected = {key: tuple(value.shape) for key, value in state.items()}
+    # Embeddings may be saved along with the adapter; they are parameters of the model.
+    model_shapes = {key: tuple(value.shape) for key, value in wrapped.named_parameters()}
+    model_shapes.update(expected)
     try:
         with safe_open(adapter.weights, framework="pt") as file:
-            tensors = {key: tuple(file.get_slice(key).get_shape()) for key in file.keys()}  # noqa: SIM118
+            shapes = {key: tuple(file.get_slice(key).get_shape()) for key in file.keys()}  # noqa: SIM118
     except Exception as error:
         return f"{adapter.weights} cannot be read: {error}"
-    for key, shape in tensors.items():
-        # Parameters: embeddings that were saved along with the adapter.
-        needed = shapes.get(key, parameters.get(key))
-        if needed is None:
-            return f"it has a tensor {key!r}, for which the model has no place"
-        if needed != shape:
+    for key, shape in shapes.items():
+        if key not in model_shapes:
+            return f"the model has nothing that corresponds to the adapter's tensor {key!r}"
+        needed = model_shapes[key]
+        if shape != needed:
             return f"its tensor {key!r} is {list(shape)}, and the model needs {list(needed)}"
-    missing = sorted(set(shapes) - set(tensors))
+    missing = sorted(expected.keys() - shapes.keys())
     if missing:
         return (
-            f"{len(missing)} of the {len(shapes)} tensors that its settings ask for are not "
-            f"there ({missing[0]!r})"
+            f"{len(missing)} of the {len(expected)} tensors that its settings require are "
+            f"missing ({missing[0]!r})"
         )
     return None
 
 
 def attach_adapter(model: PreTrainedModel, adapter: Adapter, merge: bool) -> PreTrainedModel:
-    """The model with the adapter, merged or beside it; quantized weights would have to be rounded
-    again for a merge.
+    """Return a model with an adapter.
+
+    Args:
+        model: The base model.
+        adapter: An adapter that fits it.
+        merge: Whether to merge the adapter into the weights. Quantized weights would have to be
+            rounded again, so an adapter of theirs stays beside them.
+
+    Raises:
+        ModelError: If a merged weight is not finite.
     """
     from peft import PeftModel
 
     wrapped: Any = PeftModel.from_pretrained(
         model, str(adapter.settings.parent), is_trainable=False
     )
-    if merge:
-        with raised_as(ModelError, f"model.adapter {adapter.name!r} cannot be merged", ValueError):
-            # ValueError: values that are not finite.
-            return wrapped.merge_and_unload(safe_merge=True)
-    return wrapped.base_model.model
+    if not merge:
+        return wrapped.base_model.model
+    with raised_as(ModelError, f"model.adapter {adapter.name!r} cannot be merged", ValueError):
+        return wrapped.merge_and_unload(safe_merge=True)

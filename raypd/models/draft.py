@@ -44,7 +44,7 @@ def load_draft_model(
     """Load the draft model with an engine of its own.
 
     Args:
-        config: Of the run.
+        config: The run's configuration.
         main: The model that verifies.
         load: Loads a model.
         memory_share: Share of a GPU's free memory that the caches of both models may take.
@@ -57,15 +57,15 @@ def load_draft_model(
     loaded.packed = loaded.packed or pack_model(loaded.model)
     sizes = config.engine
     # Both caches hold the same texts, so both get memory for as many tokens.
-    own_bytes = _cache_bytes(loaded.model.config)
-    own_share = own_bytes / (own_bytes + _cache_bytes(main.model.config))
+    draft_bytes = _cache_bytes(loaded.model.config)
+    draft_share = draft_bytes / (draft_bytes + _cache_bytes(main.model.config))
     with raised_as(ModelError, _KEY, ValueError):
         engine = Engine(
             loaded.packed,
             max_num_seqs=sizes.most_seqs,
             max_num_batched_tokens=sizes.batched_tokens(loaded.device.type == "cuda"),
             cache_tokens=sizes.cache_tokens,
-            memory_share=memory_share * own_share,
+            memory_share=memory_share * draft_share,
             attention=sizes.attention,
             cuda_graphs=sizes.cuda_graphs,
         )
@@ -88,7 +88,7 @@ def _cache_bytes(config: PretrainedConfig) -> int:
 def _check_tokenizers(
     config: RunConfig, main: PreTrainedTokenizerBase, draft: PreTrainedTokenizerBase
 ) -> None:
-    """Refuse a draft model whose tokens are not those of the model."""
+    """Raise ModelError if the draft model has other tokens than the model."""
     vocabulary = main.get_vocab()
     draft_vocabulary = draft.get_vocab()
     if vocabulary == draft_vocabulary:
@@ -100,7 +100,8 @@ def _check_tokenizers(
     ]
     token = min(differing)
     raise ModelError(
-        f"{_KEY} {config.decoding.draft_model}: its tokenizer is another one: {token!r} is "
-        f"{draft_vocabulary.get(token)} there and {vocabulary.get(token)} in {config.model.name}; "
+        f"{_KEY} {config.decoding.draft_model}: its tokenizer differs from that of "
+        f"{config.model.name}: {token!r} has the id {draft_vocabulary.get(token)} instead of "
+        f"{vocabulary.get(token)}; "
         "choose a smaller model of the same family"
     )

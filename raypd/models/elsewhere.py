@@ -1,14 +1,14 @@
-"""Names what can run a model, or read weights, that raypd's own engine does not.
+"""Names what can run a model, or read weights, that raypd's own engine does not support.
 
-The lists are taken from vLLM's registries of models and of quantization methods. They hold what
-raypd turns away, and need a line when raypd turns away something else.
+The lists are from vLLM's registries of models and quantization methods. They contain only what
+raypd refuses, so a refusal of anything else needs a new line here.
 """
 
 from transformers import PretrainedConfig
 
-_SERVER = "a server that can may answer in its place (model.endpoint)"
+_SERVER = "a server that supports it may answer in its place (model.endpoint)"
 
-# Classes of models, as `architectures` in config.json names them, that vLLM decodes.
+# Model classes that vLLM decodes, as `architectures` in config.json names them.
 VLLM_ARCHITECTURES = {
     "BambaForCausalLM",
     "BloomForCausalLM",
@@ -74,11 +74,11 @@ VLLM_QUANTIZATIONS = {
 
 
 def who_runs(config: PretrainedConfig, class_name: str | None = None) -> str:
-    """Says in a clause what can run a model that raypd's engine does not support.
+    """Return a clause that says what can run a model that raypd's engine does not support.
 
     Args:
-        config: Its configuration, as transformers reads config.json.
-        class_name: Its class in transformers, for a configuration without `architectures`.
+        config: The model's configuration, as transformers reads config.json.
+        class_name: The model's class in transformers, for a configuration without `architectures`.
     """
     names = getattr(config, "architectures", None) or [class_name]
     if VLLM_ARCHITECTURES.intersection(names):
@@ -87,7 +87,7 @@ def who_runs(config: PretrainedConfig, class_name: str | None = None) -> str:
 
 
 def who_reads(method: str) -> str:
-    """Says in a clause what reads weights of a `quant_method` that raypd does not read."""
+    """Return a clause that says what reads weights of a `quant_method` that raypd does not."""
     if method in VLLM_QUANTIZATIONS:
         return "engine.kind=vllm reads it, on a GPU, and so may a server (model.endpoint)"
     return _SERVER

@@ -1,193 +1,162 @@
 """`model.endpoint`: a server with an OpenAI-compatible API answers in place of weights.
 
-A tokenizer of bytes, with a token for each role, turns messages into ids as with weights; the
-engine turns them back.
+The engine turns the ids of a prompt into messages, sends them, and turns the answer into ids.
 """
 
 import contextlib
 import json
 import os
-import re
-import threading
-import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from email.utils import parsedate_to_datetime
 from typing import Any
 from urllib.parse import urljoin, urlsplit
 
 import requests
-from requests.exceptions import ReadTimeout, RequestException
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from requests.exceptions import RequestException
 from transformers import PreTrainedTokenizerFast
-from transformers.convert_slow_tokenizer import bytes_to_unicode
-from urllib3.exceptions import HTTPError, ReadTimeoutError
 
-from raypd.config import HIDDEN, RunConfig, redact
+from raypd.config import EndpointConfig, RunConfig, redact
 from raypd.decoding import Continuation, Finished, Program, TokenCounts
 from raypd.errors import ConfigError
-from raypd.models.reasoning import answer_range
+from raypd.models.byte_prompt import messages_of
+from raypd.models.chat_completion import (
+    NoAnswer,
+    answer_bounds,
+    byte_logprobs,
+    hidden_reasoning,
+    is_complete,
+    max_answer_tokens,
+    message_text,
+    missing_answer,
+    paid_counts,
+)
+from raypd.models.endpoint_client import EndpointClient
 from raypd.models.timed_http import TimedAdapter
 
-# Bytes of a prompt and its answer; what the server cannot take it refuses, for that document alone.
-CONTEXT = 400_000
-_ROLES = ("system", "user", "assistant")
-_END = "<|end|>"
-_AGAIN = (408, 429, 500, 502, 503, 504)
-_REFUSED = (400, 401, 403, 404, 413, 422)  # a prompt, a key or a name; no pause helps
-_AT_ONCE = 64  # requests, where engine.max_num_seqs is auto
-_CHUNK = 1 << 14  # bytes that are read at a time
-_BYTES, _BYTES_A_TOKEN = 1 << 20, 64  # of an answer, and for each token that it may have
-_BYTES_OF_TEXT = 4  # for each token, about
-_TEMPLATE_TOKENS = 4096  # that a server may count for a prompt over its bytes
-_LONGEST_WAIT = 600.0  # seconds that a server may ask to wait
-_IN_A_ROW = 20  # requests that failed, after which all wait
-_PAUSE = 30.0  # seconds of that, doubled while requests fail, up to _LONGEST_WAIT
-# Values of finish_reason, as servers of several makers write them: the answer is complete; ...
-_COMPLETE = {"stop", "eos", "eos_token", "end_turn", "stop_sequence", "complete", "completed"}
-# ... the limit of tokens cut it; ...
-_CUT = {"length", "max_tokens", "max_output_tokens", "model_length", "max_length"}
-# ... a filter withheld it; ...
-_WITHHELD = re.compile(
-    "filter|safety|sensitive|recitation|prohibited|blocklist|blocked|spii|refus|moderation",
-    re.IGNORECASE,
-)
-# ... the model called a tool; ...
-_CALLED = re.compile("tool|function", re.IGNORECASE)
-# ... or the server gave up.
-_BROKEN_OFF = re.compile("error|abort|cancel|insufficient|repetition|timeout", re.IGNORECASE)
-# Keys of a message in which servers hand over the reasoning apart from the answer.
-_REASONING_KEYS = ("reasoning_content", "reasoning", "reasoning_details", "thinking")
-
-
-class NoAnswer(RuntimeError):
-    """A chat completion came and is paid, but holds no answer.
-
-    Attributes:
-        counts: The tokens that the server bills for it.
-    """
-
-    def __init__(self, reason: str, counts: TokenCounts) -> None:
-        super().__init__(reason)
-        self.counts = counts
-
-
-class Unreachable(RuntimeError):
-    """The server does not answer, or refuses for now, for as long as is tried."""
+# Requests in flight if engine.max_num_seqs is auto.
+_REQUESTS_IN_FLIGHT = 64
+# Bytes that the answer to a prompt may have, and more for each token that it may have. A token
+# with its log probability takes about 64 bytes of JSON.
+_ANSWER_BYTES = 1 << 20
+_ANSWER_BYTES_PER_TOKEN = 64
+# Tokens of a chat template that a server may count on top of the bytes of a prompt.
+_TEMPLATE_TOKENS = 4096
+# A key of fewer characters may occur in an answer by chance, so it is not taken out there.
+_MIN_SECRET_IN_ANSWER = 16
+# Seconds that the check before a run waits for the server.
+_CHECK_TIMEOUT = 5
 
 
 def check_endpoint(config: RunConfig) -> None:
-    """Raises ConfigError for what can be known before a request is made."""
+    """Check what can be known before a prompt is sent.
+
+    A server that cannot be reached from this machine passes, because workers may reach it.
+
+    Raises:
+        ConfigError: If the decoding method needs weights, the key is not set, or the server
+            redirects or has no batch API.
+    """
     endpoint = config.model.endpoint
     assert endpoint is not None
     if config.decoding.method != "autoregressive":
-        method = f"decoding.method {config.decoding.method}"
         raise ConfigError(
-            f"{method}: a server behind model.endpoint decodes its own way; set method: "
-            "autoregressive"
+            f"decoding.method {config.decoding.method}: a server behind model.endpoint decodes "
+            "its own way; set method: autoregressive"
         )
     if endpoint.key_variable is not None and not os.environ.get(endpoint.key_variable):
         raise ConfigError(
             "model.endpoint.key_variable: the environment variable "
-            f"{endpoint.key_variable} holds no key; set it "
-            "(on a cluster in the job's runtime environment), or set the key to null for a "
-            "server without one"
+            f"{endpoint.key_variable} holds no key; set it (on a cluster in the job's runtime "
+            "environment), or set model.endpoint.key_variable to null if the server needs no key"
         )
-    how: dict[str, Any] = {"timeout": 5, "allow_redirects": False, "stream": True}
-    for path in ("batches", "files") if endpoint.batch else ("chat/completions",):
-        url = f"{endpoint.url.rstrip('/')}/{path}"
-        # What cannot be reached from here may be from a worker. An empty request costs nothing, and
-        # holds no document.
-        with contextlib.suppress(RequestException), requests.Session() as session:
-            session.mount(f"{urlsplit(url).scheme}://", TimedAdapter())
-            reply = session.get(url, **how) if endpoint.batch else session.post(url, json={}, **how)
-            if reply.is_redirect:
-                moved = (
-                    f"{url} redirects to {redact(urljoin(url, reply.headers['location']))[:200]}"
-                )
-                raise ConfigError(
-                    f"model.endpoint.url: {moved}; documents are not sent there: set the right URL"
-                )
-            if endpoint.batch and reply.status_code == 404:
-                raise ConfigError(
-                    f"model.endpoint.batch: {endpoint.url} has no batch API (/{path}); set it "
-                    "to false"
-                )
+    paths = ["chat/completions"]
+    if endpoint.batch:
+        paths = ["batches", "files"]
+    for path in paths:
+        with contextlib.suppress(RequestException):
+            _check_path(endpoint, path)
 
 
-def byte_tokenizer() -> PreTrainedTokenizerFast:
-    """Ids 0 to 255 are bytes; then come a token for the beginning of each role's message, and one
-    for the end.
-    """
-    backend = Tokenizer(
-        models.BPE(vocab={letter: byte for byte, letter in bytes_to_unicode().items()}, merges=[])
-    )
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    backend.decoder = decoders.ByteLevel()
-    marks = [f"<|{role}|>" for role in _ROLES]
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=backend,
-        eos_token=_END,
-        extra_special_tokens=dict(zip(_ROLES, marks, strict=True)),
-    )
-    tokenizer.chat_template = (
-        "{% for message in messages %}{{ '<|' + message['role'] + '|>' + message['content'] + '"
-        + _END
-        + "' }}"
-        "{% endfor %}{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
-    )
-    return tokenizer
+def _check_path(endpoint: EndpointConfig, path: str) -> None:
+    """Send a request without content, which costs nothing and holds no document."""
+    url = f"{endpoint.url.rstrip('/')}/{path}"
+    with requests.Session() as session:
+        session.mount(f"{urlsplit(url).scheme}://", TimedAdapter())
+        options: dict[str, Any] = {
+            "timeout": _CHECK_TIMEOUT,
+            "allow_redirects": False,
+            "stream": True,
+        }
+        if endpoint.batch:
+            reply = session.get(url, **options)
+        else:
+            reply = session.post(url, json={}, **options)
+        if reply.is_redirect:
+            target = redact(urljoin(url, reply.headers["location"]))[:200]
+            raise ConfigError(
+                f"model.endpoint.url: {url} redirects to {target}; documents are not sent there: "
+                "set the URL that answers by itself"
+            )
+        if endpoint.batch and reply.status_code == 404:
+            raise ConfigError(
+                f"model.endpoint.batch: {endpoint.url} has no batch API (/{path}); set "
+                "model.endpoint.batch to false"
+            )
 
 
 class EndpointEngine:
-    """Sends prompts to the server: `engine.max_num_seqs` at a time, so many a minute as the
-    configuration allows.
+    """Sends prompts to the server, `engine.max_num_seqs` at a time.
+
+    Attributes:
+        client: Sends the requests.
     """
 
+    # Makes the client; the engine of batches has another one.
+    client_class: type[EndpointClient] = EndpointClient
+    # Decoding happens at the server.
     sequences: Sequence[Any] = ()
 
     def __init__(self, config: RunConfig, tokenizer: PreTrainedTokenizerFast) -> None:
-        assert config.model.endpoint is not None
+        """Make the engine.
+
+        Args:
+            config: The run's configuration, with the section `model.endpoint`.
+            tokenizer: The tokenizer of the prompts, made by `byte_tokenizer`.
+
+        Raises:
+            ConfigError: If the server cannot be used from this machine.
+        """
+        endpoint = config.model.endpoint
+        assert endpoint is not None
+        # The driver has checked its own machine, and a worker may be on another one.
+        check_endpoint(config)
         self.config = config
-        self.endpoint = config.model.endpoint
+        self.endpoint = endpoint
         self.tokenizer = tokenizer
-        self._end = tokenizer.eos_token_id
-        self._roles = {tokenizer.convert_tokens_to_ids(f"<|{role}|>"): role for role in _ROLES}
-        self._running: dict[Future[tuple[Continuation, TokenCounts]], Any] = {}
-        at_once = _AT_ONCE if config.engine.max_num_seqs == "auto" else config.engine.max_num_seqs
-        self._pool = ThreadPoolExecutor(at_once)
-        # When the next request may be sent (monotonic)
-        self._lock = threading.Lock()
-        self._next = 0.0
-        self._failed_in_a_row = 0
-        self._answers = self._tokens = 0
         self.patience: float | None = 1.0
-        self.waiting = ""
-        self._session = requests.Session()
-        self._session.mount(
-            f"{urlsplit(self.endpoint.url).scheme}://", TimedAdapter(pool_maxsize=at_once)
-        )
-        check_endpoint(config)  # on this machine, too
-        self._base = self.endpoint.url.rstrip("/")
-        self._url = f"{self._base}/chat/completions"
-        # Of an answer.
-        self._most_bytes = _BYTES + _BYTES_A_TOKEN * _most_written(self._body([], None, 0))
-        if self.endpoint.key_variable is not None:
-            self._key = os.environ[self.endpoint.key_variable]
-        else:
-            self._key = ""
-        if self._key:
-            self._session.headers["Authorization"] = f"Bearer {self._key}"
+        in_flight = config.engine.max_num_seqs
+        if in_flight == "auto":
+            in_flight = _REQUESTS_IN_FLIGHT
+        self.client = self.client_class(endpoint, config.decoding.max_new_tokens, in_flight)
+        self._pool = ThreadPoolExecutor(in_flight)
+        self._running: dict[Future[tuple[Continuation, TokenCounts]], Any] = {}
+        answer_tokens = max_answer_tokens(self._request_body([], None, 0))
+        self._max_bytes = _ANSWER_BYTES + _ANSWER_BYTES_PER_TOKEN * answer_tokens
+
+    @property
+    def waiting(self) -> str:
+        return self.client.waiting
 
     @property
     def pending(self) -> int:
         return len(self._running)
 
     def submit(self, program: Program[Any], *, tag: Any, sampling: Any, seed: int) -> None:
-        """Sends the server the prompt of a program that would write its answer token by token."""
+        """Send the server the prompt of a program that would write its answer token by token."""
         feed = next(program)
         program.close()
-        self._running[self._pool.submit(self._ask, list(feed.tokens), feed.pattern, seed)] = tag
+        future = self._pool.submit(self._request, list(feed.tokens), feed.pattern, seed)
+        self._running[future] = tag
 
     def step(self) -> list[Finished]:
         """Return the answers that have arrived after at most `patience` seconds."""
@@ -204,374 +173,127 @@ class EndpointEngine:
         return finished
 
     def close(self) -> None:
-        """End the connections. Requests that are under way are abandoned."""
+        """Close the connections and abandon requests in flight."""
         self._pool.shutdown(wait=False, cancel_futures=True)
         self._running.clear()
-        self._session.close()
+        self.client.close()
 
-    def _ask(self, prompt: list[int], schema: Any, seed: int) -> tuple[Continuation, TokenCounts]:
-        messages, begun = self._messages(prompt)
-        body = self._body(messages, schema, seed)
-        return self._answer(self._reply(self._url, self._most_bytes, json=body), body, begun)
-
-    def _answer(
-        self, tree: Any, body: Mapping[str, Any], begun: str
+    def _request(
+        self, prompt: list[int], schema: Any, seed: int
     ) -> tuple[Continuation, TokenCounts]:
-        """Returns the answer of a chat completion and the tokens that it took.
+        messages, beginning = messages_of(self.tokenizer, prompt)
+        body = self._request_body(messages, schema, seed)
+        completion = self.client.reply(self.client.chat_url, self._max_bytes, json=body)
+        return self._read_answer(completion, body, beginning)
 
-        Raises:
-            NoAnswer: It is a refusal, a tool call, reasoning alone, or was withheld or broken off.
-            RuntimeError: It is no chat completion.
+    def _request_body(
+        self, messages: list[dict[str, str]], schema: Any, seed: int
+    ) -> dict[str, Any]:
+        """Return the body of a request. Parameters that are null are left out.
+
+        Args:
+            messages: The prompt.
+            schema: A JSON Schema that the answer must be valid under; other patterns are for
+                engines that decode here, and are ignored.
+            seed: Determines the answer if the server samples.
         """
-        try:
-            choice = tree["choices"][0]
-            message = choice["message"]
-            written = self._shown(_text_of(message), 16)
-            reason = _missing_answer(choice, written, _most_written(body))
-            if reason is None and "content" not in message:
-                raise KeyError("content")
-        except (LookupError, TypeError, AttributeError):
-            raise self._unexpected(json.dumps(tree), self._url) from None
-        counts = self._counts(tree.get("usage") or {}, body)
-        if reason is None:
-            reason = _hidden_reasoning(tree.get("usage"), written)
-        if reason is not None:
-            raise NoAnswer(" ".join(redact(self._shown(reason)).split()), counts)
-        begin, end = _answer_within(written, begun)
-        text = written[begin:end]
-        stopped = _finish_reason(choice) in _COMPLETE
-        ids = [
-            *self.tokenizer(text, add_special_tokens=False, split_special_tokens=True)["input_ids"]
-        ]
-        logprobs = _byte_logprobs(choice.get("logprobs"), written)
-        if logprobs:
-            first_byte = len(written[:begin].encode())
-            logprobs = logprobs[first_byte : first_byte + len(ids)]
-        if stopped:
-            return Continuation([*ids, self._end], [*logprobs, *logprobs[-1:]], stopped), counts
-        return Continuation(ids, logprobs, stopped), counts
-
-    def _body(self, messages: list[dict[str, str]], schema: Any, seed: int) -> dict[str, Any]:
-        """What is sent; a parameter that is null is left out."""
         sampling = self.config.decoding.sampling
         body: dict[str, Any] = {
             "model": self.config.model.name,
             "messages": messages,
             "max_completion_tokens": self.config.decoding.max_new_tokens,
             "temperature": sampling.temperature,
-            "top_p": sampling.top_p if sampling.top_p < 1 else None,
-            "seed": seed % 2**31 if sampling.temperature > 0 else None,
-            "logprobs": self.endpoint.logprobs or None,
         }
+        if sampling.top_p < 1:
+            body["top_p"] = sampling.top_p
+        if sampling.temperature > 0:
+            body["seed"] = seed % 2**31
+        if self.endpoint.logprobs:
+            body["logprobs"] = True
         if isinstance(schema, Mapping):
             form = {"name": "record", "schema": schema, "strict": True}
             body["response_format"] = {"type": "json_schema", "json_schema": form}
-        return {
-            name: value
-            for name, value in {**body, **self.endpoint.parameters}.items()
-            if value is not None
-        }
+        body.update(self.endpoint.parameters)
+        return {name: value for name, value in body.items() if value is not None}
 
-    def _counts(self, usage: Any, body: Mapping[str, Any]) -> TokenCounts:
-        """The tokens that the bill counts.
+    def _read_answer(
+        self, completion: Any, body: Mapping[str, Any], beginning: str
+    ) -> tuple[Continuation, TokenCounts]:
+        """Return the answer of a chat completion and the tokens that it took.
 
-        Raises RuntimeError for numbers that cannot be true of the request.
+        Args:
+            completion: What the server answered.
+            body: The body of the request.
+            beginning: The beginning of the answer, which the prompt gave.
+
+        Raises:
+            NoAnswer: If it is a refusal, a tool call or reasoning alone, or if the server withheld
+                it or broke it off.
+            RuntimeError: If it is no chat completion.
         """
+        limit = max_answer_tokens(body)
         try:
-            shared = int((usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0)
+            choice = completion["choices"][0]
+            message = choice["message"]
+            text = self.client.without_key(message_text(message), _MIN_SECRET_IN_ANSWER)
+            reason = missing_answer(choice, text, limit)
+            if reason is None and "content" not in message:
+                raise KeyError("content")
+        except (LookupError, TypeError, AttributeError):
+            raise self.client.unexpected(json.dumps(completion), self.client.chat_url) from None
+        usage = completion.get("usage")
+        counts = self._token_counts(usage or {}, body)
+        if reason is None:
+            reason = hidden_reasoning(usage, text)
+        if reason is not None:
+            raise NoAnswer(self.client.one_line(reason), counts)
+        return self._continuation(choice, text, beginning), counts
+
+    def _continuation(self, choice: Mapping[str, Any], text: str, beginning: str) -> Continuation:
+        begin, end = answer_bounds(text, beginning)
+        encoded = self.tokenizer(
+            text[begin:end], add_special_tokens=False, split_special_tokens=True
+        )
+        tokens = list(encoded["input_ids"])
+        logprobs = byte_logprobs(choice.get("logprobs"), text)
+        if logprobs:
+            # A token of the answer is a byte.
+            first_byte = len(text[:begin].encode())
+            logprobs = logprobs[first_byte : first_byte + len(tokens)]
+        if not is_complete(choice):
+            return Continuation(tokens, logprobs, False)
+        # The end token has the probability of the token before it, since servers give none.
+        return Continuation(
+            [*tokens, self.tokenizer.eos_token_id], [*logprobs, *logprobs[-1:]], True
+        )
+
+    def _token_counts(self, usage: Any, body: Mapping[str, Any]) -> TokenCounts:
+        """Return the tokens that the bill counts.
+
+        Args:
+            usage: What the server wrote under `usage`.
+            body: The body of the request.
+
+        Raises:
+            RuntimeError: If the numbers cannot be true of the request.
+        """
+        client = self.client
+        try:
+            details = usage.get("prompt_tokens_details") or {}
+            cached = int(details.get("cached_tokens") or 0)
             prompt = int(usage.get("prompt_tokens") or 0)
             answer = int(usage.get("completion_tokens") or 0)
         except (TypeError, ValueError, AttributeError, OverflowError):
-            raise self._unexpected(json.dumps(usage), self._url) from None
-        most = len(json.dumps(body)) + _TEMPLATE_TOKENS, _most_written(body)
-        if not (0 <= shared <= prompt <= most[0] and 0 <= answer <= most[1]):
-            raise self._failure(
-                f"{self._url}: its usage says {prompt:,} tokens read ({shared:,} cached) "
-                f"and {answer:,} written; at "
-                f"most {most[0]:,} were sent and {most[1]:,} asked for"
+            raise client.unexpected(json.dumps(usage), client.chat_url) from None
+        # A token has at least one byte, so the bytes of the request bound its tokens.
+        max_prompt = len(json.dumps(body)) + _TEMPLATE_TOKENS
+        max_answer = max_answer_tokens(body)
+        is_possible = 0 <= cached <= prompt <= max_prompt and 0 <= answer <= max_answer
+        if not is_possible:
+            raise client.failure(
+                f"{client.chat_url}: the answer's usage says that {prompt:,} tokens were read "
+                f"({cached:,} of them cached) and {answer:,} written, but the request has at most "
+                f"{max_prompt:,} tokens and allows {max_answer:,} to be written"
             )
-        with self._lock:
-            self._answers = self._answers + 1
-            self._tokens = self._tokens + prompt + answer
-            self._failed_in_a_row = 0
-            self.waiting = ""
-        return TokenCounts(prompt - shared, shared, answer, 1)
-
-    def _reply(self, url: str, most: int, **request: Any) -> dict[str, Any]:
-        """The object that the server answers; what is refused for now is tried again.
-
-        Raises RuntimeError.
-        """
-        data = self._data(url, most, **request)
-        try:
-            tree = json.loads(data)
-        except (ValueError, RecursionError):
-            tree = None
-        if not isinstance(tree, dict):
-            raise self._unexpected(data.decode(errors="replace"), url)
-        return tree
-
-    def _data(self, url: str, most: int, **request: Any) -> bytearray:
-        for attempt in range(self.endpoint.retries + 1):
-            self._wait_for_turn(request.get("json") if url == self._url else None)
-            wait = min(2.0**attempt, _LONGEST_WAIT)
-            try:
-                status, headers, data = self._request(url, most, **request)
-            except (ReadTimeout, ReadTimeoutError):
-                reason = (
-                    f"{url}: no whole answer in model.endpoint.timeout_seconds: "
-                    f"{self.endpoint.timeout_seconds:g}"
-                )
-            except (RequestException, HTTPError) as error:
-                reason = self._shown(f"{url}: {error}")
-            else:
-                if status == 200:
-                    return data
-                words = " ".join(redact(self._shown(data.decode(errors="replace"))[:2000]).split())
-                reason = f"{url}: {status}: {words[:300]}"
-                if 300 <= status < 400:
-                    where = self._shown(headers.get("location", ""))[:200]
-                    reason = f"{url}: {status}: redirects to {where}; documents are not sent there"
-                if status not in _AGAIN:
-                    raise RuntimeError(reason) if status in _REFUSED else self._failure(reason)
-                with contextlib.suppress(ValueError, OverflowError):
-                    said = headers.get("retry-after", "0")  # seconds, or a date
-                    if said[:1].isdigit():
-                        asked = float(said)
-                    else:
-                        asked = parsedate_to_datetime(said).timestamp() - time.time()
-                    wait = max(wait, asked)
-                if wait > _LONGEST_WAIT:
-                    raise self._failure(f"{reason} (it asks to wait {wait:,.0f} s)")
-            self._failure(reason)
-            if attempt < self.endpoint.retries:
-                if wait >= _PAUSE:
-                    self.waiting = f"{reason}: waiting {wait:.0f} s"
-                time.sleep(wait)
-        raise Unreachable(reason)
-
-    def _request(
-        self, url: str, most: int, **request: Any
-    ) -> tuple[int, Mapping[str, str], bytearray]:
-        """(status, headers, body) of a request, a GET where it has no body.
-
-        Raises RuntimeError: it has no end.
-        """
-        how = {
-            "timeout": self.endpoint.timeout_seconds,
-            "stream": True,
-            "allow_redirects": False,
-            **request,
-        }
-        with self._session.request("POST" if request else "GET", url, **how) as reply:
-            data = bytearray()
-            while chunk := reply.raw.read1(_CHUNK, decode_content=True):
-                data += chunk
-                if len(data) > most:
-                    raise self._failure(f"{url}: the answer has more than {most:,} bytes")
-            return reply.status_code, reply.headers, data
-
-    def _failure(self, reason: str) -> RuntimeError:
-        """An error of the server.
-
-        After many in a row all requests wait, longer each time, so that it can come back.
-        """
-        with self._lock:
-            self._failed_in_a_row += 1
-            rounds, rest = divmod(self._failed_in_a_row, _IN_A_ROW)
-            if rest == 0:
-                pause = min(_PAUSE * 2 ** (rounds - 1), _LONGEST_WAIT)
-                self._next = max(self._next, time.monotonic() + pause)
-                self.waiting = (
-                    f"{self._failed_in_a_row} requests failed in a row: no more for "
-                    f"{pause:.0f} s: {reason}"
-                )
-        return RuntimeError(reason)
-
-    def _unexpected(self, text: str, url: str) -> RuntimeError:
-        words = " ".join(redact(self._shown(text)[:2000]).split())
-        expected = "a chat completion" if url == self._url else "an answer of the batch API"
-        return self._failure(f"{url}: expected {expected}, found {words[:200]}")
-
-    def _shown(self, text: str, least: int = 8) -> str:
-        """What the server says, without the key that it was sent. least: characters of a key that
-        is a secret.
-        """
-        return str(text.replace(self._key, HIDDEN) if len(self._key) >= least else text)
-
-    def _messages(self, prompt: list[int]) -> tuple[list[dict[str, str]], str]:
-        """(messages of the ids, the beginning of the answer behind them)."""
-        messages: list[dict[str, str]] = []
-        role = "user"
-        begin = 0
-        for place, id in enumerate(prompt):
-            if id == self._end:
-                messages.append(
-                    {"role": role, "content": self.tokenizer.decode(prompt[begin:place])}
-                )
-            if id == self._end or id in self._roles:
-                role = self._roles.get(id, role)
-                begin = place + 1
-        return messages, self.tokenizer.decode(prompt[begin:])
-
-    def _wait_for_turn(self, body: Mapping[str, Any] | None) -> None:
-        """body: of a request to the model."""
-        requests = self.endpoint.requests_per_minute
-        tokens = self.endpoint.tokens_per_minute
-        with self._lock:
-            now = time.monotonic()
-            turn = max(now, self._next)
-            minutes = [1 / requests if requests is not None else 0.0]
-            if tokens is not None and body is not None:
-                mean = self._tokens / self._answers if self._answers else 0.0
-                # Until an answer tells, as vendors count: of the text, and all that may be written.
-                if not mean:
-                    mean = (
-                        len(json.dumps(body)) / _BYTES_OF_TEXT + self.config.decoding.max_new_tokens
-                    )
-                minutes.append(mean / tokens)
-            self._next = turn + 60.0 * max(minutes)
-        time.sleep(max(0.0, turn - now))
-
-
-def paid_counts(error: BaseException | None) -> TokenCounts:
-    """Returns the tokens that the server bills although a request failed."""
-    if isinstance(error, NoAnswer):
-        return error.counts
-    return TokenCounts()
-
-
-def is_answered(completion: Any) -> bool:
-    """Returns whether a chat completion holds an answer, so that it need not be asked again."""
-    try:
-        choice = completion["choices"][0]
-        written = _text_of(choice["message"])
-        reason = _missing_answer(choice, written, CONTEXT)
-        return reason is None and _hidden_reasoning(completion.get("usage"), written) is None
-    except (LookupError, TypeError, AttributeError):
-        return False
-
-
-def _finish_reason(choice: Mapping[str, Any]) -> str:
-    return str(choice.get("finish_reason") or "").strip().lower()
-
-
-def _text_of(message: Mapping[str, Any]) -> str:
-    """The text of a message. Some servers write it as parts, the model's reasoning among them."""
-    content = message.get("content")
-    if content is None:
-        return ""
-    if isinstance(content, str):
-        return content
-    texts = [part for part in content if part.get("type", "text") in ("text", "output_text")]
-    return "".join(part.get("text", "") for part in texts)
-
-
-def _refusal(message: Mapping[str, Any]) -> str:
-    """What the server marks as a refusal; "" where it marks none."""
-    if message.get("refusal"):
-        return str(message["refusal"])
-    content = message.get("content")
-    if not isinstance(content, list):
-        return ""
-    refused = [part for part in content if part.get("type") == "refusal"]
-    return " ".join(str(part.get("refusal") or part.get("text") or "") for part in refused)
-
-
-def _has_reasoning(message: Mapping[str, Any]) -> bool:
-    """Whether the server handed over reasoning apart from the text."""
-    if any(message.get(key) for key in _REASONING_KEYS):
-        return True
-    content = message.get("content")
-    if not isinstance(content, list):
-        return False
-    return any(part.get("type") in ("thinking", "reasoning") for part in content)
-
-
-def _missing_answer(choice: Mapping[str, Any], text: str, limit: int) -> str | None:
-    """Why a choice of a chat completion holds no answer; None where it holds one.
-
-    Args:
-        choice: The choice as the server sent it.
-        text: The text of its message.
-        limit: Tokens that the server was allowed to write.
-    """
-    message = choice["message"]
-    finish = _finish_reason(choice)
-    refusal = _refusal(message)
-    if refusal:
-        return f"the model refused: {refusal[:200]}"
-    if _WITHHELD.search(finish):
-        return f"the server withheld the answer (finish_reason {finish[:80]})"
-    called = message.get("tool_calls") or message.get("function_call")
-    if called or _CALLED.search(finish):
-        return "the model called a tool and wrote no answer (tool_calls)"
-    if _BROKEN_OFF.search(finish):
-        details = json.dumps(choice["error"])[:200] if choice.get("error") else "no details"
-        return f"the server broke the answer off (finish_reason {finish[:80]}): {details}"
-    is_cut = finish in _CUT
-    if text.strip():
-        if answer_range(text) is not None:
-            return None
-        return _only_reasoning(is_cut, limit)
-    if _has_reasoning(message):
-        return _only_reasoning(is_cut, limit)
-    if is_cut:
-        return f"the model wrote no text within its {limit:,} tokens: raise decoding.max_new_tokens"
-    if message.get("content", "") is None:
-        return f"the message has no content (finish_reason {finish[:80] or 'null'})"
-    return None
-
-
-def _only_reasoning(is_cut: bool, limit: int) -> str:
-    if is_cut:
-        return (
-            f"reasoning without an answer: its {limit:,} tokens ended before the reasoning did; "
-            "raise decoding.max_new_tokens"
-        )
-    return "reasoning without an answer"
-
-
-def _hidden_reasoning(usage: Any, text: str) -> str | None:
-    """The reason where a server only counts the reasoning, and the text is empty."""
-    if text.strip() or not isinstance(usage, Mapping):
-        return None
-    details = usage.get("completion_tokens_details")
-    if isinstance(details, Mapping) and details.get("reasoning_tokens"):
-        return "reasoning without an answer"
-    return None
-
-
-def _answer_within(written: str, begun: str) -> tuple[int, int]:
-    """Where the answer stands in what the server wrote: behind the reasoning, and behind the
-    beginning that the prompt gave it and a server writes again.
-    """
-    begin, end = answer_range(written) or (0, len(written))
-    opening = begun.strip()
-    place = written.find(opening, begin, end) if opening else -1
-    if place < 0:
-        return begin, end
-    begin = place + len(opening)
-    begin += len(written[begin:end]) - len(written[begin:end].lstrip("\n"))
-    return begin, end
-
-
-def _most_written(body: Mapping[str, Any]) -> int:
-    """Tokens that a request lets the server write."""
-    limits = (body.get("max_completion_tokens"), body.get("max_tokens"))
-    return max((limit for limit in limits if isinstance(limit, int)), default=CONTEXT)
-
-
-def _byte_logprobs(logprobs: Any, text: str) -> list[float]:
-    """For each byte of a text the log probability of its token; [] where the server gives none, or
-    of another text.
-    """
-    try:
-        tokens = [
-            (bytes(t.get("bytes") or t["token"].encode()), float(t["logprob"]))
-            for t in logprobs["content"]
-        ]
-    except (TypeError, KeyError, ValueError, AttributeError):
-        return []
-    each = [logprob for data, logprob in tokens for _ in data]
-    return each if b"".join(data for data, _ in tokens) == text.encode() else []
+        client.count_answer(prompt + answer)
+        return TokenCounts(prompt - cached, cached, answer, 1)

@@ -1,13 +1,13 @@
-"""`model.endpoint.batch`: requests go to the server's batch API, which answers within a day, many
-vendors at half the price. A batch of this run that is found there, after a kill or on another
-worker, answers: none is paid twice.
+"""`model.endpoint.batch`: requests go to the server's batch API.
+
+It answers within a day, at many vendors for half the price. Nothing is paid twice: after a kill, or
+on another worker, the engine finds this run's batches at the server and reads their answers.
 """
 
 import hashlib
 import json
 import logging
 import time
-from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -15,239 +15,267 @@ from transformers import PreTrainedTokenizerFast
 
 from raypd.config import MOST_REQUESTS, RunConfig
 from raypd.decoding import Finished, Program, TokenCounts
-from raypd.models.endpoint import EndpointEngine, Unreachable, is_answered, paid_counts
+from raypd.models.batch_client import BATCH_SECONDS, BatchClient
+from raypd.models.byte_prompt import messages_of
+from raypd.models.chat_completion import is_answered, paid_counts
+from raypd.models.endpoint import EndpointEngine
+from raypd.models.endpoint_client import Unreachable
 
 _log = logging.getLogger(__name__)
-_MOST_BYTES = 100 << 20
-_MOST_ANSWERED = 1 << 30
-_DAY = 24 * 3600  # in which a batch is answered, or expires
-_LONGEST_LOOK = 60.0  # seconds between two looks
-# Of an answer that is none.
-_OF_SHAPE = (LookupError, TypeError, AttributeError, ValueError, RecursionError)
-_FAULTS = (RuntimeError, *_OF_SHAPE)
-_OVER = ("completed", "failed", "expired", "cancelled")
+
+# Bytes of a batch's file, half of what OpenAI's API takes.
+_MAX_BATCH_BYTES = 100 << 20
+# A batch is sent when no request was submitted for so many seconds.
+_QUIET_SECONDS = 1.0
+# Seconds between two looks at the batches: at first, and at most (they double in between). Also
+# the quiet time that the engine waits for while a cascade's other model may submit more.
+_MIN_LOOK_SECONDS = 1.0
+_MAX_LOOK_SECONDS = 60.0
+# What is raised when an answer of the server has another form than expected.
+_FORM_ERRORS = (LookupError, TypeError, AttributeError, ValueError, RecursionError)
+_ERRORS = (RuntimeError, *_FORM_ERRORS)
+# Values of a batch's status after which it gets no further answers.
+_ENDED = ("completed", "failed", "expired", "cancelled")
 
 
-class _BatchRequest(NamedTuple):
+class BatchRequest(NamedTuple):
+    """A prompt that was submitted.
+
+    Attributes:
+        tag: The tag of its program.
+        body: The body of the request.
+        beginning: The beginning of the answer, which the prompt gives.
+    """
+
     tag: Any
     body: dict[str, Any]
-    begun: str  # the beginning of the answer, which the prompt gives
+    beginning: str
+
+
+# Requests by custom_id, a digest of the body. Prompts that are the same share one.
+Requests = dict[str, list[BatchRequest]]
 
 
 class BatchEngine(EndpointEngine):
-    """Collects requests, and sends them as a batch once a time brought no new ones."""
+    """Collects requests, and sends them as a batch when no new ones come."""
+
+    client_class = BatchClient
+    client: BatchClient
 
     def __init__(self, config: RunConfig, tokenizer: PreTrainedTokenizerFast) -> None:
         super().__init__(config, tokenizer)
         self._run = config.fingerprint()
-        self._collected: dict[str, list[_BatchRequest]] = {}  # by custom_id, a digest of the body
-        self._sent: dict[str, dict[str, list[_BatchRequest]]] = {}  # the same by id of their batch
-        self._contents: dict[str, set[str]] = {}  # custom_ids of every batch that was looked into
-        self._submitted = 0.0  # when, the last time (monotonic)
-        self._tried = ""  # the file of which a batch was to be made last
-        self._look = 0.0
-        self._pause = 1.0
-        self._came = "", ""  # the URL that answered last, and the beginning of what it said
-        self._silent: dict[str, float] = {}  # when a batch first did not answer (monotonic)
+        # Requests that are in no batch yet.
+        self._collected: Requests = {}
+        # Requests whose answers are awaited, by the id of their batch.
+        self._sent: dict[str, Requests] = {}
+        # The custom_ids of each batch whose file was read, by the id of the batch.
+        self._contents: dict[str, set[str]] = {}
+        # Times on the monotonic clock: of the last submission, of the next look at the batches,
+        # and since when a batch cannot be read.
+        self._submitted = 0.0
+        self._next_look = 0.0
+        self._unreachable_since: dict[str, float] = {}
+        self._look_seconds = _MIN_LOOK_SECONDS
 
     @property
     def pending(self) -> int:
-        return sum(
-            len(lines)
-            for batch in (self._collected, *self._sent.values())
-            for lines in batch.values()
-        )
+        count = 0
+        for requests in (self._collected, *self._sent.values()):
+            count += sum(map(len, requests.values()))
+        return count
 
     def submit(self, program: Program[Any], *, tag: Any, sampling: Any, seed: int) -> None:
+        """Collect the prompt of a program for the next batch."""
         feed = next(program)
         program.close()
-        messages, begun = self._messages(list(feed.tokens))
-        body = self._body(messages, feed.pattern, seed)
+        messages, beginning = messages_of(self.tokenizer, list(feed.tokens))
+        body = self._request_body(messages, feed.pattern, seed)
+        # Without sampling the seed does not change the answer.
         draw = seed if self.config.decoding.sampling.temperature > 0 else 0
         digest = hashlib.sha256(json.dumps([body, draw], sort_keys=True).encode()).hexdigest()
-        self._collected.setdefault(digest, []).append(_BatchRequest(tag, body, begun))
+        self._collected.setdefault(digest, []).append(BatchRequest(tag, body, beginning))
         self._submitted = time.monotonic()
 
     def close(self) -> None:
-        """End the connections. Batches that were sent go on at the server; a later engine of the
-        same run finds them there.
+        """Close the connections.
+
+        Batches that were sent continue at the server; a later engine of the same run finds them.
         """
         super().close()
         self._collected.clear()
         self._sent.clear()
 
     def step(self) -> list[Finished]:
-        # A second; a minute while a cascade's other model works, which may bring more.
-        quiet = time.monotonic() - self._submitted >= (1.0 if self.patience else _LONGEST_LOOK)
-        finished = self._send() if self._collected and quiet else []
+        """Send a batch if it is time, and return the answers of batches that have ended."""
+        finished: list[Finished] = []
+        # A step that may not wait is one of a cascade whose other model is computing.
+        quiet_seconds = _QUIET_SECONDS if self.patience else _MAX_LOOK_SECONDS
+        if self._collected and time.monotonic() - self._submitted >= quiet_seconds:
+            finished += self._send()
         time.sleep(self.patience or 0.0)
-        if time.monotonic() >= self._look:
-            finished += [ended for name in list(self._sent) for ended in self._read(name)]
-            self._look = time.monotonic() + self._pause
-            self._pause = min(2 * self._pause, _LONGEST_LOOK)
+        if time.monotonic() >= self._next_look:
+            for name in list(self._sent):
+                finished += self._answers(name)
+            self._next_look = time.monotonic() + self._look_seconds
+            self._look_seconds = min(2 * self._look_seconds, _MAX_LOOK_SECONDS)
         return finished
 
     def _send(self) -> list[Finished]:
-        """Gives what was collected to batches: those that have it already, and new ones."""
+        """Assign the collected requests to earlier batches that have them, and to new ones.
+
+        Returns:
+            The requests that could not be sent, as errors.
+        """
         try:
-            for name, contents in self._earlier():
+            for name, contents in self._earlier_batches():
                 for digest in contents & self._collected.keys():
-                    self._sent.setdefault(name, {}).setdefault(digest, []).extend(
-                        self._collected.pop(digest)
-                    )
+                    group = self._collected.pop(digest)
+                    self._sent.setdefault(name, {}).setdefault(digest, []).extend(group)
             while self._collected:
-                self._send_some()
-        except _FAULTS as fault:
-            lines = [line for lines in self._collected.values() for line in lines]
+                self._send_batch()
+        except _ERRORS as error:
+            shown = self._readable(error)
+            failed = [request for group in self._collected.values() for request in group]
             self._collected = {}
-            return [Finished(line.tag, None, self._error(fault), TokenCounts()) for line in lines]
-        self._look = 0.0
-        self._pause = 1.0
+            return [Finished(request.tag, None, shown, TokenCounts()) for request in failed]
+        self._next_look = 0.0
+        self._look_seconds = _MIN_LOOK_SECONDS
         return []
 
-    def _send_some(self) -> None:
-        some: dict[str, list[_BatchRequest]] = {}
-        data = bytearray()
-        for digest, lines in self._collected.items():
+    def _send_batch(self) -> None:
+        """Make a batch of as many collected requests as a batch may have."""
+        requests: Requests = {}
+        lines = bytearray()
+        for digest, group in self._collected.items():
             request = {
                 "custom_id": digest,
                 "method": "POST",
                 "url": "/v1/chat/completions",
-                "body": lines[0].body,
+                "body": group[0].body,
             }
             line = json.dumps(request).encode() + b"\n"
-            if some and (len(some) == MOST_REQUESTS or len(data) + len(line) > _MOST_BYTES):
+            is_full = len(requests) == MOST_REQUESTS or len(lines) + len(line) > _MAX_BATCH_BYTES
+            if requests and is_full:
                 break
-            some[digest] = lines
-            data += line
-        file = {"file": ("raypd.jsonl", data)}
-        source = self._reply(
-            f"{self._base}/files", self._most_bytes, data={"purpose": "batch"}, files=file
-        )
-        batch = {
-            "input_file_id": source["id"],
-            "endpoint": "/v1/chat/completions",
-            "completion_window": "24h",
-        }
-        batch["metadata"] = {"raypd": self._run}
-        name = str(self._reply(f"{self._base}/batches", self._most_bytes, json=batch).get("id"))
-        _log.info("batch %s: %d requests", name, len(some))
-        self._sent[name], self._contents[name] = some, set(some)
-        self._collected = {
-            digest: lines for digest, lines in self._collected.items() if digest not in some
-        }
+            requests[digest] = group
+            lines += line
+        name = self.client.create_batch(lines, self._run, self._max_bytes)
+        _log.info("batch %s: %d requests", name, len(requests))
+        self._sent[name] = requests
+        self._contents[name] = set(requests)
+        for digest in requests:
+            del self._collected[digest]
 
-    def _earlier(self) -> list[tuple[str, set[str]]]:
-        """Batches of this run of the last day that may still answer, each with its custom_ids."""
-        batches = [
-            batch
-            for batch in self._recent()
-            if (batch.get("metadata") or {}).get("raypd") == self._run
-        ]
-        for batch in batches:
-            if batch["id"] not in self._contents and batch["status"] != "cancelling":
-                over = batch["status"] in _OVER  # what it failed to answer may be asked again
-                lines = self._lines(batch.get("output_file_id" if over else "input_file_id"))
-                # A refused or withheld answer counts as a failure, so --retry-errors asks again.
-                good = {line["custom_id"] for line in lines if not over or _has_answer(line)}
-                self._contents[batch["id"]] = good
-        return [
-            (batch["id"], self._contents[batch["id"]])
-            for batch in batches
-            if batch["id"] in self._contents
-        ]
+    def _earlier_batches(self) -> list[tuple[str, set[str]]]:
+        """Return this run's batches of the last day that may still answer.
 
-    def _recent(self) -> Iterator[dict[str, Any]]:
-        """The server's batches of the last day."""
-        after: str | None = ""
-        while after is not None:
-            page = self._reply(f"{self._base}/batches?limit=100{after}", 100 * self._most_bytes)
-            recent = [
-                batch
-                for batch in page.get("data", [])
-                if batch.get("created_at", 0) > time.time() - _DAY
-            ]
-            yield from recent
-            if page.get("has_more") and len(recent) == len(page["data"]):
-                after = f"&after={recent[-1]['id']}"
-            else:
-                after = None
+        Returns:
+            The id of each batch, and the custom_ids of its requests.
+        """
+        earlier = []
+        for batch in list(self.client.recent_batches(self._max_bytes)):
+            if (batch.get("metadata") or {}).get("raypd") != self._run:
+                continue
+            name = batch["id"]
+            if name not in self._contents:
+                if batch["status"] == "cancelling":
+                    continue
+                self._contents[name] = self._batch_contents(batch)
+            earlier.append((name, self._contents[name]))
+        return earlier
 
-    def _read(self, name: str) -> list[Finished]:
-        """The answers of a batch, once it is over."""
+    def _batch_contents(self, batch: dict[str, Any]) -> set[str]:
+        """Return the custom_ids of the requests that a batch has answered or may still answer."""
+        if batch["status"] not in _ENDED:
+            return {line["custom_id"] for line in self.client.lines(batch.get("input_file_id"))}
+        # A refused or withheld answer counts as a failure, so that --retry-errors requests it
+        # again, as it does what an ended batch failed to answer.
+        lines = self.client.lines(batch.get("output_file_id"))
+        return {line["custom_id"] for line in lines if _has_answer(line)}
+
+    def _answers(self, name: str) -> list[Finished]:
+        """Return the answers of a batch, once it has ended."""
         answers: dict[Any, dict[str, Any]] = {}
         try:
-            batch = self._reply(f"{self._base}/batches/{name}", self._most_bytes)
-            if (status := batch.get("status")) not in _OVER:
+            batch = self.client.batch(name, self._max_bytes)
+            status = batch.get("status")
+            if status not in _ENDED:
                 return []
-            files = batch.get("output_file_id"), batch.get("error_file_id")
-            answers = {line.get("custom_id"): line for file in files for line in self._lines(file)}
-            lost: Exception = RuntimeError(
-                f"{self._base}/batches: batch {name} is {status}, without an answer to it"
+            answers = self._answer_lines(batch)
+            missing: Exception = RuntimeError(
+                f"{self.client.base_url}/batches: batch {name} is {status}, without an answer to "
+                "this request"
             )
         except Unreachable as error:
             _log.warning("batch %s: %s", name, error)
-            if time.monotonic() - self._silent.setdefault(name, time.monotonic()) < _DAY:
-                return []  # the batch goes on meanwhile
-            lost = error
-        except _FAULTS as fault:
-            lost = self._error(fault)
+            now = time.monotonic()
+            since = self._unreachable_since.setdefault(name, now)
+            # The batch continues during an outage of the server.
+            if now - since < BATCH_SECONDS:
+                return []
+            missing = error
+        except _ERRORS as error:
+            missing = self._readable(error)
+        return self._finish_batch(name, answers, missing)
+
+    def _answer_lines(self, batch: dict[str, Any]) -> dict[Any, dict[str, Any]]:
+        """Return the lines of an ended batch's files of answers and errors, by custom_id."""
+        lines: dict[Any, dict[str, Any]] = {}
+        for key in ("output_file_id", "error_file_id"):
+            for line in self.client.lines(batch.get(key)):
+                lines[line.get("custom_id")] = line
+        return lines
+
+    def _finish_batch(
+        self, name: str, answers: dict[Any, dict[str, Any]], missing: Exception
+    ) -> list[Finished]:
+        """Return the results of a batch's requests.
+
+        Args:
+            name: The id of the batch.
+            answers: The lines of its files, by custom_id.
+            missing: The error of a request without a line.
+        """
         finished = []
-        for digest, lines in self._sent.pop(name).items():
-            first, *same = [self._finished(line, answers.get(digest, lost)) for line in lines]
-            # Sent, and paid, once.
-            finished += [first, *(replace(one, counts=TokenCounts()) for one in same)]
-            if first.error is not None:  # it may be asked again
+        for digest, group in self._sent.pop(name).items():
+            answer = answers.get(digest)
+            if answer is None:
+                results = [Finished(request.tag, None, missing, TokenCounts()) for request in group]
+            else:
+                results = [self._finished(request, answer) for request in group]
+            # The server was sent the request once, and bills it once.
+            for position in range(1, len(results)):
+                results[position] = replace(results[position], counts=TokenCounts())
+            finished += results
+            if results[0].error is not None:
+                # The request may be sent again.
                 self._contents[name].discard(digest)
         return finished
 
-    def _finished(self, line: _BatchRequest, answer: dict[str, Any] | Exception) -> Finished:
+    def _finished(self, request: BatchRequest, answer: dict[str, Any]) -> Finished:
+        """Return the result of a request from the line that answers it."""
         try:
-            if isinstance(answer, Exception):
-                raise answer
             reply = answer.get("response") or {}
             if _status(answer) != 200:
-                words = json.dumps(answer.get("error") or reply.get("body"))
-                raise RuntimeError(f"{self._base}/batches: {self._shown(words)[:300]}")
-            continuation, counts = self._answer(reply.get("body") or {}, line.body, line.begun)
-        except _FAULTS as fault:
-            return Finished(line.tag, None, self._error(fault, answer), paid_counts(fault))
-        return Finished(line.tag, continuation, None, counts)
+                message = json.dumps(answer.get("error") or reply.get("body"))
+                shown = self.client.without_key(message)[:300]
+                raise RuntimeError(f"{self.client.base_url}/batches: {shown}")
+            completion = reply.get("body") or {}
+            continuation, counts = self._read_answer(completion, request.body, request.beginning)
+        except _FORM_ERRORS:
+            url = f"{self.client.base_url}/batches"
+            error: Exception = self.client.unexpected(json.dumps(answer), url)
+            return Finished(request.tag, None, error, TokenCounts())
+        except RuntimeError as failure:
+            return Finished(request.tag, None, failure, paid_counts(failure))
+        return Finished(request.tag, continuation, None, counts)
 
-    def _error(self, fault: Exception, answer: Any = None) -> Exception:
-        """A fault as an error row says it. answer: where it is not what came last."""
-        if not isinstance(fault, _OF_SHAPE):
-            return fault
-        url, text = self._came if answer is None else (f"{self._base}/batches", json.dumps(answer))
-        return self._unexpected(text, url)
-
-    def _request(
-        self, url: str, most: int, **request: Any
-    ) -> tuple[int, Mapping[str, str], bytearray]:
-        # It makes a batch; an attempt before may have, though its answer was lost.
-        if "json" in request:
-            file = request["json"]["input_file_id"]
-            tried = self._tried
-            for batch in self._recent() if file == tried else ():
-                if batch.get("input_file_id") == file:
-                    return 200, {}, bytearray(json.dumps(batch).encode())
-            self._tried = file
-        return super()._request(url, most, **request)
-
-    def _data(self, url: str, most: int, **request: Any) -> bytearray:
-        data = super()._data(url, most, **request)
-        self._failed_in_a_row, self._came = 0, (url, data[: 1 << 16].decode(errors="replace"))
-        return data
-
-    def _lines(self, file: str | None) -> list[dict[str, Any]]:
-        """A file of the server, a JSON object a line; None: it has none.
-
-        Raises RuntimeError, or one of _OF_SHAPE.
-        """
-        if file is None:
-            return []
-        data = self._data(f"{self._base}/files/{file}/content", _MOST_ANSWERED)
-        return [json.loads(line) for line in data.splitlines() if line.strip()]
+    def _readable(self, error: Exception) -> Exception:
+        """Return an error that shows what the server answered last, if its form was the cause."""
+        if not isinstance(error, _FORM_ERRORS):
+            return error
+        return self.client.unexpected(self.client.last_text, self.client.last_url)
 
 
 def _status(line: dict[str, Any]) -> Any:
@@ -255,4 +283,5 @@ def _status(line: dict[str, Any]) -> Any:
 
 
 def _has_answer(line: dict[str, Any]) -> bool:
+    """Return whether a line of a batch's answers holds an answer."""
     return _status(line) == 200 and is_answered(line["response"].get("body"))

@@ -1,18 +1,18 @@
-"""Tells the answer of a reasoning model from the reasoning that it writes before it.
+"""Separates the answer of a reasoning model from the reasoning before it.
 
-Servers and templates mark the end of reasoning in many ways; all of them are listed here. What
-stands before the last such mark is a draft: it may hold a complete but wrong answer.
+Servers and templates mark the end of reasoning in many ways, which are all listed here. The text
+before the last such mark is a draft: it may contain a complete but wrong answer.
 """
 
 import re
 
 # Tags that models use for reasoning and for nothing else. Templates often open them in the prompt,
-# so the text has the closing tag alone.
+# so that the text has only the closing tag.
 _NAMES = (
     r"(?:\w+:)?(?:think|thinking|thoughts?|thought[_ -]process|(?:internal[_ -])?reasoning"
     r"|(?:inner|internal)[_ -]monologue)"
 )
-# Tags that an answer may have for its own sake: they count only where the text begins with them.
+# Tags that may be part of an answer: they count only if the text begins with them.
 _LOOSE_NAMES = r"(?:analysis|reason|reflection|rationale|scratchpad|planning)"
 _HARMONY_FINAL = r"<\|channel\|>\s*final\b[^<]*(?:<\|constrain\|>[^<]*)?<\|message\|>"
 _CLOSINGS = re.compile(
@@ -41,13 +41,13 @@ _OPENINGS = (
 )
 _OPENING = re.compile(rf"\s*(?:<\|start\|>\s*assistant\s*)?{_OPENINGS}", re.IGNORECASE)
 _OPENING_AT_END = re.compile(rf"{_OPENINGS}\s*\Z", re.IGNORECASE)
-# Harmony's channels where the server left out its special tokens.
+# Harmony's channels from a server that left out the special tokens.
 _BARE_HARMONY = re.compile(r"\s*analysis(?=[A-Z\"'\u201c])")
 _BARE_HARMONY_FINAL = re.compile(r"assistant\s*final(?:\s*json(?=\s*[{\[]))?")
-# Granite writes sentences in place of tags.
+# Granite writes sentences instead of tags.
 _SENTENCE = re.compile(r"\s*Here(?:'s| is) my thought process:", re.IGNORECASE)
 _SENTENCE_END = re.compile(r"Here(?:'s| is) my response:", re.IGNORECASE)
-# What some models put around the answer itself, once they have closed their reasoning.
+# What some models put around the answer after their reasoning.
 _WRAPPERS = (
     ("<answer>", "</answer>"),
     ("<response>", "</response>"),
@@ -63,7 +63,7 @@ _STRING_OR_BRACKET = re.compile(r'"(?:[^"\\]|\\.)*"?|[\[\]{}]', re.DOTALL)
 
 
 def answer_range(text: str, opened: bool = False) -> tuple[int, int] | None:
-    """Returns where the answer stands in what a model wrote.
+    """Return where the answer is in what a model wrote.
 
     Args:
         text: What the model wrote, its reasoning included.
@@ -71,8 +71,8 @@ def answer_range(text: str, opened: bool = False) -> tuple[int, int] | None:
             closing mark is reasoning to its end.
 
     Returns:
-        (begin, end) in characters; the whole text where it holds no reasoning; None where it is
-        reasoning without an answer.
+        The begin and end in characters, which is the whole text if it has no reasoning. None if it
+        is reasoning without an answer.
     """
     begin = _end_of_reasoning(text)
     if begin is None:
@@ -85,14 +85,14 @@ def answer_range(text: str, opened: bool = False) -> tuple[int, int] | None:
 
 
 def opens_reasoning(prompt: str) -> bool:
-    """Returns whether a prompt ends with a mark that opens the reasoning."""
+    """Return whether a prompt ends with a mark that opens the reasoning."""
     return _OPENING_AT_END.search(prompt[-64:]) is not None
 
 
 def closing_of(prompt: str) -> str:
-    """Returns the mark that closes the reasoning that the end of a prompt opens.
+    """Return the mark that closes the reasoning that the end of a prompt opens.
 
-    Empty where it opens none, or where the mark has no simple counterpart.
+    It is empty if the prompt opens none, or with a mark without a simple counterpart.
     """
     opening = re.search(rf"([<\[])({_NAMES})([>\]])\s*\Z", prompt[-64:], re.IGNORECASE)
     if opening is None:
@@ -101,7 +101,7 @@ def closing_of(prompt: str) -> str:
 
 
 def is_mark(token: str) -> bool:
-    """Returns whether a token's text opens or closes reasoning, or is a part of such a mark."""
+    """Return whether a token's text opens or closes reasoning, or is a part of such a mark."""
     parts = ("<|channel|>", "<|message|>", "<|start|>", "<|constrain|>")
     if token in parts:
         return True
@@ -114,7 +114,7 @@ def _begins_with_reasoning(text: str) -> bool:
 
 
 def _end_of_reasoning(text: str) -> int | None:
-    """The character behind the last closing mark; None where no mark closes reasoning."""
+    """Return the offset after the last closing mark; None if no mark closes reasoning."""
     ends = [closing.end() for closing in _CLOSINGS.finditer(text) if not _is_quoted(text, closing)]
     if _BARE_HARMONY.match(text):
         ends += [closing.end() for closing in _BARE_HARMONY_FINAL.finditer(text)]
@@ -123,13 +123,13 @@ def _end_of_reasoning(text: str) -> int | None:
     loose = re.match(_LOOSE_OPENING, text, re.IGNORECASE)
     if loose is not None:
         closings = re.finditer(rf"</\s*{loose['name']}\s*>", text, re.IGNORECASE)
-        # With nothing behind it, this tag is the answer that was asked for.
+        # If nothing follows, the tag is part of the answer itself.
         ends += [closing.end() for closing in closings if text[closing.end() :].strip()]
     return max(ends, default=None)
 
 
 def _is_quoted(text: str, mark: re.Match[str]) -> bool:
-    """Whether a mark is mentioned and not meant: in backticks, or in a string of a JSON answer."""
+    """Return whether a mark is only quoted: in backticks, or in a string of a JSON answer."""
     if text[: mark.start()].endswith("`") and text[mark.end() :].startswith("`"):
         return True
     if not text.lstrip().startswith(("{", "[")):
@@ -143,13 +143,13 @@ def _is_quoted(text: str, mark: re.Match[str]) -> bool:
         elif part.group() in "]}":
             depth -= 1
         elif part.end() > mark.start():
-            # A string that the end of the text cuts may still hold the mark.
+            # A string that is cut at the end of the text may still contain the mark.
             return depth > 0
     return False
 
 
 def _unwrapped(text: str, begin: int) -> tuple[int, int]:
-    """The range of an answer behind `begin`, without blanks and without what is put around it."""
+    """Return the range of an answer after `begin`, without blanks and without its wrappers."""
     end = len(text)
     turn_end = _TURN_END.search(text, begin)
     if turn_end is not None:
@@ -165,6 +165,7 @@ def _unwrapped(text: str, begin: int) -> tuple[int, int]:
 
 
 def _stripped(text: str, begin: int, end: int) -> tuple[int, int]:
+    """Return a range of a text without the blanks at its ends."""
     answer = text[begin:end]
     begin += len(answer) - len(answer.lstrip())
     return begin, begin + len(answer.strip())

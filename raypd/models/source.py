@@ -1,5 +1,6 @@
-"""Where a model's files are (the embedded model, a local folder, the Hub), and errors of loading
-it, explained.
+"""Finds a model's files and explains errors of loading.
+
+A model is the embedded one, a folder, an id on the Hub, or a GGUF file.
 """
 
 import json
@@ -7,6 +8,7 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +32,10 @@ from raypd.models.device import resolve_device, resolve_dtype
 from raypd.models.staging import disk, staged, staged_file
 from raypd.models.text_part import text_config
 
+# The id of a model on the Hub: a name, or an owner and a name.
 HUB_ID = re.compile(r"[\w][\w.-]*(/[\w][\w.-]*)?", re.ASCII)
+# Characters of another library's error that a message shows.
+_MAX_ERROR = 400
 # The type of the weights in a GGUF file, such as Q4_K_M, IQ3_XXS, BF16 or UD-Q4_K_XL.
 _GGUF_KIND = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")
 
@@ -65,7 +70,7 @@ class Source:
 
 
 def looks_local(name: str) -> bool:
-    """Whether a name means a path: it is one, or is written as one."""
+    """Return whether a name means a path, because it is written as one or the path exists."""
     if name.startswith((".", "/", "~")) or name.endswith("/"):
         return True
     return Path(name).expanduser().exists()
@@ -190,6 +195,7 @@ def _hub_gguf(config: ModelConfig, repository: str, kind: str | None) -> Path | 
         return Path(hf_hub_download(repository, file, revision=config.revision))
 
 
+@cache
 def _hub_files(repository: str, revision: str | None) -> list[str]:
     """List the files of a repository, or those in the cache where the Hub cannot be reached."""
     try:
@@ -203,8 +209,8 @@ def _hub_files(repository: str, revision: str | None) -> list[str]:
 
 
 def _cached(name: str, revision: str | None) -> Path | None:
-    """The folder of a Hub model in the Hub's cache; None where it, or a part of its weights, is not
-    there.
+    """Return the folder of a Hub model in the Hub's cache; None if it or its weights are not
+    complete there.
     """
     file = try_to_load_from_cache(name, "config.json", revision=revision)
     if not isinstance(file, str):
@@ -221,8 +227,8 @@ def _checked_folder(name: str) -> Path:
         raise ModelError(f"model.name {name!r}: there is no folder {folder}")
     if not folder.is_dir():
         raise ModelError(
-            f"model.name {name!r}: is a file; give a GGUF file, or a folder with config.json and "
-            "the weights"
+            f"model.name {name!r} is a file, but no GGUF file; set model.name to a GGUF file, or "
+            "to a folder with config.json and the weights"
         )
     if not (folder / "config.json").is_file():
         if (folder / "adapter_config.json").is_file():
@@ -236,7 +242,7 @@ def _checked_folder(name: str) -> Path:
 
 
 def _check_weights(name: str, folder: Path) -> None:
-    """Raises ModelError where a file of weights, or a part that an index names, is missing."""
+    """Raise ModelError if a file of weights, or a part that an index names, is missing."""
     index = folder / "model.safetensors.index.json"
     if index.is_file():
         try:
@@ -245,14 +251,30 @@ def _check_weights(name: str, folder: Path) -> None:
             raise ModelError(f"model.name {name!r}: {index} cannot be read: {error!r}") from error
         missing = sorted(part for part in parts if not (folder / part).is_file())
         if missing:
-            lost = f"{len(missing)} of {len(parts)} files of weights that {index.name} names"
             raise ModelError(
-                f"model.name {name!r}: {lost} are not there ({missing[0]}): copy them again"
+                f"model.name {name!r}: {len(missing)} of {len(parts)} files of weights that "
+                f"{index.name} names are missing ({missing[0]}): copy them again"
             )
     elif not (folder / "model.safetensors").is_file():
         raise ModelError(
-            f"model.name {name!r}: {folder} has no model.safetensors; pickles (.bin) are not read"
+            f"model.name {name!r}: {folder} has no model.safetensors; {_way_out(folder)}"
         )
+
+
+def _way_out(folder: Path) -> str:
+    """Say in a clause what to do with weights of another name."""
+    if (folder / "consolidated.safetensors").is_file():
+        return (
+            "consolidated.safetensors has Mistral's own names: copy the model.safetensors of the "
+            "repository, too, or let vLLM read it (engine.kind=vllm)"
+        )
+    variants = sorted(file.name for file in folder.glob("model.*.safetensors"))
+    if variants:
+        return f"rename {variants[0]} to model.safetensors to use it"
+    return (
+        "pickles (.bin) are not read, since they can run code; where you trust one, transformers' "
+        "from_pretrained and save_pretrained make safetensors of it"
+    )
 
 
 def read_config(source: Source) -> PretrainedConfig:
@@ -268,26 +290,47 @@ def read_config(source: Source) -> PretrainedConfig:
 
 @contextmanager
 def explained(source: Source, failure: str) -> Iterator[None]:
-    """Turns errors of transformers, the Hub's client and torch into a ModelError that says what to
-    do.
+    """Turn errors of transformers, the Hub's client and torch into a ModelError with advice.
+
+    Args:
+        source: The model that is being read.
+        failure: What failed, for an error without advice, such as "its weights cannot be loaded".
     """
     try:
         yield
     except ModelError:
         raise
     except Exception as error:
-        text = " ".join(str(error).split())  # transformers writes whole pages
-        brief = f"{failure}: {type(error).__name__}: {text[:400]}{'...' if len(text) > 400 else ''}"
-        raise ModelError(f"model {source.name!r}: {_explain(error, source) or brief}") from error
+        explanation = _explanation(error, source)
+        if explanation is None:
+            explanation = f"{failure}: {type(error).__name__}: {_shortened(str(error))}"
+        raise ModelError(f"model {source.name!r}: {explanation}") from error
 
 
-def _explain(error: BaseException, source: Source) -> str | None:
-    chain = [error]
-    while (link := chain[-1].__cause__ or chain[-1].__context__) is not None and link not in chain:
-        chain.append(link)
+def _shortened(text: str) -> str:
+    """Return the beginning of an error's text on one line; transformers writes whole pages."""
+    line = " ".join(text.split())
+    if len(line) <= _MAX_ERROR:
+        return line
+    return f"{line[:_MAX_ERROR]}..."
+
+
+def _causes(error: BaseException) -> list[BaseException]:
+    """Return an error, its cause, the cause of that, and so on."""
+    causes = [error]
+    cause = error.__cause__ or error.__context__
+    while cause is not None and cause not in causes:
+        causes.append(cause)
+        cause = cause.__cause__ or cause.__context__
+    return causes
+
+
+def _explanation(error: BaseException, source: Source) -> str | None:
+    """Return what went wrong and what to do, for errors that are known; otherwise None."""
+    causes = _causes(error)
 
     def caused_by(*kinds: type[BaseException]) -> bool:
-        return any(isinstance(link, kinds) for link in chain)
+        return any(isinstance(cause, kinds) for cause in causes)
 
     if caused_by(torch.OutOfMemoryError):
         return (
@@ -306,22 +349,28 @@ def _explain(error: BaseException, source: Source) -> str | None:
         )
     if caused_by(errors.RepositoryNotFoundError):
         return (
-            "is no model on the Hub, or a private one (set HF_TOKEN or run `hf auth login`), "
-            "nor is it a folder here"
+            "is not a model on the Hub, or is a private one (set HF_TOKEN or run `hf auth "
+            "login`), nor is it a folder here"
         )
-    if not source.local and caused_by(
+    is_unavailable = caused_by(
         errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled, ConnectionError
-    ):
-        revision = f" at revision {source.revision!r}" if source.revision else ""
-        if constants.is_offline_mode():
-            why = "HF_HUB_OFFLINE is set"
-        else:
-            why = "the Hub cannot be reached"
-        return (
-            f"is not in the Hub's cache{revision} ({constants.HF_HUB_CACHE}), and {why}: run "
-            f"`hf download {source.location}` where there is a network, or set model.name "
-            "to a local folder"
-        )
-    if any("trust_remote_code" in str(link) for link in chain):
+    )
+    if is_unavailable and not source.local:
+        return _missing_from_cache(source)
+    if any("trust_remote_code" in str(cause) for cause in causes):
         return "comes with code of its own: read it, then set model.trust_remote_code: true"
     return None
+
+
+def _missing_from_cache(source: Source) -> str:
+    reason = "the Hub cannot be reached"
+    if constants.is_offline_mode():
+        reason = "HF_HUB_OFFLINE is set"
+    revision = ""
+    if source.revision:
+        revision = f" at revision {source.revision!r}"
+    return (
+        f"is not in the Hub's cache{revision} ({constants.HF_HUB_CACHE}), and {reason}: run "
+        f"`hf download {source.location}` where there is a network, or set model.name to a local "
+        "folder"
+    )

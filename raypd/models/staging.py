@@ -1,5 +1,6 @@
-"""A model's files on a machine's own disk, copied once for all of its processes: from S3 or a
-shared folder.
+"""Copies a model's files to a machine's own disk, once for all of its processes.
+
+The files come from S3 or another remote storage, or from a folder that many machines share.
 """
 
 import hashlib
@@ -16,13 +17,16 @@ from raypd.errors import ModelError
 from raypd.models.cache import cache_folder
 
 _WEIGHTS = ".safetensors"
-# Weights that are not read from a folder.
-_FOREIGN = (".bin", ".pth", ".pt", ".gguf", ".h5", ".msgpack", ".onnx")
+# Bytes that are copied at a time; large reads are fast from object storage.
+_CHUNK_BYTES = 16 << 20
+# Weights in formats that raypd does not read from a folder.
+_UNSUPPORTED_WEIGHTS = (".bin", ".pth", ".pt", ".gguf", ".h5", ".msgpack", ".onnx")
 
 
 def disk() -> str | None:
-    """The folder that RAYPD_STAGING names, on a disk of this machine: it gets models of folders and
-    of the Hub, too.
+    """Return the folder on this machine's disk that RAYPD_STAGING names; None if it is not set.
+
+    If it is set, local models and those of the Hub are copied there, too.
     """
     return os.environ.get("RAYPD_STAGING") or None
 
@@ -44,7 +48,7 @@ def staged(name: str, weights: bool = True) -> Path:
         files = [
             file
             for file in storage.walk(name)
-            if "/" not in file.name and not file.name.endswith(_FOREIGN)
+            if "/" not in file.name and not file.name.endswith(_UNSUPPORTED_WEIGHTS)
         ]
         if not any(file.name == "config.json" for file in files):
             raise ModelError(
@@ -82,6 +86,7 @@ def staged_file(name: str, file_name: str) -> Path:
 
 @contextmanager
 def _explained(name: str) -> Iterator[None]:
+    """Raise errors of storage and disk as a ModelError with advice."""
     try:
         yield
     except OSError as error:
@@ -110,8 +115,9 @@ def _copy(name: str, files: list[storage.Object], folder: Path) -> None:
             target = folder / file.name
             if target.exists():
                 continue
+            # An object that was replaced since it was listed belongs to another folder.
             version = file.stamp if storage.is_remote(name) else None
             part = folder / f".{file.name}.part"
             with storage.open_read(file.path, version=version) as source, part.open("wb") as copy:
-                shutil.copyfileobj(source, copy, 16 << 20)
+                shutil.copyfileobj(source, copy, _CHUNK_BYTES)
             part.rename(target)

@@ -1,7 +1,7 @@
 """`engine.kind: vllm`: vLLM decodes in place of raypd's engine, in the worker's process.
 
-A program is sent the tokens that vLLM samples and, when it has ended, its request is aborted: the
-program alone decides where an answer ends.
+The engine sends the tokens that vLLM samples to the program, and aborts vLLM's request when the
+program has ended. So the program alone decides where an answer ends.
 """
 
 import contextlib
@@ -24,21 +24,30 @@ from raypd.models.load import load_model
 from raypd.models.source import find_source
 
 _ENVIRONMENT = {
-    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # a step is a call, and its seconds are on the bill
+    # A step of vLLM is then a call in this process, and its seconds are on the bill.
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_LOGGING_LEVEL": "ERROR",
-    "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # a machine may have several workers
-    "VLLM_CPU_KVCACHE_SPACE": "4",  # GiB
+    # A machine may have several workers, so none may bind itself to all cores.
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    # GiB of memory.
+    "VLLM_CPU_KVCACHE_SPACE": "4",
 }
+# Characters of an error of vLLM that a message shows.
+_MAX_ERROR = 400
 
 
 def check_vllm(config: RunConfig) -> None:
-    """Raises ModelError where vLLM is wanted and is not installed here."""
+    """Check that vLLM is installed here if the configuration needs it.
+
+    Raises:
+        ModelError: If it is needed and missing.
+    """
     if config.engine.kind == "vllm" and importlib.util.find_spec("vllm") is None:
-        advice = (
-            "pip install 'raypd[vllm]' on machines with GPUs; without, `make vllm` makes .venv-vllm"
+        raise ModelError(
+            "engine.kind vllm: vLLM is not installed here: pip install 'raypd[vllm]' on machines "
+            "with GPUs; on machines without, `make vllm` makes .venv-vllm"
         )
-        raise ModelError(f"engine.kind vllm: vLLM is not installed here: {advice}")
 
 
 @dataclass
@@ -49,48 +58,30 @@ class _VLLMSequence:
 
 
 class VLLMEngine:
-    """vLLM with prefix caching, an adapter merged into its weights.
-
-    Raises ModelError where it is missing or fails.
-    """
+    """vLLM with prefix caching. An adapter is merged into the weights."""
 
     patience: float | None = None
     waiting = ""
 
     def __init__(self, config: RunConfig, threads: int | None) -> None:
+        """Load the model.
+
+        Args:
+            config: The run's configuration.
+            threads: CPU threads to compute with; None leaves torch's default.
+
+        Raises:
+            ModelError: If vLLM is missing or does not load the model.
+        """
         check_vllm(config)
         for name, value in _ENVIRONMENT.items():
             os.environ.setdefault(name, value)
         if threads is not None:
             torch.set_num_threads(threads)
-        from vllm.engine.arg_utils import EngineArgs
-        from vllm.v1.engine.llm_engine import LLMEngine
-
-        model = config.model
-        sizes = config.engine
-        device = resolve_device(config.model.device)
-        dtype = str(resolve_dtype(model.dtype, device)).removeprefix("torch.")
-        with _whole_model(config) as (model_path, revision):
-            arguments: dict[str, Any] = {
-                "model": model_path,
-                "revision": revision,
-                "trust_remote_code": model.trust_remote_code,
-                "dtype": dtype,
-                "max_num_seqs": sizes.most_seqs,
-                "max_num_batched_tokens": max(
-                    sizes.batched_tokens(device.type == "cuda"), sizes.most_seqs
-                ),
-                "enable_prefix_caching": True,
-                "disable_log_stats": True,
-            }
-            try:
-                self._vllm = LLMEngine.from_engine_args(EngineArgs(**{**arguments, **sizes.vllm}))
-            except Exception as error:
-                why = f"{type(error).__name__}: {' '.join(str(error).split())[:400]}"
-                raise ModelError(f"model {model.name!r}: vLLM does not load it: {why}") from error
+        self._vllm = _load_vllm(config)
         self._context = int(self._vllm.model_config.max_model_len)
         self._running: dict[str, _VLLMSequence] = {}
-        self._numbers = itertools.count()
+        self._request_numbers = itertools.count()
 
     @property
     def pending(self) -> int:
@@ -101,27 +92,29 @@ class VLLMEngine:
         return list(self._running.values())
 
     def submit(self, program: Program[Any], *, tag: Any, sampling: Sampling, seed: int) -> None:
-        """Hands vLLM the prompt of a program that decodes one token after the other."""
+        """Hand vLLM the prompt of a program that decodes one token after the other."""
         feed = next(program)
-        number = str(next(self._numbers))
+        request_id = str(next(self._request_numbers))
         prompt = list(feed.tokens)
-        parameters = self._parameters(feed, sampling, seed, self._context - len(prompt))
-        self._vllm.add_request(number, {"prompt_token_ids": prompt}, parameters)
-        self._running[number] = _VLLMSequence(program, tag, TokenCounts(prefill_tokens=len(prompt)))
+        parameters = _sampling_parameters(feed, sampling, seed, self._context - len(prompt))
+        self._vllm.add_request(request_id, {"prompt_token_ids": prompt}, parameters)
+        counts = TokenCounts(prefill_tokens=len(prompt))
+        self._running[request_id] = _VLLMSequence(program, tag, counts)
 
     def step(self) -> list[Finished]:
-        """One step of vLLM; the programs that ended with it."""
+        """Do one step of vLLM, and return the programs that ended with it."""
         finished = []
         for output in self._vllm.step():
             sequence = self._running.get(output.request_id)
-            if sequence is None:  # its program has ended, and the abort came too late for this step
+            if sequence is None:
+                # The program has ended, but the abort came too late for this step.
                 continue
-            ended = self._advance(sequence, output)
-            if ended is not None:
+            result = self._advance(sequence, output)
+            if result is not None:
                 del self._running[output.request_id]
                 if not output.finished:
                     self._vllm.abort_request([output.request_id])
-                finished.append(ended)
+                finished.append(result)
         return finished
 
     def close(self) -> None:
@@ -134,11 +127,13 @@ class VLLMEngine:
         cleanup_dist_env_and_memory()
 
     def _advance(self, sequence: _VLLMSequence, output: Any) -> Finished | None:
+        """Send vLLM's new tokens to the program; return its result if it has ended."""
         (completion,) = output.outputs
         counts = sequence.counts
-        cached = output.num_cached_tokens or 0
         if not counts.decode_tokens:
-            counts.prefill_tokens = counts.prefill_tokens - cached
+            # With the first token vLLM says how much of the prompt its cache held.
+            cached = output.num_cached_tokens or 0
+            counts.prefill_tokens -= cached
             counts.shared_tokens = cached
         for token, logprobs in zip(completion.token_ids, completion.logprobs, strict=True):
             counts.decode_tokens += 1
@@ -152,41 +147,52 @@ class VLLMEngine:
         if not output.finished:
             return None
         sequence.program.close()
-        why = RuntimeError(
+        ended_early = RuntimeError(
             f"vLLM ended the answer after {counts.decode_tokens} tokens "
             f"({completion.finish_reason})"
         )
-        return Finished(sequence.tag, None, why, counts)
+        return Finished(sequence.tag, None, ended_early, counts)
 
-    def _parameters(self, feed: Feed, sampling: Sampling, seed: int, max_tokens: int) -> Any:
-        from vllm.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
 
-        form = None
-        if feed.pattern == ANY_OBJECT:
-            form = StructuredOutputsParams(json_object=True)
-        elif feed.pattern is not None:
-            form = StructuredOutputsParams(regex=feed.pattern)
-        elif feed.allowed_token_ids is not None and any(feed.allowed_token_ids):
-            raise ValueError(
-                "engine.kind vllm cannot hold this answer to its form: set engine.kind: raypd"
-            )
-        return SamplingParams(
-            temperature=sampling.temperature,
-            top_k=sampling.top_k,
-            top_p=sampling.top_p,
-            seed=seed % 2**63 if sampling.temperature else None,
-            max_tokens=max_tokens,
-            logprobs=0,  # that of the token itself
-            detokenize=False,
-            output_kind=RequestOutputKind.DELTA,
-            structured_outputs=form,
-        )
+def _load_vllm(config: RunConfig) -> Any:
+    """Return vLLM's engine with the model of the configuration."""
+    from vllm.engine.arg_utils import EngineArgs
+    from vllm.v1.engine.llm_engine import LLMEngine
+
+    model = config.model
+    sizes = config.engine
+    device = resolve_device(model.device)
+    dtype = str(resolve_dtype(model.dtype, device)).removeprefix("torch.")
+    # vLLM rejects a step that is too small for one token of each sequence.
+    batched_tokens = max(sizes.batched_tokens(device.type == "cuda"), sizes.most_seqs)
+    with _merged_model(config) as (path, revision):
+        arguments: dict[str, Any] = {
+            "model": path,
+            "revision": revision,
+            "trust_remote_code": model.trust_remote_code,
+            "dtype": dtype,
+            "max_num_seqs": sizes.most_seqs,
+            "max_num_batched_tokens": batched_tokens,
+            "enable_prefix_caching": True,
+            "disable_log_stats": True,
+            # The configuration may overwrite each of them.
+            **sizes.vllm,
+        }
+        try:
+            return LLMEngine.from_engine_args(EngineArgs(**arguments))
+        except Exception as error:
+            reason = " ".join(str(error).split())[:_MAX_ERROR]
+            raise ModelError(
+                f"model {model.name!r}: vLLM does not load it: {type(error).__name__}: {reason}"
+            ) from error
 
 
 @contextlib.contextmanager
-def _whole_model(config: RunConfig) -> Iterator[tuple[str, str | None]]:
-    """(folder or Hub id, revision) of the weights; with an adapter a folder that is there for the
-    block alone.
+def _merged_model(config: RunConfig) -> Iterator[tuple[str, str | None]]:
+    """Yield where vLLM finds the weights with the adapter merged into them.
+
+    Yields:
+        A folder or Hub id, and its revision. If there is an adapter, it is a temporary folder.
     """
     model = config.model
     if model.adapter is None:
@@ -197,5 +203,37 @@ def _whole_model(config: RunConfig) -> Iterator[tuple[str, str | None]]:
         loaded = load_model(model.model_copy(update={"device": "cpu"}), purpose="vllm")
         loaded.model.save_pretrained(folder)
         loaded.tokenizer.save_pretrained(folder)
+        # vLLM needs the memory.
         del loaded
         yield folder, None
+
+
+def _sampling_parameters(feed: Feed, sampling: Sampling, seed: int, max_tokens: int) -> Any:
+    """Return vLLM's parameters of a request.
+
+    Raises:
+        ValueError: If vLLM cannot restrict the answer as the program does.
+    """
+    from vllm.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
+
+    structure = None
+    if feed.pattern == ANY_OBJECT:
+        structure = StructuredOutputsParams(json_object=True)
+    elif feed.pattern is not None:
+        structure = StructuredOutputsParams(regex=feed.pattern)
+    elif feed.allowed_token_ids is not None and any(feed.allowed_token_ids):
+        raise ValueError(
+            "engine.kind vllm cannot restrict this answer to its form: set engine.kind: raypd"
+        )
+    return SamplingParams(
+        temperature=sampling.temperature,
+        top_k=sampling.top_k,
+        top_p=sampling.top_p,
+        seed=seed % 2**63 if sampling.temperature else None,
+        max_tokens=max_tokens,
+        # Only the log probability of the sampled token itself.
+        logprobs=0,
+        detokenize=False,
+        output_kind=RequestOutputKind.DELTA,
+        structured_outputs=structure,
+    )

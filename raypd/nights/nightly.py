@@ -150,7 +150,12 @@ class NightRun:
         self.state, self.version = self._read_state()
         self.change = self._schema_change()
         self._repair_list()
-        plan = planner.plan(self.config)
+        if self.state is not None and self._listing_is_the_same(self.state):
+            return Night(self.state.night, self.root, self.state.documents, nothing_new=True)
+        # Files that have not changed since the last plan are not looked into.
+        folder = storage.join(self.root, layout.INPUT)
+        plan = planner.plan(self.config, folder, same_run=False)
+        plan.keep(folder)
         if plan.left_out:
             console.say(left_out.describe(plan.left_out))
         tonight = self._read_input(plan)
@@ -168,7 +173,8 @@ class NightRun:
         counts = changes.counts(self.scratch)
         night = Night(name, self.root, damaged=tonight.damaged, **counts)
         self._extract(plan, tonight, night)
-        self._publish(night, tonight)
+        listing = "" if tonight.damaged.units else plan.totals.listing
+        self._publish(night, tonight, listing)
         return night
 
     def _read_input(self, plan: Plan) -> Input:
@@ -186,12 +192,24 @@ class NightRun:
             )
         return tonight
 
-    def _nothing_new(self, state: NightState, tonight: Input) -> bool:
-        """Return whether the table of the last good night is already that of tonight."""
+    def _listing_is_the_same(self, state: NightState) -> bool:
+        """Return whether a listing alone shows that the table is already that of tonight."""
+        return (
+            bool(state.listing)
+            and self._keeps_answers(state)
+            and state.listing == planner.listing(self.config)
+        )
+
+    def _keeps_answers(self, state: NightState) -> bool:
+        """Return whether the table stays as it is if the input does."""
         if self.full or self.change is not None or (self.retry_errors and state.failed):
             return False
+        return bool(state.config["nightly"]["removed"] == self.config.nightly.removed)
+
+    def _nothing_new(self, state: NightState, tonight: Input) -> bool:
+        """Return whether the table of the last good night is already that of tonight."""
         return (
-            state.config["nightly"]["removed"] == self.config.nightly.removed
+            self._keeps_answers(state)
             and state.hidden == tonight.hidden
             and changes.units_are_the_same(self.scratch)
         )
@@ -372,7 +390,7 @@ class NightRun:
         table.add_answers(self.scratch, name, self.root, objects)
         return documents
 
-    def _publish(self, night: Night, tonight: Input) -> None:
+    def _publish(self, night: Night, tonight: Input, listing: str) -> None:
         """Write the table's new objects, the index and the list; state.json makes them valid."""
         folder = f"{layout.NIGHTS}/{night.name}"
         schema_changed = self.change is not None
@@ -385,8 +403,8 @@ class NightRun:
         homes = self.scratch.rows("SELECT file FROM homes ORDER BY live DESC, ordinal, unit")
         files = [storage.join(self.root, row["file"]) for row in homes]
         night.failed = self.scratch.number("SELECT count(*) FROM final WHERE winner AND NOT ok")
-        listing = "".join(f"{file}\n" for file in files)
-        storage.put(self._path(night.name, layout.FILES), listing.encode())
+        file_list = "".join(f"{file}\n" for file in files)
+        storage.put(self._path(night.name, layout.FILES), file_list.encode())
         self._check_lease()
         state = NightState(
             night=night.name,
@@ -398,6 +416,7 @@ class NightRun:
             index=index,
             config=manifest.recorded(self.config),
             hash_column=self.config.nightly.hash_column,
+            listing=listing,
             hidden=tonight.hidden,
             ended=iso(),
             versions=manifest.versions(),

@@ -17,6 +17,8 @@ class NightState:
     index: list[str]  # its files, below the nightly root
     config: dict[str, Any]
     hash_column: str | None = None
+    # Digest of the input's files, sizes and versions; "" if an object could not be read.
+    listing: str = ""
     hidden: str = ""  # digest of the objects that could not be read; "" where all could
     ended: str | None = None  # ISO 8601
     versions: dict[str, str] = field(default_factory=dict)

@@ -9,14 +9,15 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 from raypd import storage
 from raypd.config import ModelConfig, card_of
+from raypd.dataset import unit_objects
 from raypd.errors import UserError
 from raypd.report.sample import AnswerSample, SampleAttribute, first_rows
-from raypd.report.units import unit_objects
-from raypd.run import RunRecord, layout, load_record, read, spread
+from raypd.run import RunRecord, layout, load_record, read
 from raypd.tasks import calibration_of
 from raypd.text import clean, count
 
@@ -102,7 +103,8 @@ def check_run(root: str, progress: Progress) -> AnswerCheck:
 def read_answers(root: str) -> AnswerSample:
     """Return the answers of some objects of a run; objects that cannot be read are left out."""
     sample = AnswerSample()
-    for item in spread(unit_objects(read.runs(root)), _OBJECTS):
+    objects = chain.from_iterable(unit_objects(run) for run in read.runs(root))
+    for item in read.spread_stream(objects, _OBJECTS):
         for row in first_rows(item.path, _ROWS) or ():
             sample.add(row)
     return sample

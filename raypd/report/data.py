@@ -4,7 +4,6 @@ What is missing is None or empty, and the page says so. No figure is made up.
 """
 
 import time
-from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -13,18 +12,19 @@ from typing import Any
 from raypd import storage
 from raypd.billing import Bill
 from raypd.config import redact
-from raypd.dataset import PlanTotals
+from raypd.dataset import CommittedUnits, PlanTotals
 from raypd.errors import RunError, raised_as
 from raypd.estimation import Estimate
 from raypd.nights import NightState
 from raypd.report.answer_check import AnswerCheck, Progress, check
 from raypd.report.ledger import read_bill
 from raypd.report.sample import read_sample
-from raypd.report.units import CommittedUnit, Units, read_units, unit_objects
+from raypd.report.units import UnitReader, Units
 from raypd.run import (
     Manifest,
     NoRun,
     RunRecord,
+    SessionUnits,
     TrainingRecord,
     layout,
     lease,
@@ -74,7 +74,8 @@ class RunFiles:
         if self.plan is None and self.manifest is not None:
             self.plan = _plan_of_manifest(self.manifest)
         self.bill = read_bill(self.runs)
-        self.objects = unit_objects(self.runs)
+        self.committed = [CommittedUnits(run) for run in self.runs]
+        self.unit_count = sum(run.objects for run in self.committed)
         # The plan counts units that it found to be unreadable, the manifest also those found later.
         self.unreadable = 0
         self.left_out = ""
@@ -94,16 +95,12 @@ class RunFiles:
         bills: dict[str, Bill] = {}
         if self.bill is not None:
             bills = {bill.session: bill for bill in self.bill.all}
-        by_session: defaultdict[str, list[CommittedUnit]] = defaultdict(list)
-        for unit in units.read:
-            by_session[unit.session].append(unit)
         killed = set(map(lease.killed, self.runs))
         sessions = []
         for session in read.sessions(self.runs if runs is None else runs):
-            committed = by_session[session.id]
+            committed = units.totals.sessions.get(session.id, SessionUnits())
             bill = bills.get(session.id)
-            last_sign = max([session.began, session.heartbeat or 0.0])
-            last_sign = max([last_sign, *(unit.committed_at for unit in committed)])
+            last_sign = max(session.began, session.heartbeat or 0.0, committed.last_commit)
             if bill is not None:
                 last_sign = max(last_sign, bill.until)
             alive = self.now - last_sign < _ALIVE_SECONDS and session.id not in killed
@@ -120,8 +117,8 @@ class RunFiles:
                 session.began,
                 ended,
                 how,
-                units=round(len(committed) * units.scale),
-                documents=round(sum(unit.documents for unit in committed) * units.scale),
+                units=round(committed.units * units.counted_scale),
+                documents=round(committed.documents * units.counted_scale),
                 usd=bill.usd if bill is not None else None,
             )
             sessions.append(report_session)
@@ -129,7 +126,7 @@ class RunFiles:
 
     def state_of(self, sessions: Sequence[ReportSession]) -> str:
         """Return complete if every planned unit is there, and else how the last session ended."""
-        if self.plan is not None and len(self.objects) >= self.plan.units:
+        if self.plan is not None and self.unit_count >= self.plan.units:
             return "complete"
         if self.table is not None:
             # The state is that of the night; a run within it may have been interrupted.
@@ -180,14 +177,14 @@ class RunReport(RunFiles):
         self.config = redact(config)
         self.versions = versions
         self.name = root.rstrip("/").rsplit("/", 1)[-1] or root
-        self.units = read_units(self.objects)
+        self.units = UnitReader().read(self.committed)
         self.sessions = self.sessions_of(self.units)
         self.reading = read.readings(self.runs, [session.id for session in self.sessions])
         self.seconds = sum(session.seconds for session in self.sessions)
         self.state = self.state_of(self.sessions)
         self.sample = read_sample(self.units.read)
         self.check: AnswerCheck | None = None
-        if self.objects:
+        if self.unit_count:
             self.check = self._check(config, model_card)
         failures = (failure for run in self.runs for failure in read.failures(run))
         self.failures = list(islice(failures, _FAILURES))

@@ -8,6 +8,7 @@ import csv
 import io
 import json
 import random
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -15,10 +16,19 @@ from typing import Any
 import raypd.report.page as page
 from raypd import storage
 from raypd.config import Category, ExtractionConfig, RunConfig
-from raypd.dataset import delimited, label_rows, planner, read_unit, was_reviewed, writer
+from raypd.dataset import (
+    delimited,
+    label_rows,
+    may_have,
+    planner,
+    read_unit,
+    unit_rows,
+    was_reviewed,
+    writer,
+)
 from raypd.errors import ConfigError, InputError, raised_as
 from raypd.report.texts import marked, text_in
-from raypd.run import by_document, layout, load_run, spread
+from raypd.run import Unit, by_document, layout, load_run, spread
 from raypd.schema import Attribute
 from raypd.tasks import (
     Document,
@@ -48,6 +58,7 @@ COLUMNS = (
 )
 # Units that are read, evenly spread.
 _UNITS = 100
+_THREADS = 8
 # Values of an enum that a list of choices shows.
 _MOST_CHOICES = 500
 # The confidence of a document without confidences.
@@ -301,8 +312,8 @@ def _config(root: str, overrides: Sequence[str]) -> RunConfig:
 def _chosen_rows(root: str, documents: int) -> dict[Position, dict[str, Any]]:
     """Choose rows of evenly spread units: half of them the least certain, half at random."""
     rows: dict[Position, dict[str, Any]] = {}
-    for unit, path in spread(sorted(writer.objects(root)), _UNITS):
-        _, table = writer.read_table(root, unit, path=path)
+    objects = spread(sorted(writer.objects(root)), _UNITS)
+    for table in unit_rows.of_paths(path for _, path in objects):
         for position, (row,) in by_document(writer.as_records(table)).items():
             if row["status"] == "ok":
                 rows[position] = record_row(row)
@@ -339,12 +350,23 @@ def documents_at(
         root: The folder of the run.
         positions: The (source, row) of the documents, as keys.
     """
-    sources = {source for source, _ in positions}
+    rows_by_source: defaultdict[str, list[int]] = defaultdict(list)
+    for source, row in positions:
+        rows_by_source[source].append(row)
+
+    def has_any(unit: Unit) -> bool:
+        for source in {part.name for part in unit.parts} & rows_by_source.keys():
+            if any(may_have(unit, source, row) for row in rows_by_source[source]):
+                return True
+        return False
+
+    def read(unit: Unit) -> list[Document]:
+        return read_unit(unit, config)
+
     documents: dict[Position, Document] = {}
-    for unit in planner.plan(config, root):
-        if not sources & {part.name for part in unit.parts}:
-            continue
-        for document in read_unit(unit, config):
+    units = (unit for unit in planner.plan(config, root) if has_any(unit))
+    for unit_documents in storage.in_threads(read, units, _THREADS):
+        for document in unit_documents:
             position = (document.source, int(document.place))
             if position in positions:
                 documents[position] = document
@@ -434,7 +456,7 @@ def _exported_rows(file: str, root: str, config: RunConfig) -> list[tuple[int, d
     table = list(label_rows(file, None))
     answers: dict[Position, dict[str, Any]] = {}
     positions = {_exported_position(file, line, row) for line, _, row in table}
-    for answer in writer.rows_of(root):
+    for answer in unit_rows.rows_of(root):
         position = (answer["source"], int(answer["row"]))
         if position in positions and answer["status"] == "ok":
             values = {value["name"]: value["value"] for value in answer["values"]}

@@ -17,7 +17,7 @@ from raypd import storage
 from raypd.dataset import writer
 from raypd.errors import RunError
 from raypd.report.units import CommittedUnit
-from raypd.run import by_document, spread
+from raypd.run import by_document, failure_reasons, spread
 from raypd.tasks import Row, RowValue, row_values
 from raypd.text import NONE, clean, share
 from raypd.verify import dead_letters
@@ -192,7 +192,7 @@ def read_sample(units: Sequence[CommittedUnit]) -> AnswerSample:
             sample.add(row)
     for rows in failures:
         for row in rows:
-            sample.errors[dead_letters.normalize(row["source"], row["error"])] += 1
+            sample.errors[failure_reasons.normalize(row["source"], row["error"])] += 1
     sample.documents = _documents([list(by_document(rows).values()) for rows in tables], failures)
     return sample
 

@@ -6,21 +6,17 @@ This is cheap: it reads the footers of some units, and none of them twice.
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from raypd import storage
 from raypd.billing import Bill
 from raypd.dataset import PlanTotals
 from raypd.report.answer_check import Progress, check, read_answers
 from raypd.report.data import RunFiles, is_fake
 from raypd.report.sample import AnswerSample, failed_documents
-from raypd.report.units import CommittedUnit, Units, read_unit
-from raypd.run import load_record, spread
+from raypd.report.units import CommittedUnit, UnitReader, Units
+from raypd.run import failure_reasons, load_record
 from raypd.text import clean, counted
-from raypd.verify import dead_letters
 
-# Footers, and units with errors, that are read at a time.
+# Footers that are read at a time.
 _FOOTERS = 512
-_ERROR_UNITS = 8
-_THREADS = 32
 # Errors that are shown.
 _ERRORS = 5
 # The current speed is that of the last ten minutes.
@@ -113,10 +109,9 @@ class Watch:
         self._fake = is_fake(self._record.config)
         self._answers = AnswerSample()
         self._answered_units = 0  # committed when the answers were read
-        # The summaries that were read; None if an object is damaged.
-        self._summaries: dict[storage.Object, CommittedUnit | None] = {}
-        # The path of a unit -> the reasons of its failures.
-        self._errors: dict[str, list[str]] = {}
+        self._reader = UnitReader(_FOOTERS)
+        # (path, time of the commit) of a unit of an earlier version -> the reasons of its failures.
+        self._errors: dict[tuple[str, float], list[str]] = {}
 
     def look(self) -> Status:
         """Read the status.
@@ -125,9 +120,9 @@ class Watch:
             OSError: If storage does not answer.
         """
         files = RunFiles(self.root)
-        units = self._units(files.objects)
+        units = self._reader.read(files.committed)
         sessions = files.sessions_of(units)
-        unit_count = len(files.objects)
+        unit_count = files.unit_count
         documents = units.total("documents")
         failed = units.total("failed")
         exact = units.all_read
@@ -153,7 +148,7 @@ class Watch:
             running_seconds=sum(session.seconds for session in sessions),
             heard=max((session.ended for session in sessions), default=None),
             unreadable=files.unreadable,
-            errors=self._last_errors(units.read),
+            errors=self._last_errors(units),
             notes=_notes(files, documents),
         )
         if files.plan is not None:
@@ -193,32 +188,24 @@ class Watch:
         status.warnings = answer_check.warnings
         status.next_step = answer_check.next_step
 
-    def _units(self, objects: Sequence[storage.Object]) -> Units:
-        """Return the committed units, after reading some that were not read yet.
-
-        The names of objects do not tell which units are new, so an even choice is read.
-        """
-        unread = [item for item in objects if item not in self._summaries]
-        chosen = spread(unread, _FOOTERS)
-        for item, unit in zip(chosen, storage.in_threads(read_unit, chosen, _THREADS), strict=True):
-            self._summaries[item] = unit
-            self._errors.pop(item.path, None)
-        summaries = [self._summaries.get(item) for item in objects]
-        return Units([unit for unit in summaries if unit is not None], len(objects))
-
-    def _last_errors(self, units: Sequence[CommittedUnit]) -> list[str]:
+    def _last_errors(self, units: Units) -> list[str]:
         """Return distinct reasons of the last failures."""
-        failed = [unit for unit in units if unit.failed]
-        failed.sort(key=lambda unit: -unit.committed_at)
         reasons: dict[str, None] = {}
-        for unit in failed[:_ERROR_UNITS]:
-            if unit.path not in self._errors:
-                self._errors[unit.path] = [
-                    dead_letters.normalize(row["source"], row["error"])
-                    for row in failed_documents(unit) or []
-                ]
-            reasons |= dict.fromkeys(self._errors[unit.path])
+        for unit in units.last_failures:
+            reasons |= dict.fromkeys(self._reasons_of(unit))
         return [clean(reason, 160) for reason in list(reasons)[:_ERRORS]]
+
+    def _reasons_of(self, unit: CommittedUnit) -> list[str]:
+        if unit.reasons is not None:
+            return [reason.reason for reason in unit.reasons]
+        # The unit is of an earlier version, whose summaries have no reasons.
+        key = (unit.path, unit.committed_at)
+        if key not in self._errors:
+            self._errors[key] = [
+                failure_reasons.normalize(row["source"], row["error"])
+                for row in failed_documents(unit) or []
+            ]
+        return self._errors[key]
 
 
 def _notes(files: RunFiles, documents: int) -> list[str]:

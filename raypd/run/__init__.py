@@ -11,6 +11,7 @@ from raypd.lazy import LazyExports
 if TYPE_CHECKING:
     from raypd.run import (
         console as console,
+        failure_reasons as failure_reasons,
         layout as layout,
         lease as lease,
         left_out as left_out,
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
         retry_policy as retry_policy,
     )
     from raypd.run.console import Interrupted as Interrupted, say as say, signals as signals
+    from raypd.run.failure_reasons import OTHER as OTHER, FailureReason as FailureReason
     from raypd.run.layout import is_nightly as is_nightly, output_folder as output_folder
     from raypd.run.lease import RunLease as RunLease, held as held
     from raypd.run.left_out import LeftOut as LeftOut, LeftOutFiles as LeftOutFiles
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
         RecordError as RecordError,
         encoded as encoded,
         from_json as from_json,
+        tree as tree,
     )
     from raypd.run.retry_policy import Attempt as Attempt, UnitLog as UnitLog
     from raypd.run.temporary import (
@@ -46,12 +49,14 @@ if TYPE_CHECKING:
         TrainingRecord as TrainingRecord,
     )
     from raypd.run.unit import (
+        Commit as Commit,
         Part as Part,
         Unit as Unit,
         UnitResult as UnitResult,
         UnitSummary as UnitSummary,
         make_unit as make_unit,
     )
+    from raypd.run.unit_totals import SessionUnits as SessionUnits, UnitTotals as UnitTotals
     from raypd.run.unreadable import Unreadable as Unreadable
     from raypd.run.usage import (
         FIRST as FIRST,
@@ -68,6 +73,7 @@ __getattr__ = LazyExports(
     __name__,
     {
         "console": ("Interrupted", "say", "signals"),
+        "failure_reasons": ("FailureReason", "OTHER"),
         "layout": ("is_nightly", "output_folder"),
         "lease": ("RunLease", "held"),
         "left_out": ("LeftOut", "LeftOutFiles"),
@@ -75,7 +81,7 @@ __getattr__ = LazyExports(
         "manifest": ("Manifest", "RunRecord"),
         "read": ("by_document", "spread"),
         "reading": ("ReadingRecord",),
-        "records": ("RecordError", "encoded", "from_json"),
+        "records": ("RecordError", "encoded", "from_json", "tree"),
         "retry_policy": ("Attempt", "UnitLog"),
         "temporary": ("TemporaryFolder", "temporary_space"),
         "training": (
@@ -85,7 +91,8 @@ __getattr__ = LazyExports(
             "TrainingProgress",
             "TrainingRecord",
         ),
-        "unit": ("Part", "Unit", "UnitResult", "UnitSummary", "make_unit"),
+        "unit": ("Commit", "Part", "Unit", "UnitResult", "UnitSummary", "make_unit"),
+        "unit_totals": ("SessionUnits", "UnitTotals"),
         "unreadable": ("Unreadable",),
         "usage": (
             "Counts",
@@ -100,6 +107,7 @@ __getattr__ = LazyExports(
     },
     modules=(
         "console",
+        "failure_reasons",
         "layout",
         "lease",
         "left_out",

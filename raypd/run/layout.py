@@ -13,6 +13,8 @@ PLAN = "plan"  # <id>/<number>.parquet: the units of a plan
 PLAN_TOTALS = "plan/plan.json"
 PLAN_ALONE = "plan/alone.json"  # objects that share no unit
 UNITS = "units"  # [key=value/]<unit>.parquet: the rows
+# <session>-<number>.parquet: what the units contain, ten thousand per file
+SUMMARIES = "summaries"
 # <unit>.txt: why a unit failed. <unit>.attempts.json: the attempts at a unit and the worker deaths
 # that it caused. cards/: the faults of each GPU.
 FAILURES = "failures"
@@ -33,6 +35,7 @@ REPORT = "report.html"  # the page that `raypd report` writes
 
 STATE = "state.json"  # nightly runs: the last successful night
 CURRENT = "current/files.txt"  # the objects of the table, for readers
+INPUT = "input"  # plan/: the plan of the last night
 NIGHTS = "nights"  # <night>/: a run over new and changed documents, with the files below
 NIGHT = "night.json"  # the input of the night; a night that was cut off resumes if it is unchanged
 ADDED = "added"  # a run over added attributes

@@ -17,7 +17,7 @@ from raypd.errors import ConfigError
 from raypd.run.lease import Session
 from raypd.run.left_out import LeftOutFiles
 from raypd.run.records import RecordError
-from raypd.run.unit import UnitSummary
+from raypd.run.unit_totals import SessionUnits, UnitTotals
 from raypd.run.unreadable import Unreadable, UnreadableUnit
 from raypd.run.usage import RunCost
 from raypd.text import iso
@@ -25,6 +25,7 @@ from raypd.text import iso
 # What changes the fingerprint apart from the keys of the configuration.
 NO_KEY = "a file that prompts come from, or raypd itself"
 _SHOWN_KEYS = 6
+_REASONS = 20  # kinds of reasons
 
 
 @dataclass
@@ -62,6 +63,8 @@ class Manifest:
     ok: int = 0
     failed: int = 0
     truncated: int = 0  # documents that were cut to fit the model's context
+    # Failed documents by kind of reason, the most frequent kinds first.
+    reasons: dict[str, int] = field(default_factory=dict)
     units: int = 0
     units_planned: int = 0
     units_unreadable: int = 0  # units that could not be read from the input
@@ -216,7 +219,7 @@ def make(
     config: RunConfig,
     output: str,
     units_planned: int,
-    units: Sequence[UnitSummary],
+    units: UnitTotals,
     unreadable: Unreadable,
     cost: RunCost | None,
     left_out: Sequence[LeftOutFiles] = (),
@@ -227,31 +230,31 @@ def make(
         config: The configuration of the run.
         output: The folder of the run.
         units_planned: Number of units in the plan.
-        units: The summaries of all committed units.
+        units: Totals of all committed units.
         unreadable: The units that cannot be read from the input.
         cost: The bills of all sessions together; None if no ledger ran.
         left_out: Files of the input that are not read.
     """
-    sessions = [_session_totals(session, units) for session in read.sessions([output])]
-    documents = sum(unit.documents for unit in units)
+    sessions = []
+    for session in read.sessions([output]):
+        committed = units.sessions.get(session.id, SessionUnits())
+        sessions.append(_session_totals(session, committed))
+    documents = units.total("documents")
     seconds = sum(session.seconds for session in sessions)
-
-    def tokens(kind: str) -> int:
-        return sum(unit.counts.get(kind, 0) for unit in units)
-
     return Manifest(
         fingerprint=config.fingerprint(),
         fake=config.model.is_fake,
         documents=documents,
-        ok=sum(unit.ok for unit in units),
-        failed=sum(unit.failed for unit in units),
-        truncated=sum(unit.truncated for unit in units),
-        units=len(units),
+        ok=units.total("ok"),
+        failed=units.total("failed"),
+        truncated=units.total("truncated"),
+        reasons=dict(units.reasons.most_common(_REASONS)),
+        units=units.total("units"),
         units_planned=units_planned,
         units_unreadable=unreadable.units,
-        prefill_tokens=tokens("prefill_tokens"),
-        shared_tokens=tokens("shared_tokens"),
-        decode_tokens=tokens("decode_tokens"),
+        prefill_tokens=units.tokens("prefill_tokens"),
+        shared_tokens=units.tokens("shared_tokens"),
+        decode_tokens=units.tokens("decode_tokens"),
         seconds=round(seconds, 3),
         documents_per_second=round(documents / seconds, 3) if seconds else 0.0,
         started=sessions[0].started if sessions else None,
@@ -266,10 +269,9 @@ def make(
     )
 
 
-def _session_totals(session: Session, units: Sequence[UnitSummary]) -> SessionTotals:
-    committed = [unit for unit in units if unit.session == session.id]
+def _session_totals(session: Session, committed: SessionUnits) -> SessionTotals:
     # A session that was killed recorded no end. Its last commit is the best estimate.
-    last_commit = max((unit.committed_at for unit in committed), default=session.began)
+    last_commit = committed.last_commit or session.began
     ended = session.ended or last_commit
     seconds = session.seconds or ended - session.began
     return SessionTotals(
@@ -278,6 +280,6 @@ def _session_totals(session: Session, units: Sequence[UnitSummary]) -> SessionTo
         ended=iso(ended),
         how=session.how or "killed",
         seconds=round(max(0.0, seconds), 3),
-        units=len(committed),
-        documents=sum(unit.documents for unit in committed),
+        units=committed.units,
+        documents=committed.documents,
     )

@@ -116,3 +116,16 @@ def spread(items: Sequence[_Item], limit: int) -> list[_Item]:
     """Return at most `limit` of the items, evenly spaced."""
     count = min(limit, len(items))
     return [items[i * len(items) // count] for i in range(count)]
+
+
+def spread_stream(items: Iterable[_Item], limit: int) -> list[_Item]:
+    """Return at most `limit` of the items, evenly spread; few are held at a time."""
+    held: list[_Item] = []
+    step = 1
+    for number, item in enumerate(items):
+        if number % step == 0:
+            held.append(item)
+        if len(held) > 2 * limit:
+            held = held[::2]
+            step *= 2
+    return spread(held, limit)

@@ -71,13 +71,18 @@ def encoded(record: Any, indent: int | None = 2) -> bytes:
         ValueError: If a number is NaN or infinite, which JSON cannot express.
     """
     text = json.dumps(
-        asdict(record, dict_factory=_json_object),
+        tree(record),
         indent=indent,
         ensure_ascii=False,
         allow_nan=False,
         default=str,
     )
     return (text + "\n").encode()
+
+
+def tree(record: Any) -> dict[str, Any]:
+    """Convert a record, which is a dataclass, to the JSON object of its file."""
+    return asdict(record, dict_factory=_json_object)
 
 
 def _json_object(fields: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -19,6 +19,7 @@ _GROUPS = 16  # number of groups that the suspects are divided into
 # Deaths before a document is quarantined: a process may also be killed from outside, now and then.
 _MIN_DEATHS = 3
 _MAX_DEATHS = 30  # deaths after which a unit is given up as a whole
+_ATTEMPTS = ".attempts.json"
 START = "start"  # in place of a unit id, for a worker that died while it loaded its model
 _MAX_BLIND_DEATHS = 5  # deaths without a checkpoint, which leave nothing to divide
 
@@ -158,6 +159,19 @@ class UnitLog:
         record = AttemptRecord(attempt, self.session, self.node, self.process, tuple(group))
         records.write(attempts_path(self.output, unit), record, indent=None)
 
+    def died(self, unit: str) -> None:
+        """Record for a process that it died in the first attempt at a unit.
+
+        Only later attempts are recorded when they begin, so that most units need no record. A
+        record that exists says more.
+
+        Raises:
+            OSError: If the record cannot be written.
+        """
+        record = AttemptRecord(Attempt(), self.session, self.node, self.process)
+        path = attempts_path(self.output, unit)
+        storage.put_new(path, records.encoded(record, indent=None))
+
     def end(self, unit: str, attempt: Attempt | None = None) -> None:
         """Record that no process is working on a unit any more.
 
@@ -174,9 +188,15 @@ class UnitLog:
                 records.write(path, AttemptRecord(attempt, "", "", ""), indent=None)
 
 
+def attempted(output: str) -> set[str]:
+    """Return the units of a run that have a record of attempts."""
+    names = storage.names(storage.join(output, layout.FAILURES))
+    return {name.removesuffix(_ATTEMPTS) for name in names if name.endswith(_ATTEMPTS)}
+
+
 def attempts_path(output: str, unit: str) -> str:
     """Return the path of the record of a unit's attempts."""
-    return storage.join(output, layout.FAILURES, f"{unit}.attempts.json")
+    return storage.join(output, layout.FAILURES, f"{unit}{_ATTEMPTS}")
 
 
 def failure_path(output: str, unit: str) -> str:

@@ -8,6 +8,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+from raypd.run.failure_reasons import FailureReason
 from raypd.run.usage import Usage
 
 _SUBSET_DIGITS = 12
@@ -135,6 +136,21 @@ class UnitSummary:
     categories: Usage = field(default_factory=dict)
     retries: int = 0  # number of the last retry whose rows were merged in; 0 if none
     truncated: int = 0  # documents that were cut to fit the model's context
+    # The failed documents by kind of reason; None in units of earlier versions.
+    reasons: list[FailureReason] | None = None
+    retriable: int = 0  # failed documents that a retry may help
+    # The smallest and the largest id of its documents; None if they are not known.
+    first_id: str | None = None
+    last_id: str | None = None
+
+
+@dataclass(frozen=True)
+class Commit:
+    """A commit: the object of a unit, and what it contains."""
+
+    summary: UnitSummary
+    name: str  # the path of the object below the folder of the units
+    stamp: str  # as a listing shows it
 
 
 @dataclass(frozen=True)
@@ -152,6 +168,7 @@ class UnitResult:
     why_read: str = ""
     # Seconds that the worker's engine has waited for units that the worker was reading, so far.
     reading_seconds: float = 0.0
+    commit: Commit | None = None  # None if an earlier attempt had committed the unit
 
     @property
     def done(self) -> bool:

@@ -183,7 +183,7 @@ def make_folder(path: str) -> None:
     backend(path).make_folder(path)
 
 
-def put_new(path: str, data: bytes, private: bool = False) -> bool:
+def put_new(path: str, data: bytes, private: bool = False) -> str | None:
     """See `Backend.put_new`."""
     return backend(path).put_new(path, data, private)
 
@@ -193,7 +193,7 @@ def put(path: str, data: bytes, private: bool = False) -> None:
     backend(path).put(path, data, private)
 
 
-def put_if(path: str, data: bytes, version: str) -> bool:
+def put_if(path: str, data: bytes, version: str) -> str | None:
     """See `Backend.put_if`."""
     return backend(path).put_if(path, data, version)
 

@@ -138,7 +138,7 @@ class Backend(ABC):
         return
 
     @abstractmethod
-    def put_new(self, path: str, data: bytes, private: bool = False) -> bool:
+    def put_new(self, path: str, data: bytes, private: bool = False) -> str | None:
         """Write a file atomically unless it exists, creating its folders.
 
         A retried request whose first answer was lost counts as written if the file holds this data,
@@ -150,7 +150,8 @@ class Backend(ABC):
             private: Whether only the owner may read the file (local files only).
 
         Returns:
-            Whether this call wrote the file. Of many concurrent writers exactly one gets True.
+            The stamp that a listing shows for the new file (`Object.stamp`), or None if this call
+            did not write it. Of many concurrent writers exactly one gets a stamp.
         """
 
     @abstractmethod
@@ -158,11 +159,11 @@ class Backend(ABC):
         """Write a file atomically, replacing what is there. Arguments as in `put_new`."""
 
     @abstractmethod
-    def put_if(self, path: str, data: bytes, version: str) -> bool:
+    def put_if(self, path: str, data: bytes, version: str) -> str | None:
         """Replace exactly this version of a file atomically.
 
         Returns:
-            False if the file has another version or does not exist.
+            The stamp of the new file, or None if the file has another version or does not exist.
         """
 
     @abstractmethod

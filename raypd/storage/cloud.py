@@ -126,27 +126,26 @@ class CloudStore(ObjectStore):
     def put(self, path: str, data: bytes, private: bool = False) -> None:
         self._put(path, data, "overwrite")
 
-    def _put(self, path: str, data: bytes, mode: Any) -> None:
+    def _put(self, path: str, data: bytes, mode: Any) -> str:
         with self.opened(path, "write") as (obstore, store, key):
-            obstore.put(store, key, data, mode=mode, use_multipart=False)
+            return _stamp(obstore.put(store, key, data, mode=mode, use_multipart=False))
 
-    def put_new(self, path: str, data: bytes, private: bool = False) -> bool:
+    def put_new(self, path: str, data: bytes, private: bool = False) -> str | None:
         return self._put_if(path, data, "create")
 
-    def _put_if(self, path: str, data: bytes, mode: Any) -> bool:
+    def _put_if(self, path: str, data: bytes, mode: Any) -> str | None:
         try:
-            self._put(path, data, mode)
-            return True
+            return self._put(path, data, mode)
         except Changed:
-            return self.holds(path, data)
+            return self.stamp_if_holds(path, data)
 
-    def put_if(self, path: str, data: bytes, version: str) -> bool:
+    def put_if(self, path: str, data: bytes, version: str) -> str | None:
         try:
             current = self._head(path)
         except FileNotFoundError:
-            return False
+            return None
         if _stamp(current) != version:
-            return False
+            return None
         # Azure compares the ETag, Google the version.
         mode = {key: current[key] for key in ("e_tag", "version") if current[key]}
         return self._put_if(path, data, mode)

@@ -50,7 +50,7 @@ class Local(Backend):
     def find(self, path: str, on_hidden: OnHidden | None = None) -> Iterator[Object]:
         target = local_path(path)
         if target.is_file():
-            yield _object(target, target.parent)
+            yield _object(str(target), target.name)
         elif target.is_dir():
             yield from _find_below(path, target, on_hidden)
         elif literal(str(target)) == str(target):
@@ -117,27 +117,27 @@ class Local(Backend):
         folder.parent.mkdir(parents=True, exist_ok=True)
         folder.mkdir(mode=0o700, exist_ok=True)
 
-    def put_new(self, path: str, data: bytes, private: bool = False) -> bool:
+    def put_new(self, path: str, data: bytes, private: bool = False) -> str | None:
         path = self.absolute(path)
         with _temporary_file(path, data, private) as temporary:
             try:
                 os.link(temporary, path)
             except FileExistsError:
-                return False
+                return None
             except OSError:
                 # The file system has no hard links. Renaming is not safe against two writers at
                 # the same instant, but a reader never sees a partial file.
                 if os.path.exists(path):
-                    return False
+                    return None
                 os.rename(temporary, path)
-        return True
+        return _stamp(os.stat(path))
 
     def put(self, path: str, data: bytes, private: bool = False) -> None:
         path = self.absolute(path)
         with _temporary_file(path, data, private) as temporary:
             os.replace(temporary, path)
 
-    def put_if(self, path: str, data: bytes, version: str) -> bool:
+    def put_if(self, path: str, data: bytes, version: str) -> str | None:
         """Replace one version of a file.
 
         Concurrent calls exclude each other by a lock on a hidden file next to the file; other
@@ -152,11 +152,11 @@ class Local(Backend):
             with open(os.path.join(folder, f".{name}.lock"), "ab") as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX)
                 if self.version(path) != version:
-                    return False
+                    return None
                 self.put(path, data)
-                return True
+                return _stamp(os.stat(path))
         except FileNotFoundError:
-            return False
+            return None
 
     def delete(self, path: str) -> None:
         local_path(path).unlink(missing_ok=True)
@@ -243,33 +243,39 @@ def _find_glob(path: str, glob: str, on_hidden: OnHidden | None) -> Iterator[Obj
 
 
 def _objects(root: Path, include_special: bool = False) -> Iterator[Object]:
-    for file in _files(root, include_special):
+    for path, name in _files(str(root), "", include_special):
         # A file may be deleted after it was listed.
         with contextlib.suppress(FileNotFoundError):
-            yield _object(file, root)
+            yield _object(path, name)
 
 
-def _object(file: Path, root: Path) -> Object:
+def _object(path: str, name: str) -> Object:
     try:
-        status = file.stat()
+        status = os.stat(path)
     except OSError:
-        if not file.is_symlink():
+        if not os.path.islink(path):
             raise
         # The link leads nowhere; `version` says so when the file is read.
-        status = file.lstat()
-    return Object(str(file), file.relative_to(root).as_posix(), status.st_size, _stamp(status))
+        status = os.lstat(path)
+    return Object(path, name, status.st_size, _stamp(status))
 
 
 def _stamp(status: os.stat_result) -> str:
     return f"{status.st_size}-{status.st_mtime_ns}"
 
 
-def _files(folder: Path, include_special: bool) -> Iterator[Path]:
+def _files(folder: str, prefix: str, include_special: bool) -> Iterator[tuple[str, str]]:
     """Yield the files below a folder, ordered by the parts of their paths.
+
+    A folder may hold millions of files, so their paths are plain texts.
 
     Args:
         folder: The folder; nothing is yielded if it does not exist.
+        prefix: What the names of its files begin with.
         include_special: Whether to include pipes, dangling links and links to folders.
+
+    Yields:
+        The path of a file, and its name.
     """
     try:
         with os.scandir(folder) as scan:
@@ -278,9 +284,9 @@ def _files(folder: Path, include_special: bool) -> Iterator[Path]:
         return
     for entry in entries:
         if entry.is_dir(follow_symlinks=False):
-            yield from _files(Path(entry.path), include_special)
+            yield from _files(entry.path, f"{prefix}{entry.name}/", include_special)
         elif include_special or entry.is_file():
-            yield Path(entry.path)
+            yield entry.path, prefix + entry.name
 
 
 def _entries(folder: str, is_kind: Callable[[os.DirEntry[str]], bool]) -> list[str]:

@@ -132,11 +132,13 @@ class ObjectStore(Backend):
         for item in self.walk(folder):
             self.delete(item.path)
 
-    def holds(self, path: str, data: bytes) -> bool:
-        """Return whether an object holds exactly this data.
+    def stamp_if_holds(self, path: str, data: bytes) -> str | None:
+        """Return the stamp of an object that holds exactly this data, or None if it does not.
 
         A request whose answer was lost is sent again and then meets what the first one wrote.
         """
         with contextlib.suppress(FileNotFoundError):
-            return self.head(path).size == len(data) and self.read(path) == data
-        return False
+            current = self.head(path)
+            if current.size == len(data) and self.read(path) == data:
+                return current.stamp
+        return None

@@ -166,22 +166,21 @@ class S3(S3Client, ObjectStore):
         with self.translated(path, "s3:PutObject"):
             self._send(path, data, {})
 
-    def put_new(self, path: str, data: bytes, private: bool = False) -> bool:
+    def put_new(self, path: str, data: bytes, private: bool = False) -> str | None:
         # Some stores check the condition on a single PUT only, not on a multipart upload.
         if len(data) > MULTIPART_BYTES and self.exists(path):
-            return False
+            return None
         return self._put_if(path, data, {"IfNoneMatch": "*"})
 
-    def put_if(self, path: str, data: bytes, version: str) -> bool:
+    def put_if(self, path: str, data: bytes, version: str) -> str | None:
         return self._put_if(path, data, {"IfMatch": f'"{version}"'})
 
-    def _put_if(self, path: str, data: bytes, condition: dict[str, str]) -> bool:
+    def _put_if(self, path: str, data: bytes, condition: dict[str, str]) -> str | None:
         with self.translated(path, "s3:PutObject"):
             attempt = 1
             while True:
                 try:
-                    self._send(path, data, condition)
-                    return True
+                    return self._send(path, data, condition)
                 except ClientError as error:
                     code = code_of(error)
                     if code in UNMET:
@@ -189,25 +188,29 @@ class S3(S3Client, ObjectStore):
                         sdk_retries = error.response.get("ResponseMetadata", {}).get(
                             "RetryAttempts", 0
                         )
-                        retried = sdk_retries > 0 or attempt > 1
-                        return retried and self.holds(path, data)
+                        if sdk_retries > 0 or attempt > 1:
+                            return self.stamp_if_holds(path, data)
+                        return None
                     if code in MISSING and "IfMatch" in condition:
-                        return False
+                        return None
                     if code not in _CONFLICT_CODES or attempt == _CONFLICT_ATTEMPTS:
                         raise
                 time.sleep(0.2 * 2**attempt)
                 attempt += 1
 
-    def _send(self, path: str, data: bytes, condition: dict[str, str]) -> None:
+    def _send(self, path: str, data: bytes, condition: dict[str, str]) -> str:
         """Send one PUT, or a multipart upload whose completion carries the condition.
 
         Raises botocore's errors.
+
+        Returns:
+            The ETag of the new object.
         """
         boto = self.boto()
         keys = target(path)
         if len(data) <= MULTIPART_BYTES:
-            boto.put_object(Body=data, **keys, **condition)
-            return
+            answer = boto.put_object(Body=data, **keys, **condition)
+            return str(answer["ETag"]).strip('"')
         upload = boto.create_multipart_upload(**keys)["UploadId"]
         try:
             parts = []
@@ -215,9 +218,10 @@ class S3(S3Client, ObjectStore):
                 body = memoryview(data)[begin : begin + PART_BYTES].tobytes()
                 answer = boto.upload_part(Body=body, PartNumber=number, UploadId=upload, **keys)
                 parts.append({"PartNumber": number, "ETag": answer["ETag"]})
-            boto.complete_multipart_upload(
+            answer = boto.complete_multipart_upload(
                 UploadId=upload, MultipartUpload={"Parts": parts}, **keys, **condition
             )
+            return str(answer["ETag"]).strip('"')
         except BaseException:
             # The uploaded parts cost money and appear in no listing of objects.
             try:

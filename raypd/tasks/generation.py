@@ -1,7 +1,7 @@
 """Generation: prompts or conversations in, text out.
 
-Of a list of role/content records the next turn is written; a list of strings are a user's turns:
-each is answered, with the answers before it in its context.
+For a list of role/content records the model writes the next turn. A list of strings is a user's
+turns: the model answers each of them, with the answers before it in its context.
 """
 
 import dataclasses
@@ -42,6 +42,7 @@ from raypd.models import (
 )
 from raypd.tasks.automata import json_object, vocabulary_of
 from raypd.tasks.base import Document, Record, Request, confidence, seed_of
+from raypd.tasks.chat_tokens import ChatTokens, Turns
 from raypd.tasks.json_schema import mismatch
 from raypd.tasks.openai_batch import (
     RESPONSE_FORMAT,
@@ -51,48 +52,70 @@ from raypd.tasks.openai_batch import (
     Parameters,
     read_request,
 )
-from raypd.tasks.prompting import decode_answer, encode, end_of_turn, end_tokens, rendered
+from raypd.tasks.prompting import decode_answer, encode, end_of_turn, end_tokens
+from raypd.tasks.stop_strings import StopStrings
 
-_MARK = "\u241eturn {}\u241e"  # stands for the text of a turn while the chat template is applied
-Turns = list[dict[str, str]]  # of role and content
-_METHODS = 64  # kept: one for every way that documents are to be answered in
+# Methods and grammars that are kept, one for each set of parameters. Requests of a batch file may
+# each have their own.
+_CACHE_SIZE = 64
+# Tokens at the end of a prompt in which a template may open the reasoning.
+_OPENING_TOKENS = 64
 
 
 @dataclass
 class _Chat:
-    document: Document
-    sample: int
-    request: ChatRequest  # its turns so far
-    turn: int = 0
+    """A conversation that is being continued.
 
-
-class StopStrings:
-    """Says that an answer is complete: at an end token, or at a stop string, which may begin in an
-    earlier token.
+    Attributes:
+        document: The document that asks for it.
+        sample: The number of the sample, if several are drawn.
+        request: The turns so far and the turns to answer.
+        turn: The number of the turn that is answered next.
     """
 
-    def __init__(self, table: list[bytes], ends: frozenset[int], stop: Sequence[str]) -> None:
-        self._table = table
-        self._ends = ends
-        self._stops = [text.encode() for text in stop]
-        self._longest = max(map(len, self._stops), default=0)
-        self._tail = b""
-        self._read = 0
+    document: Document
+    sample: int
+    request: ChatRequest
+    turn: int = 0
 
-    def __call__(self, tokens: Sequence[int]) -> bool:
-        for token in tokens[self._read :]:
-            if token in self._ends:
-                return True
-            if self._stops:
-                self._tail += self._table[token]
-                if any(stop in self._tail for stop in self._stops):
-                    return True
-                self._tail = self._tail[-self._longest :]
-        self._read = len(tokens)
-        return False
+    @property
+    def columns(self) -> dict[str, Any]:
+        """The columns that tell the record of this turn from others of the document."""
+        return {"sample": self.sample, "turn": self.turn}
+
+    def failure(self, reason: str) -> Record:
+        """Return the error record of this turn."""
+        return Record(self.document.index, self.columns, reason)
+
+    def after(self, turns: Turns) -> "_Chat":
+        """Return the chat when its next turn was answered.
+
+        Args:
+            turns: All turns so far, with the answer.
+        """
+        unanswered = self.request.unanswered[1:]
+        request = ChatRequest(turns, unanswered, self.request.parameters)
+        return _Chat(self.document, self.sample, request, self.turn + 1)
+
+
+@dataclass
+class _TurnPrompt:
+    """What an answer follows on.
+
+    Attributes:
+        turns: The conversation, with the turn to answer.
+        tokens: Its ids.
+        opens_reasoning: Whether it has opened the model's reasoning.
+    """
+
+    turns: Turns
+    tokens: list[int]
+    opens_reasoning: bool
 
 
 class GenerationTask:
+    """The task `generation`."""
+
     def __init__(
         self,
         config: RunConfig,
@@ -101,42 +124,67 @@ class GenerationTask:
         model: PreTrainedModel | None,
         drafter: TextDrafter | None = None,
     ) -> None:
+        """Prepare the decoding method.
+
+        Args:
+            config: The run's configuration.
+            tokenizer: The tokenizer of the model.
+            context_length: Positions that the model has.
+            model: The model whose device Medusa heads follow; None leaves them as they were saved.
+            drafter: The draft model, if the decoding method has one.
+
+        Raises:
+            ModelError: If the tokenizer lacks control tokens of the method, or the heads do not
+                fit the model.
+            ConfigError: If the method cannot be used with these options.
+        """
         assert isinstance(config.task, GenerationConfig)
         self.config = config
         self.task = config.task
         self.tokenizer = tokenizer
         self.context_length = context_length
-        # Others take a prompt alone.
-        self._here = config.engine.kind == "raypd" and config.model.endpoint is None
-        self._bytes = token_bytes(tokenizer)
-        self._ends = end_tokens(tokenizer)
-        options = config.decoding
+        self._chat_tokens = ChatTokens(tokenizer, config.task)
+        # Other engines take a prompt alone, so no token can be forced before the first.
+        self._forces_tokens = config.engine.kind == "raypd" and config.model.endpoint is None
+        self._token_bytes = token_bytes(tokenizer)
+        self._end_tokens = end_tokens(tokenizer)
+        self._text_model = self._make_text_model(model, drafter)
         spec = REGISTRY[config.decoding.method]
-        self._text_model = TextModel(
-            options=options,
-            context_length=context_length,
-            ends=self._ends,
-            sampling=Sampling(
-                options.sampling.temperature, options.sampling.top_k, options.sampling.top_p
-            ),
-            control_tokens=tuple(
-                control_token(tokenizer, t, config.model.name)
-                for t in spec.required_tokens(options.method_options)
-            ),
-            heads=load_heads(str(options.heads), model) if spec.heads else None,
-            encode=partial(encode, tokenizer, special=True),
-            token_bytes=lambda: markup_bytes(tokenizer),
-            decode=partial(_decoded, tokenizer, self._ends, _reasoning_tokens(tokenizer)),
-            next_turn=self._next_turn,
-            drafter=drafter,
-        )
         self._method_class: type[TextMethod] = resolve_name(spec.text_method)
-        self._method = lru_cache(_METHODS)(self._method_for)
-        self._rules = lru_cache(_METHODS)(self._rules_for)
-        # What cannot be had is said at once.
+        self._method = lru_cache(_CACHE_SIZE)(self._method_for)
+        self._grammar = lru_cache(_CACHE_SIZE)(self._grammar_for)
+        # A method that cannot be used is reported before any document is read.
         self._method(config.decoding.max_new_tokens, self._text_model.sampling)
 
+    def _make_text_model(
+        self, model: PreTrainedModel | None, drafter: TextDrafter | None
+    ) -> TextModel:
+        options = self.config.decoding
+        sampling = options.sampling
+        tokenizer = self.tokenizer
+        spec = REGISTRY[options.method]
+        control_tokens = []
+        for token in spec.required_tokens(options.method_options):
+            control_tokens.append(control_token(tokenizer, token, self.config.model.name))
+        heads = None
+        if spec.heads:
+            heads = load_heads(str(options.heads), model)
+        return TextModel(
+            options=options,
+            context_length=self.context_length,
+            ends=self._end_tokens,
+            sampling=Sampling(sampling.temperature, sampling.top_k, sampling.top_p),
+            control_tokens=tuple(control_tokens),
+            heads=heads,
+            encode=partial(encode, tokenizer, special=True),
+            token_bytes=partial(markup_bytes, tokenizer),
+            decode=partial(_decoded, tokenizer, self._end_tokens, _reasoning_tokens(tokenizer)),
+            next_turn=self._chat_tokens.next_turn,
+            drafter=drafter,
+        )
+
     def plan(self, documents: Sequence[Document]) -> Iterator[Request | Record]:
+        """Yield a request for the first turn of each sample; further turns follow from it."""
         for document in documents:
             try:
                 if document.error is not None:
@@ -150,17 +198,31 @@ class GenerationTask:
 
     @cached_property
     def end(self) -> int:
-        """The id that an answer is trained to end with. Raises ModelError where there is none."""
+        """The id that an answer is trained to end with. Raises ModelError if there is none."""
         return end_of_turn(self.tokenizer)
+
+    def tokens_of(self, turns: Turns) -> list[int]:
+        """Return the ids of a conversation, up to where the answer begins."""
+        return self._chat_tokens.conversation(turns)
 
     @cached_property
     def _vocabulary(self) -> Vocabulary:
         return vocabulary_of(self.tokenizer)
 
-    def _rules_for(self, pattern: str | None, limit: int) -> Bounded:
-        """What holds answers of `limit` tokens to a schema's pattern, or to any JSON object.
+    def _method_for(self, max_new_tokens: int, sampling: Sampling) -> TextMethod:
+        options = self._text_model.options.model_copy(update={"max_new_tokens": max_new_tokens})
+        model = dataclasses.replace(self._text_model, options=options, sampling=sampling)
+        return self._method_class(model)
 
-        Raises ValueError.
+    def _grammar_for(self, pattern: str | None, limit: int) -> Bounded:
+        """Return what restricts answers of `limit` tokens to JSON.
+
+        Args:
+            pattern: The regular expression of a schema; None permits any JSON object.
+            limit: Tokens that an answer may have.
+
+        Raises:
+            ValueError: If the pattern cannot be decoded, or not within the limit.
         """
         try:
             grammar = Grammar(json_object(pattern), self._vocabulary)
@@ -168,191 +230,147 @@ class GenerationTask:
             raise ValueError(
                 f"{SCHEMA}: too large, or with a pattern that cannot be decoded"
             ) from None
-        if pattern is None:  # no bound on what is open: an answer that is too long is cut
+        if pattern is None:
+            # What is open in any object has no bound, so an answer that is too long is cut.
             return Bounded(grammar, None)
         if grammar.distance() > limit:
             raise ValueError(
-                f"{SCHEMA}: its shortest answer takes {grammar.distance()} tokens, {limit} may "
-                "be written"
+                f"{SCHEMA}: its shortest answer has {grammar.distance()} tokens, but only {limit} "
+                "may be written"
             )
         return Bounded(grammar, limit)
+
+    def _next(self, chat: _Chat) -> Request | Record:
+        """Return the request of a chat's next turn, or its error record."""
+        parameters = chat.request.parameters
+        top_k = self.config.decoding.sampling.top_k
+        sampling = Sampling(parameters.temperature, top_k, parameters.top_p)
+        method = self._method(parameters.max_new_tokens, sampling)
+        prompt = self._prompt(chat, method)
+        if isinstance(prompt, Record):
+            return prompt
+        seed = self._seed(chat)
+        try:
+            program = self._program(method, parameters, prompt.tokens, seed)
+        except ValueError as error:
+            return chat.failure(str(error))
+
+        def finish(answer: TextAnswer) -> list[Record | Request]:
+            return self._finish(chat, prompt, answer)
+
+        def failed(reason: str) -> list[Record]:
+            return [chat.failure(reason)]
+
+        return Request([chat.document.index], program, finish, seed, failed, sampling)
+
+    def _prompt(self, chat: _Chat, method: TextMethod) -> _TurnPrompt | Record:
+        """Return the prompt of a chat's next turn, or an error record if it is too long."""
+        parameters = chat.request.parameters
+        content = chat.request.unanswered[0]
+        turns = [*chat.request.turns, {"role": "user", "content": content}]
+        # The method may add to the user's turn, but the next turns see it as the document has it.
+        user_turn = {"role": "user", "content": method.user_turn(content)}
+        tokens = self.tokens_of([*chat.request.turns, user_turn])
+        limit = self.context_length - parameters.max_new_tokens - method.extra_positions()
+        if limit < 1 or (len(tokens) > limit and self.task.too_long == "refuse"):
+            return chat.failure(
+                f"{TOO_LONG}: {len(tokens)} tokens, at most {max(0, limit)} leave room for "
+                f"{self._limit_key} ({parameters.max_new_tokens}) in the model's context of "
+                f"{self.context_length}"
+            )
+        tokens = tokens[-limit:]
+        # An answer that is restricted to a schema has no reasoning.
+        opened = False
+        if not parameters.format.json:
+            opened = opens_reasoning(self.tokenizer.decode(tokens[-_OPENING_TOKENS:]))
+        return _TurnPrompt(turns, tokens, opened)
+
+    @property
+    def _limit_key(self) -> str:
+        """The key by which a user sets how many tokens an answer may have."""
+        return "max_tokens" if self.task.openai else "decoding.max_new_tokens"
+
+    def _seed(self, chat: _Chat) -> int:
+        seed = chat.request.parameters.seed
+        if seed is not None:
+            # The seed of a request alone decides its draws.
+            return seed_of(seed, [chat.sample, chat.turn])
+        run_seed = self.config.decoding.sampling.seed
+        return seed_of(run_seed, [chat.document.id, chat.sample, chat.turn])
 
     def _program(
         self, method: TextMethod, parameters: Parameters, tokens: list[int], seed: int
     ) -> Program[Any]:
-        stops = StopStrings(self._bytes, self._ends, parameters.stop)
-        if not parameters.json:
+        stops = StopStrings(self._token_bytes, self._end_tokens, parameters.stop)
+        if not parameters.format.json:
             return method.program(Prompt(tokens), stops, seed)
-        rules = self._rules(parameters.pattern, parameters.max_new_tokens)
+        grammar = self._grammar(parameters.format.pattern, parameters.max_new_tokens)
         return autoregressive(
             Prompt(tokens),
             parameters.max_new_tokens,
-            lambda answer: rules.stops(answer) or stops(answer),
-            rules.allowed_token_ids,
-            parameters.pattern or ANY_OBJECT,
-            rules.forced if self._here else lambda answer: (),
-        )
-
-    def _method_for(self, max_new_tokens: int, sampling: Sampling) -> TextMethod:
-        options = self._text_model.options.model_copy(update={"max_new_tokens": max_new_tokens})
-        return self._method_class(
-            dataclasses.replace(self._text_model, options=options, sampling=sampling)
-        )
-
-    def _next(self, chat: _Chat) -> Request | Record:
-        parameters = chat.request.parameters
-        prompt = chat.request.unanswered[0]
-        failed = partial(Record, chat.document.index, {"sample": chat.sample, "turn": chat.turn})
-        sampling = Sampling(
-            parameters.temperature, self.config.decoding.sampling.top_k, parameters.top_p
-        )
-        method = self._method(parameters.max_new_tokens, sampling)
-        turns = [*chat.request.turns, {"role": "user", "content": prompt}]
-        tokens = self.tokens_of(
-            [*chat.request.turns, {"role": "user", "content": method.user_turn(prompt)}]
-        )
-        room = self.context_length - parameters.max_new_tokens - method.extra_positions()
-        if room < 1 or (len(tokens) > room and self.task.too_long == "refuse"):
-            key = "max_tokens" if self.task.openai else "decoding.max_new_tokens"
-            reason = (
-                f"{TOO_LONG}: {len(tokens)} tokens, at most {max(0, room)} leave room for {key} "
-            )
-            reason += (
-                f"({parameters.max_new_tokens}) in the model's context of {self.context_length}"
-            )
-            return failed(reason)
-        tokens = tokens[-room:]
-        if parameters.seed is None:
-            seed = seed_of(
-                self.config.decoding.sampling.seed, [chat.document.id, chat.sample, chat.turn]
-            )
-        else:
-            seed = seed_of(parameters.seed, [chat.sample, chat.turn])
-        try:
-            program = self._program(method, parameters, tokens, seed)
-        except ValueError as error:
-            return failed(str(error))
-        # A template may open the reasoning, and an answer held to a schema has none.
-        opened = not parameters.json and opens_reasoning(self.tokenizer.decode(tokens[-64:]))
-
-        def finish(answer: TextAnswer) -> list[Record | Request]:
-            return self._finish(chat, turns, len(tokens), answer, opened)
-
-        return Request(
-            [chat.document.index], program, finish, seed, lambda why: [failed(why)], sampling
-        )
-
-    def tokens_of(self, turns: Turns) -> list[int]:
-        """Ids of a conversation; control strings in the text of a turn stay text."""
-        if not (self.task.chat_template and self.tokenizer.chat_template):
-            text = (self.tokenizer.bos_token or "") + "\n\n".join(turn["content"] for turn in turns)
-            return encode(self.tokenizer, text, special=True)
-        marks = [_MARK.format(number) for number in range(len(turns))]
-        marked = [{**turn, "content": mark} for turn, mark in zip(turns, marks, strict=True)]
-        text = rendered(self.tokenizer, marked, thinking=self.task.thinking)
-        tokens: list[int] = []
-        for turn, mark in zip(turns, marks, strict=True):
-            # A template may leave out what it does not know, such as a system turn.
-            if mark in text:
-                before, _, text = text.partition(mark)
-                tokens += encode(self.tokenizer, before, special=True)
-                tokens += encode(self.tokenizer, turn["content"], special=False)
-        return tokens + encode(self.tokenizer, text, special=True)
-
-    def _next_turn(self, content: str, answer: str) -> list[int]:
-        """Return ids that end the model's turn, ask for `content`, and begin with `answer`."""
-        between, behind = self._around_turn
-        return [
-            *between,
-            *encode(self.tokenizer, content, special=False),
-            *behind,
-            *encode(self.tokenizer, answer, special=False),
-        ]
-
-    @cached_property
-    def _around_turn(self) -> tuple[list[int], list[int]]:
-        """Ids before and behind the text of a user's turn that follows on a turn of the model."""
-        if not (self.task.chat_template and self.tokenizer.chat_template):
-            blank = encode(self.tokenizer, "\n\n", special=True)
-            return blank, blank
-        answered = _MARK.format(0)
-        asked = _MARK.format(1)
-        turns = [
-            {"role": "user", "content": "?"},
-            {"role": "assistant", "content": answered},
-            {"role": "user", "content": asked},
-        ]
-        text = rendered(self.tokenizer, turns, thinking=self.task.thinking)
-        between, _, behind = text.partition(answered)[2].partition(asked)
-        return (
-            encode(self.tokenizer, between, special=True),
-            encode(self.tokenizer, behind, special=True),
+            lambda answer: grammar.stops(answer) or stops(answer),
+            grammar.allowed_token_ids,
+            parameters.format.pattern or ANY_OBJECT,
+            grammar.forced if self._forces_tokens else _nothing_forced,
         )
 
     def _finish(
-        self, chat: _Chat, turns: Turns, prompt_tokens: int, answer: TextAnswer, opened: bool
+        self, chat: _Chat, prompt: _TurnPrompt, answer: TextAnswer
     ) -> list[Record | Request]:
-        """The record of an answer, and the request of the next turn.
-
-        Args:
-            chat: The conversation and its turn.
-            turns: What stands before the answer.
-            prompt_tokens: Tokens of the prompt.
-            answer: What the method decoded.
-            opened: Whether the prompt has opened the model's reasoning.
-        """
-        generated = answer.generated(self._text_model.decode)
+        """Return the record of an answer, and the request of the next turn if there is one."""
         parameters = chat.request.parameters
-        text, stopped = _cut(generated, parameters.stop)
+        generated = answer.generated(self._text_model.decode)
+        text, is_complete = _until_stop(generated, parameters.stop)
         raw = generated.raw
         # An endpoint has taken the reasoning off already.
         if self.config.model.endpoint is None:
-            span = answer_range(text, opened)
+            span = answer_range(text, prompt.opens_reasoning)
             if span is None:
-                return [self._without_answer(chat, stopped)]
+                return [self._without_answer(chat, is_complete)]
             begin, end = span
             if (begin, end) != (0, len(text)) and raw is None:
                 raw = text
             text = text[begin:end]
-        if parameters.json and stopped:
-            reason = mismatch(text, parameters.schema)
+        if parameters.format.json and is_complete:
+            reason = mismatch(text, parameters.format.schema)
             if reason is not None:
-                where = {"sample": chat.sample, "turn": chat.turn}
-                error = f"{RESPONSE_FORMAT}: the answer does not match it: {reason}"
-                return [Record(chat.document.index, where, error)]
+                return [chat.failure(f"{RESPONSE_FORMAT}: the answer does not match it: {reason}")]
+        counters = {"prompt_tokens": len(prompt.tokens), **generated.counters}
         columns = {
-            "sample": chat.sample,
-            "turn": chat.turn,
+            **chat.columns,
             "text": text,
-            "finish_reason": "stop" if stopped else "length",
+            "finish_reason": "stop" if is_complete else "length",
             "tokens": generated.tokens,
             "confidence": confidence(generated.logprobs),
             "raw": raw,
-            "counters": json.dumps({"prompt_tokens": prompt_tokens, **generated.counters}),
+            "counters": json.dumps(counters),
             "warnings": generated.warnings,
         }
-        done: list[Record | Request] = [Record(index=chat.document.index, columns=columns)]
-        if unanswered := chat.request.unanswered[1:]:
-            turns = [*turns, {"role": "assistant", "content": text}]
-            request = ChatRequest(turns, unanswered, chat.request.parameters)
-            done.append(self._next(_Chat(chat.document, chat.sample, request, chat.turn + 1)))
-        return done
+        results: list[Record | Request] = [Record(index=chat.document.index, columns=columns)]
+        following = chat.after([*prompt.turns, {"role": "assistant", "content": text}])
+        if following.request.unanswered:
+            results.append(self._next(following))
+        return results
 
-    def _without_answer(self, chat: _Chat, stopped: bool) -> Record:
-        """The error row of an answer that is reasoning to its end."""
+    def _without_answer(self, chat: _Chat, is_complete: bool) -> Record:
+        """Return the error record of an answer that is reasoning to its end."""
         reason = "reasoning without an answer"
-        if not stopped:
+        if not is_complete:
             limit = chat.request.parameters.max_new_tokens
-            key = "max_tokens" if self.task.openai else "decoding.max_new_tokens"
-            reason += f": its {limit:,} tokens ended before the reasoning did; raise {key}"
-        columns = {"sample": chat.sample, "turn": chat.turn}
-        return Record(chat.document.index, columns, reason)
+            reason += (
+                f": its {limit:,} tokens ended before the reasoning did; raise {self._limit_key}"
+            )
+        return chat.failure(reason)
+
+
+def _nothing_forced(tokens: Sequence[int]) -> Sequence[int]:
+    return ()
 
 
 def _reasoning_tokens(tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
-    """Special tokens that mark a model's reasoning; most models have none that is special."""
+    """Return the special tokens that mark a model's reasoning; most models have none."""
     special = zip(tokenizer.all_special_ids, tokenizer.all_special_tokens, strict=True)
-    return frozenset(id for id, text in special if is_mark(text))
+    return frozenset(token for token, text in special if is_mark(text))
 
 
 def _decoded(
@@ -364,12 +382,20 @@ def _decoded(
     """Return the text of ids without special tokens and ends, but with marks of reasoning."""
     if marks.isdisjoint(tokens):
         return decode_answer(tokenizer, ends, tokens)
-    special = frozenset([*tokenizer.all_special_ids, *ends]) - marks
-    shown = [token for token in tokens if token not in special]
+    hidden = frozenset([*tokenizer.all_special_ids, *ends]) - marks
+    shown = [token for token in tokens if token not in hidden]
     return str(tokenizer.decode(shown, skip_special_tokens=False))
 
 
-def _cut(generated: GeneratedText, stops: Sequence[str]) -> tuple[str, bool]:
-    """The text up to the first stop string, and whether all that stands in it came to its end."""
-    end = min((place for stop in stops if (place := generated.text.find(stop)) >= 0), default=None)
-    return generated.text[:end], generated.cut is None or (end is not None and end < generated.cut)
+def _until_stop(generated: GeneratedText, stops: Sequence[str]) -> tuple[str, bool]:
+    """Cut a text before its first stop string.
+
+    Returns:
+        The text, and whether it is complete: no thread in it was cut off.
+    """
+    offsets = [generated.text.find(stop) for stop in stops]
+    end = min((offset for offset in offsets if offset >= 0), default=None)
+    text = generated.text[:end]
+    if generated.cut is None:
+        return text, True
+    return text, end is not None and end < generated.cut

@@ -1,15 +1,16 @@
-"""A JSON Schema as one regular expression, that an answer is held to while it is decoded, and the
-check of a finished answer.
+"""Writes a JSON Schema as one regular expression, and checks finished answers against it.
 
-Every text that the expression matches is valid under the schema. The reverse does not hold: an
-object has no other members than those that are named, and a value without a type is not nested
-deeply. What an expression cannot enforce is rejected by its keyword.
+Decoding restricts an answer to the expression. Every text that it matches is valid under the
+schema, but not every valid text matches: an object has only members that the schema names, and a
+value without a type is not nested deeply. A schema with a keyword that an expression cannot enforce
+is rejected.
 """
 
+import itertools
 import json
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import jsonschema
 from referencing.exceptions import Unresolvable
@@ -38,16 +39,18 @@ from raypd.schema import (
     simplified,
 )
 
-_MOST_LETTERS = 1 << 20  # of an expression: a longer one has more states than are ready in seconds
-_MOST_BRANCHES = 64
+# Characters of an expression. The automaton of a longer one takes more than a few seconds to build.
+_MAX_LENGTH = 1 << 20
+# Combinations of anyOf and oneOf; a value is decoded as one of them.
+_MAX_BRANCHES = 64
 _UNSUPPORTED = UNSUPPORTED_KEYWORDS - {"prefixItems"}
 _TOO_LARGE = "its pattern is too large to be ready in a few seconds"
 _TOO_NESTED = (
-    f"more than {MOST_PROPERTIES:,} schemas with what it refers to, or {DEEPEST} in one another"
+    f"more than {MOST_PROPERTIES:,} schemas with those it refers to, or {DEEPEST} in one another"
 )
 _TYPES = ("null", "boolean", "integer", "number", "string", "array", "object")
 _BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
-# Keywords that say of which type a value without `type` is meant to be.
+# Keywords that tell the type of a value in a schema without `type`.
 _TYPE_OF_KEYWORD = {
     "properties": "object",
     "required": "object",
@@ -63,10 +66,10 @@ _TYPE_OF_KEYWORD = {
 _COLON = ": ?"
 _COMMA = ", ?"
 _CHARACTER = r'([^"\\\x00-\x1f]|\\["\\/bfnrt])'
-# Unrolled: as an alternative under a star the same language takes xgrammar milliseconds a token.
+# Written without an alternative under a star, which would take xgrammar milliseconds per token.
 _STRING = r'"[^"\\\x00-\x1f]*(\\(["\\/bfnrt]|u[0-9a-fA-F]{4})[^"\\\x00-\x1f]*)*"'
 _INTEGER = "-?(0|[1-9][0-9]{0,17})"
-# No number is so large that a reader takes it as infinite.
+# No number is so large that a parser reads it as infinite.
 _NUMBER = _INTEGER + r"(\.[0-9]+)?([eE][+-]?[0-9]{1,2})?"
 _SCALAR = f"({_STRING}|{_NUMBER}|true|false|null)"
 _OFFSET = "(Z|[+-]([01][0-9]|2[0-3]):[0-5][0-9])"
@@ -92,14 +95,15 @@ def expression(schema_text: str) -> str:
         An expression that matches a whole answer.
 
     Raises:
-        ValueError: The schema is not valid, is too large, permits nothing, or has a keyword that an
-            expression cannot enforce; the message names it.
+        ValueError: If the schema is not valid, is too large, permits nothing, or has a keyword that
+            an expression cannot enforce; the message names it.
     """
     schema = json.loads(schema_text)
+    validator_class = jsonschema.validators.validator_for(
+        schema, default=jsonschema.Draft202012Validator
+    )
     try:
-        jsonschema.validators.validator_for(
-            schema, default=jsonschema.Draft202012Validator
-        ).check_schema(schema)
+        validator_class.check_schema(schema)
         whole = _Expressions(schema).of(schema, (), 0)
     except jsonschema.SchemaError as error:
         raise ValueError(f"{error.json_path}: {error.message:.200}") from None
@@ -111,11 +115,11 @@ def expression(schema_text: str) -> str:
 
 
 def mismatch(text: str, schema_text: str | None) -> str | None:
-    """Why a finished answer is not JSON of a schema; None: it is.
+    """Return why a finished answer is not valid under a schema; None if it is.
 
     Args:
         text: The answer.
-        schema_text: The schema, as JSON; None: any object is right.
+        schema_text: The schema, as JSON; None permits any object.
     """
     try:
         value = json.loads(text)
@@ -124,17 +128,34 @@ def mismatch(text: str, schema_text: str | None) -> str | None:
     except RecursionError:
         return "it is nested too deeply"
     if schema_text is None:
-        return None if isinstance(value, dict) else "it is not a JSON object"
+        if isinstance(value, dict):
+            return None
+        return "it is not a JSON object"
     try:
-        fault = jsonschema.exceptions.best_match(_validator(schema_text).iter_errors(value))
+        errors = _validator(schema_text).iter_errors(value)
+        mismatch_error = jsonschema.exceptions.best_match(errors)
     except RecursionError:
         return "it is nested too deeply"
-    return None if fault is None else f"{fault.json_path}: {fault.message:.200}"
+    if mismatch_error is None:
+        return None
+    return f"{mismatch_error.json_path}: {mismatch_error.message:.200}"
 
 
 @lru_cache(128)
 def _validator(schema_text: str) -> Any:
     return validator(json.loads(schema_text))
+
+
+class _Branch(NamedTuple):
+    """A schema without references and combinations.
+
+    Attributes:
+        schema: The schema.
+        references: The references that led to it, none of which may recur in it.
+    """
+
+    schema: Tree
+    references: tuple[str, ...]
 
 
 class _Expressions:
@@ -143,15 +164,19 @@ class _Expressions:
     def __init__(self, root: Any) -> None:
         self._root = root
         self._schemas = 0
-        # The references in a part are resolved in the part, when jsonschema checks a value.
+        # Parts get the definitions, because jsonschema resolves references within a part alone.
         self._definitions: Tree = {}
         if isinstance(root, dict):
             names = ("$defs", "definitions", "$schema")
             self._definitions = {name: root[name] for name in names if name in root}
 
     def of(self, schema: Any, within: tuple[str, ...], depth: int) -> str | None:
-        """The expression of a schema's values; None: no value is valid. within: the references
-        that led here, none of which may recur.
+        """Return the expression of a schema's values; None if no value is valid.
+
+        Args:
+            schema: The schema.
+            within: The references that led here, none of which may recur.
+            depth: How many schemas it is nested in.
         """
         expressions: list[str] = []
         for branch, references in self._branches(schema, within, depth):
@@ -169,30 +194,30 @@ class _Expressions:
         return _of_size(_either(expressions))
 
     def _permitted(self, branch: Tree) -> list[Any] | None:
-        """The values that a branch lists, as far as the rest of it permits them."""
+        """Return the values that a branch lists and permits; None if it lists none."""
         try:
             return permitted_values({**self._definitions, **branch})
         except Unresolvable as error:
             raise ValueError(f"enum beside $ref cannot be decoded: {error}") from None
 
-    def _branches(
-        self, schema: Any, within: tuple[str, ...], depth: int
-    ) -> list[tuple[Tree, tuple[str, ...]]]:
-        """Schemas without references and combinations, of which a value is valid under one; with
-        the references that led to each.
+    def _branches(self, schema: Any, within: tuple[str, ...], depth: int) -> list[_Branch]:
+        """Return schemas without references and combinations; a value is valid under one of them.
+
+        Each is returned with the references that led to it. The arguments are those of `of`.
         """
         self._schemas += 1
         if self._schemas > MOST_PROPERTIES or depth > DEEPEST:
             raise ValueError(_TOO_NESTED)
         if schema is True:
-            return [({}, within)]
+            return [_Branch({}, within)]
         if schema is False:
             return []
-        if keyword := unsupported_keyword(schema, _UNSUPPORTED):
-            raise ValueError(f"{keyword} would not be held to; take it out")
+        keyword = unsupported_keyword(schema, _UNSUPPORTED)
+        if keyword:
+            raise ValueError(f"{keyword} cannot be enforced; remove it")
         combining = ("$ref", "allOf", "anyOf", "oneOf", "nullable")
         flat = {key: value for key, value in schema.items() if key not in combining}
-        branches = [(flat, within)]
+        branches = [_Branch(flat, within)]
         if "$ref" in schema:
             ref = schema["$ref"]
             if ref in within:
@@ -207,74 +232,67 @@ class _Expressions:
             if keyword not in schema:
                 continue
             options = [self._branches(part, within, depth + 1) for part in schema[keyword]]
-            # What stands beside the options may tell them apart.
+            # Keywords beside the options may make them exclusive.
             combined = [_both(branches, option) for option in options]
             if keyword == "oneOf":
                 self._check_exclusive(combined, depth)
             branches = [branch for option in combined for branch in option]
-        if len(branches) > _MOST_BRANCHES:
-            raise ValueError(f"anyOf and oneOf: more than {_MOST_BRANCHES} combinations")
+        if len(branches) > _MAX_BRANCHES:
+            raise ValueError(f"anyOf and oneOf: more than {_MAX_BRANCHES} combinations")
         return branches
 
-    def _check_exclusive(
-        self, options: Sequence[list[tuple[Tree, tuple[str, ...]]]], depth: int
-    ) -> None:
-        """Raises ValueError where a value of one option of oneOf may be valid under another."""
+    def _check_exclusive(self, options: Sequence[list[_Branch]], depth: int) -> None:
+        """Raise ValueError if a value of one option of oneOf may be valid under another."""
         for number, option in enumerate(options):
-            others = [branch for other in options[number + 1 :] for branch in other]
-            for branch, within in option:
-                for other, other_within in others:
-                    forward = self._excludes(branch, within, other, other_within, depth)
-                    backward = self._excludes(other, other_within, branch, within, depth)
+            later_branches = [branch for later in options[number + 1 :] for branch in later]
+            for branch in option:
+                for other in later_branches:
+                    forward = self._excludes(branch, other, depth)
+                    backward = self._excludes(other, branch, depth)
                     if not (forward and backward):
                         raise ValueError(
                             "oneOf: a value may be valid under two of its schemas; write anyOf, or "
                             "tell them apart by a required constant"
                         )
 
-    def _excludes(
-        self,
-        branch: Tree,
-        within: tuple[str, ...],
-        other: Tree,
-        other_within: tuple[str, ...],
-        depth: int,
-    ) -> bool:
-        """Whether every value that is written for a branch is invalid under another."""
-        values = self._permitted(branch)
+    def _excludes(self, branch: _Branch, other: _Branch, depth: int) -> bool:
+        """Return whether every value that is decoded for a branch is invalid under another."""
+        values = self._permitted(branch.schema)
         if values is not None:
-            check = validator({**self._definitions, **other})
+            check = validator({**self._definitions, **other.schema})
             return not any(check.is_valid(value) for value in values)
-        kinds = set(_types_written(branch))
-        other_values = self._permitted(other)
-        other_kinds = set(types_of(other) or _TYPES)
+        kinds = set(_types_written(branch.schema))
+        other_values = self._permitted(other.schema)
         if other_values is not None:
             other_kinds = set(map(_type_of_value, other_values))
+        else:
+            other_kinds = set(types_of(other.schema) or _TYPES)
         if not _with_numbers(kinds) & _with_numbers(other_kinds):
             return True
-        if kinds != {"object"} or "properties" not in branch:
+        if kinds != {"object"} or "properties" not in branch.schema:
             return False
-        names = set(self._members(branch))
-        other_names = self._members(other)
-        if any(name not in names for name in other.get("required", [])):
+        return self._excludes_objects(branch, other, depth)
+
+    def _excludes_objects(self, branch: _Branch, other: _Branch, depth: int) -> bool:
+        """Return what `_excludes` does for a branch whose values are objects."""
+        members = self._members(branch.schema)
+        other_members = self._members(other.schema)
+        if any(name not in members for name in other.schema.get("required", [])):
             return True
-        for name in branch.get("required", []):
-            if name not in other_names:
-                if other.get("additionalProperties") is False:
+        for name in branch.schema.get("required", []):
+            if name not in other_members:
+                if other.schema.get("additionalProperties") is False:
                     return True
                 continue
-            member = self._branches(self._members(branch)[name], within, depth + 1)
-            other_member = self._branches(other_names[name], other_within, depth + 1)
-            if all(
-                self._excludes(first, references, second, other_references, depth + 1)
-                for first, references in member
-                for second, other_references in other_member
-            ):
+            options = self._branches(members[name], branch.references, depth + 1)
+            other_options = self._branches(other_members[name], other.references, depth + 1)
+            pairs = itertools.product(options, other_options)
+            if all(self._excludes(first, second, depth + 1) for first, second in pairs):
                 return True
         return False
 
     def _members(self, branch: Tree) -> dict[str, Any]:
-        """The members that an object may have, by name; required ones without a schema, too."""
+        """Return the schemas of an object's members by name, also of those only in `required`."""
         members = dict(branch.get("properties", {}))
         for name in branch.get("required", []):
             members.setdefault(name, branch.get("additionalProperties", True))
@@ -288,7 +306,7 @@ class _Expressions:
         if kind in ("integer", "number"):
             for keyword in _BOUNDS:
                 if branch.get(keyword) is not None:
-                    raise ValueError(f"{keyword} would not be held to; take it out")
+                    raise ValueError(f"{keyword} cannot be enforced; remove it")
             return _INTEGER if kind == "integer" else _NUMBER
         if kind == "string":
             return _string(branch)
@@ -297,30 +315,31 @@ class _Expressions:
         return self._object(branch, within, depth)
 
     def _array(self, branch: Tree, within: tuple[str, ...], depth: int) -> str | None:
-        fewest = int(branch.get("minItems", 0))
-        most = branch.get("maxItems")
+        min_items = int(branch.get("minItems", 0))
+        max_items = branch.get("maxItems")
         first_items: list[str] = []
-        for part in branch.get("prefixItems", [])[:most]:
+        for part in branch.get("prefixItems", [])[:max_items]:
             item = self.of(part, within, depth + 1)
             if item is None:
-                most = len(first_items)
+                max_items = len(first_items)
                 break
             first_items.append(item)
         further = self._inner(branch.get("items", True), within, depth)
         if further is None:
-            most = min(len(first_items), len(first_items) if most is None else most)
-        if most is not None and most < fewest:
+            # There can be no item after the first ones.
+            max_items = len(first_items) if max_items is None else min(len(first_items), max_items)
+        if max_items is not None and max_items < min_items:
             return None
-        more_fewest = max(0, fewest - len(first_items))
-        more_most = None if most is None else int(most) - len(first_items)
+        min_further = max(0, min_items - len(first_items))
+        max_further = None if max_items is None else int(max_items) - len(first_items)
         items = _COMMA.join(first_items)
-        if further is None or more_most == 0:
+        if further is None or max_further == 0:
             return rf"\[{items}\]"
         if first_items:
-            return rf"\[{items}({_COMMA}{further}){_times(more_fewest, more_most)}\]"
-        rest_most = None if more_most is None else more_most - 1
-        listed = f"{further}({_COMMA}{further}){_times(max(0, more_fewest - 1), rest_most)}"
-        return rf"\[{listed}\]" if more_fewest else rf"\[({listed})?\]"
+            return rf"\[{items}({_COMMA}{further}){_times(min_further, max_further)}\]"
+        max_after_first = None if max_further is None else max_further - 1
+        listed = f"{further}({_COMMA}{further}){_times(max(0, min_further - 1), max_after_first)}"
+        return rf"\[{listed}\]" if min_further else rf"\[({listed})?\]"
 
     def _object(self, branch: Tree, within: tuple[str, ...], depth: int) -> str | None:
         required = branch.get("required", [])
@@ -341,18 +360,25 @@ class _Expressions:
         return rf"\{{({member}({_COMMA}{member})*)?\}}"
 
     def _inner(self, schema: Any, within: tuple[str, ...], depth: int) -> str | None:
-        """The expression of a member or an item; one that may be anything is a scalar."""
+        """Return the expression of a member or an item; one without a schema is a scalar."""
         if schema is True or schema == {}:
-            list_ = rf"\[({_SCALAR}({_COMMA}{_SCALAR})*)?\]"
-            return f"({_SCALAR}|{list_})" if depth == 0 else _SCALAR
+            if depth > 0:
+                return _SCALAR
+            scalars = rf"\[({_SCALAR}({_COMMA}{_SCALAR})*)?\]"
+            return f"({_SCALAR}|{scalars})"
         return self.of(schema, within, depth + 1)
 
 
 def _types_written(branch: Tree) -> list[str]:
-    """The types that values are written of: those that are named, or that the keywords are for."""
+    """Return the types of the values that are decoded for a branch.
+
+    They are those that it names, or else those that its keywords are for. Numbers include integers.
+    """
     types = types_of(branch)
+    if "number" in types:
+        return [kind for kind in types if kind != "integer"]
     if types:
-        return [kind for kind in types if not (kind == "integer" and "number" in types)]
+        return list(types)
     meant = {kind for keyword, kind in _TYPE_OF_KEYWORD.items() if keyword in branch}
     if meant:
         return sorted(meant)
@@ -360,12 +386,12 @@ def _types_written(branch: Tree) -> list[str]:
 
 
 def _both(
-    branches: Iterable[tuple[Tree, tuple[str, ...]]],
-    others: Iterable[tuple[Tree, tuple[str, ...]]],
-) -> list[tuple[Tree, tuple[str, ...]]]:
-    """Every pair of branches as one; pairs that no value is valid under are left out."""
+    branches: Iterable[_Branch],
+    others: Iterable[_Branch],
+) -> list[_Branch]:
+    """Return every pair of branches as one, without pairs under which no value is valid."""
     listed = list(others)
-    both: dict[str, tuple[Tree, tuple[str, ...]]] = {}
+    both: dict[str, _Branch] = {}
     for outer, within in branches:
         for inner, inner_within in listed:
             for schema, beside in ((outer, inner), (inner, outer)):
@@ -378,14 +404,14 @@ def _both(
                     continue
                 raise
             references = tuple(dict.fromkeys([*within, *inner_within]))
-            both[json.dumps(merged, sort_keys=True)] = (merged, references)
-            if len(both) > _MOST_BRANCHES:
-                raise ValueError(f"anyOf and oneOf: more than {_MOST_BRANCHES} combinations")
+            both[json.dumps(merged, sort_keys=True)] = _Branch(merged, references)
+            if len(both) > _MAX_BRANCHES:
+                raise ValueError(f"anyOf and oneOf: more than {_MAX_BRANCHES} combinations")
     return list(both.values())
 
 
 def _with_numbers(kinds: set[str]) -> set[str]:
-    """Types with integers as numbers: 1.0 is an integer, too."""
+    """Return types with integers as numbers, because 1.0 is an integer, too."""
     return {"number" if kind == "integer" else kind for kind in kinds}
 
 
@@ -401,36 +427,42 @@ def _type_of_value(value: Any) -> str:
 def _string(branch: Tree) -> str | None:
     pattern = branch.get("pattern")
     form = branch.get("format")
-    fewest = int(branch.get("minLength", 0))
-    most = branch.get("maxLength")
-    if most is not None and most < fewest:
+    min_length = int(branch.get("minLength", 0))
+    max_length = branch.get("maxLength")
+    if max_length is not None and max_length < min_length:
         return None
     tree: Node | None = None
     try:
         if form in _FORMATS:
             if pattern is not None:
-                raise ValueError(f"pattern beside format {form} would not be held to; keep one")
+                raise ValueError(f"pattern beside format {form} cannot be enforced; keep one")
             tree = match_tree(_FORMATS[form])
         elif pattern is not None:
             tree = search_tree(pattern)
         if tree is not None:
-            bounded = LengthBounds().bounded(tree, fewest, most)
-            return None if bounded is None else f'"{patterns.written(simplified(bounded), True)}"'
+            bounded = LengthBounds().bounded(tree, min_length, max_length)
+            if bounded is None:
+                return None
+            return f'"{patterns.written(simplified(bounded), True)}"'
     except UnsupportedPattern as error:
         raise ValueError(f"pattern {pattern!r:.100}: {error}") from None
-    if most is not None:
-        return f'"{_CHARACTER}{_times(fewest, int(most))}"'
-    if fewest:
-        return f'"{_CHARACTER}{_times(fewest, fewest)}{_STRING[1:]}'
+    if max_length is not None:
+        return f'"{_CHARACTER}{_times(min_length, int(max_length))}"'
+    if min_length:
+        return f'"{_CHARACTER}{_times(min_length, min_length)}{_STRING[1:]}'
     return _STRING
 
 
 def _listed(members: Sequence[tuple[str, bool]]) -> str:
-    """An object's members in their order, those that are not required at will. The commas depend
-    on which comes first.
+    """Return the expression of an object's members in their order, of which some are optional.
+
+    Args:
+        members: The expression of each member, and whether it is required.
     """
-    behind = ""  # what may follow where a member stands before it
-    first = ""  # what may stand where no member does
+    # Commas depend on whether a member comes before. The loop goes backwards and keeps the
+    # expression of the members so far: behind another member, and at the beginning of the object.
+    behind = ""
+    first = ""
     for member, is_required in reversed(members):
         if is_required:
             first = f"{member}{behind}"
@@ -443,19 +475,27 @@ def _listed(members: Sequence[tuple[str, bool]]) -> str:
 
 
 def _of_size(text: str) -> str:
-    if len(text) > _MOST_LETTERS:
+    """Return an expression; raise ValueError if it is too long."""
+    if len(text) > _MAX_LENGTH:
         raise ValueError(_TOO_LARGE)
     return text
 
 
 def _either(expressions: Sequence[str]) -> str:
+    """Return the expression of what one of several expressions matches."""
     options = list(dict.fromkeys(expressions))
-    return options[0] if len(options) == 1 else f"({'|'.join(options)})"
+    if len(options) == 1:
+        return options[0]
+    return f"({'|'.join(options)})"
 
 
-def _times(fewest: int, most: int | None) -> str:
-    return f"{{{fewest},{'' if most is None else most}}}"
+def _times(minimum: int, maximum: int | None) -> str:
+    """Return the repetition of an expression; None means any number."""
+    if maximum is None:
+        return f"{{{minimum},}}"
+    return f"{{{minimum},{maximum}}}"
 
 
 def _literal(text: str) -> str:
+    """Return the expression that matches a text alone."""
     return "".join("\\" + char if char in r"\.^$*+?()[]{}|" else char for char in text)

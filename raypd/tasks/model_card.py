@@ -1,23 +1,36 @@
-"""What a trained adapter or model was trained for, kept beside its weights and held against how it
-is decoded.
+"""Writes and checks the card of a trained adapter or model.
+
+The card, beside the weights, says what they were trained for: the task, the decoding method and the
+prompt's template.
 """
 
 import hashlib
 import json
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import raypd
 from raypd.config import ANSWER_KEYS, ExtractionConfig, RunConfig, card_of, model_card_file
 from raypd.errors import ModelError, raised_as
 from raypd.tasks.prompting import template_text
 
+# Keys of `decoding` that must be as in training for weights to answer as trained.
+_TRAINED_KEYS = ("max_value_tokens", "skeleton")
+
 
 def write_card(
     folder: Path, config: RunConfig, data: str, documents: int, rate: float, validation_loss: float
 ) -> None:
-    """Puts the card into a folder of weights. data: digest of documents and labels; rate: the
-    learning rate.
+    """Write the card of trained weights.
+
+    Args:
+        folder: The folder of the weights.
+        config: The configuration of the training.
+        data: A digest of documents and labels.
+        documents: How many documents the weights were trained with.
+        rate: The learning rate.
+        validation_loss: The loss on the documents of validation.
     """
     answer_keys = ANSWER_KEYS[config.task.kind][config.decoding.method]
     decoding = {key: getattr(config.decoding, key) for key in answer_keys}
@@ -28,7 +41,7 @@ def write_card(
         "task": config.task.kind,
         "method": config.decoding.method,
         "decoding": decoding,
-        "template": _template(config),
+        "template": _template_digest(config),
         "data": data,
         "documents": documents,
         "learning_rate": rate,
@@ -36,64 +49,72 @@ def write_card(
         "validation_loss": validation_loss,
         "version": raypd.__version__,
     }
-    (folder / model_card_file.CARD).write_text(
-        json.dumps(card, indent=1, ensure_ascii=False) + "\n", encoding="utf-8"
-    )
+    text = json.dumps(card, indent=1, ensure_ascii=False)
+    (folder / model_card_file.CARD).write_text(f"{text}\n", encoding="utf-8")
 
 
 def check_card(config: RunConfig) -> None:
-    """Raises ModelError: another template, or for `hyper_parallel` another gap or skeleton, than
-    its card's.
+    """Check that weights are decoded as their cards say that they were trained.
+
+    Raises:
+        ModelError: If a card cannot be read, or names another template, another length of values
+            or another skeleton.
     """
     for key, name in (("model.adapter", config.model.adapter), ("model.name", config.model.name)):
-        file = Path(name or "", model_card_file.CARD)
-        if name is None or not file.is_file():
+        if name is None:
             continue
-        with raised_as(
-            ModelError, f"{file}: cannot be read", OSError, ValueError, TypeError, KeyError
-        ):
-            card = json.loads(file.read_text(encoding="utf-8"))
-            task, method, template, decoding = (
-                card[key] for key in ("task", "method", "template", "decoding")
-            )
-        if task == config.task.kind and template != _template(config):
+        file = Path(name, model_card_file.CARD)
+        if file.is_file():
+            _check_file(file, f"{key} {name!r}", config)
+
+
+def _check_file(file: Path, weights: str, config: RunConfig) -> None:
+    """Check one card.
+
+    Args:
+        file: The card.
+        weights: The key of the weights and its value, for messages.
+        config: The run's configuration.
+    """
+    with raised_as(ModelError, f"{file}: cannot be read", OSError, ValueError, TypeError, KeyError):
+        card = json.loads(file.read_text(encoding="utf-8"))
+        task: str = card["task"]
+        method: str = card["method"]
+        template: str = card["template"]
+        decoding: Any = card["decoding"]
+    if task == config.task.kind and template != _template_digest(config):
+        raise ModelError(
+            f"{weights} was trained with another task.template: use that one, or train again"
+        )
+    if config.decoding.method != method:
+        return
+    for key in _TRAINED_KEYS:
+        trained = decoding.get(key)
+        current = getattr(config.decoding, key)
+        if trained not in (None, current):
             raise ModelError(
-                f"{key} {name!r} was trained with another task.template: use that one, or "
-                "train again"
+                f"{weights} was trained with decoding.{key} {trained}, and the run has {current}: "
+                f"set it to {trained}, or train again"
             )
-        for answer_key in (
-            ("max_value_tokens", "skeleton") if config.decoding.method == method else ()
-        ):
-            trained = decoding.get(answer_key)
-            here = getattr(config.decoding, answer_key)
-            if trained not in (None, here):
-                advice = f"and the run has {here}: set it to {trained}, or train again"
-                raise ModelError(
-                    f"{key} {name!r} was trained with decoding.{answer_key} {trained}, {advice}"
-                )
 
 
 def untrained(config: RunConfig) -> str | None:
-    """What to say of `hyper_parallel` with weights that no card calls trained for it; None:
-    nothing.
-    """
+    """Return a warning if `hyper_parallel` decodes weights without a card for it, or None."""
     if config.decoding.method != "hyper_parallel" or not config.model.has_weights:
         return None
     if card_of(config.model.model_dump(), config.task.kind).get("method") == "hyper_parallel":
         return None
     return (
-        f"decoding.method hyper_parallel: {config.model.adapter or config.model.name} has "
-        "no card that says it was "
-        "trained for it; weights that were not give few right values (2 to 14% on three "
-        "sets of products). "
-        "`raypd train` with a thousand labelled rows makes an adapter that was; "
-        "decoding.method=guided needs none"
+        f"decoding.method hyper_parallel: {config.model.adapter or config.model.name} has no card "
+        "that says it was trained for it. Weights that were not get few values right (2 to 14% on "
+        "three sets of products). `raypd train` with a thousand labelled rows trains an adapter; "
+        "decoding.method=guided needs no training"
     )
 
 
-def _template(config: RunConfig) -> str:
+def _template_digest(config: RunConfig) -> str:
+    """Return a digest of the prompt's template; an empty string for tasks without one."""
     if not isinstance(config.task, ExtractionConfig):
         return ""
-    return hashlib.sha256(
-        template_text(config.task.template, "extraction.j2").encode()
-    ).hexdigest()[:16]
+    text = template_text(config.task.template, "extraction.j2")
+    return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -1,9 +1,12 @@
-"""What a document of task `generation` asks for; with `task.openai` it is a line of OpenAI's batch
-files. What cannot be done is an error, and never passed over. No torch here: `model: fake` has
-none.
+"""Reads what a document of task `generation` asks for.
+
+With `task.openai` the document is a line of a batch file of OpenAI's API. A parameter that raypd
+cannot follow is an error, and never ignored. This module imports no torch, because `model: fake`
+works without it.
 """
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -15,14 +18,16 @@ from raypd.tasks.documents import conversation
 from raypd.tasks.json_schema import expression
 
 URL = "/v1/chat/completions"
-TOO_LONG = "too long"  # an error record of a prompt that does not fit the context begins so
+# An error record begins with this if the prompt does not fit into the context.
+TOO_LONG = "too long"
 RESPONSE_FORMAT = "response_format"
-# An error record of one that cannot be used begins so.
+# An error record begins with this if the schema cannot be used.
 SCHEMA = "response_format.json_schema.schema"
-_OF_A_LINE = ("custom_id", "method", "url", "body")
-# Change no answer.
+_LINE_KEYS = ("custom_id", "method", "url", "body")
+# Parameters that do not change an answer, so they are accepted.
 _LABELS = {"user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key"}
-_NOTHING = {
+# Values of unsupported parameters that mean that the parameter is not used.
+_UNUSED_VALUES = {
     "stream": (False,),
     "logprobs": (False,),
     "frequency_penalty": (0,),
@@ -32,10 +37,17 @@ _NOTHING = {
     "tool_choice": ("none", "auto"),
     "modalities": (["text"],),
 }
+# Parts of pydantic's locations that name a member of a union, and no key of the request.
+_UNION_MEMBERS = ("str", "list[_ContentPart]", "list[str]")
 
 
 class BadRequest(ValueError):
-    """Why a request is not done, as OpenAI's API says it: a message, the parameter, and a code."""
+    """A request that cannot be done, described as OpenAI's API does.
+
+    Attributes:
+        param: The parameter that is wrong, or None.
+        code: OpenAI's code of the error, or None.
+    """
 
     def __init__(self, message: str, param: str | None = None, code: str | None = None) -> None:
         super().__init__(message)
@@ -44,22 +56,55 @@ class BadRequest(ValueError):
 
 
 @dataclass(frozen=True)
+class AnswerFormat:
+    """The form that a request wants its answer to have.
+
+    Attributes:
+        json: Whether the answer must be a JSON object.
+        pattern: The regular expression that the answer is restricted to; None: any form.
+        schema: The JSON Schema of the expression, as JSON, by which a finished answer is checked.
+    """
+
+    json: bool = False
+    pattern: str | None = None
+    schema: str | None = None
+
+
+@dataclass(frozen=True)
 class Parameters:
+    """How a request wants to be answered.
+
+    Attributes:
+        max_new_tokens: Tokens that an answer may have.
+        temperature: Temperature of sampling; 0 is greedy.
+        top_p: Probability of the tokens that are sampled from.
+        stop: Strings before which the answer ends.
+        samples: How many answers are wanted.
+        seed: The request's own seed, which then alone decides its draws; None: the run's.
+        format: The form of the answer.
+    """
+
     max_new_tokens: int
     temperature: float
     top_p: float
     stop: tuple[str, ...]
     samples: int
-    seed: int | None = None  # the request's own, which then alone decides the draws
-    json: bool = False  # whether the answer is to be a JSON object
-    pattern: str | None = None  # of a schema that it is held to, as a regular expression
-    schema: str | None = None  # that schema, as JSON, which a finished answer is checked by
+    seed: int | None = None
+    format: AnswerFormat = AnswerFormat()
 
 
 @dataclass
 class ChatRequest:
-    turns: list[dict[str, str]]  # the conversation up to now
-    unanswered: list[str]  # the user's turns that are to be answered
+    """A conversation and how to continue it.
+
+    Attributes:
+        turns: The turns so far (`role`, `content`).
+        unanswered: The user's turns to answer.
+        parameters: How to answer them.
+    """
+
+    turns: list[dict[str, str]]
+    unanswered: list[str]
     parameters: Parameters
 
 
@@ -80,7 +125,8 @@ class _JsonSchema(BaseModel):
     name: str
     schema_: dict[str, Any] = Field(alias="schema")
     description: str | None = None
-    strict: bool | None = None  # an answer is always held to its schema
+    # Every answer is restricted to its schema, whatever this says.
+    strict: bool | None = None
 
 
 class _ResponseFormat(BaseModel):
@@ -104,81 +150,91 @@ class _ChatBody(BaseModel):
 
 
 def read_request(document: Document, config: RunConfig) -> ChatRequest:
-    """What a document asks for.
+    """Return what a document asks for.
 
-    Raises ValueError for no prompt, BadRequest for a request that cannot be done.
+    Args:
+        document: A row with a prompt, or a line of a batch file.
+        config: The run's configuration, whose values are the defaults of a line.
+
+    Raises:
+        ValueError: If the row has no prompt.
+        BadRequest: If the line asks for something that cannot be done.
     """
     task = config.task
-    decoding = config.decoding
     assert isinstance(task, GenerationConfig)
-    sampling = decoding.sampling
-    if not task.openai:
-        keys = Parameters(
-            decoding.max_new_tokens,
-            sampling.temperature,
-            sampling.top_p,
-            tuple(task.stop),
-            task.samples,
-        )
-        return ChatRequest(*conversation(document.fields.get(task.prompt_column), task), keys)
-    body = _body(document.fields)
-    stop = [body.stop] if isinstance(body.stop, str) else body.stop
-    if not all(stop or []):
-        raise BadRequest("stop: an empty text", "stop", "invalid_value")
-    try:
-        turns, unanswered = conversation(
-            [_turn(*message) for message in enumerate(body.messages)], task
-        )
-    except BadRequest:
-        raise
-    except ValueError as error:
-        raise BadRequest(str(error), "messages", "invalid_value") from None
+    if task.openai:
+        return _read_line(document.fields, task, config)
+    sampling = config.decoding.sampling
+    turns, unanswered = conversation(document.fields.get(task.prompt_column), task)
     parameters = Parameters(
-        body.max_completion_tokens or body.max_tokens or decoding.max_new_tokens,
-        sampling.temperature if body.temperature is None else body.temperature,
-        sampling.top_p if body.top_p is None else body.top_p,
-        tuple(task.stop if stop is None else stop),
-        body.n or task.samples,
-        body.seed,
-        *_held_to(body.response_format, config),
+        max_new_tokens=config.decoding.max_new_tokens,
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
+        stop=tuple(task.stop),
+        samples=task.samples,
     )
     return ChatRequest(turns, unanswered, parameters)
 
 
-def _body(fields: dict[str, Any]) -> _ChatBody:
+def _read_line(fields: dict[str, Any], task: GenerationConfig, config: RunConfig) -> ChatRequest:
+    """Return what a line of a batch file asks for."""
+    _check_line(fields)
+    body = _read_body(fields.get("body"))
+    sampling = config.decoding.sampling
+    stop = _stop_strings(body.stop, task.stop)
+    messages = [_turn(number, message) for number, message in enumerate(body.messages)]
+    try:
+        turns, unanswered = conversation(messages, task)
+    except ValueError as error:
+        raise BadRequest(str(error), "messages", "invalid_value") from None
+    max_new_tokens = body.max_completion_tokens or body.max_tokens
+    parameters = Parameters(
+        max_new_tokens=max_new_tokens or config.decoding.max_new_tokens,
+        temperature=sampling.temperature if body.temperature is None else body.temperature,
+        top_p=sampling.top_p if body.top_p is None else body.top_p,
+        stop=stop,
+        samples=body.n or task.samples,
+        seed=body.seed,
+        format=_answer_format(body.response_format, config),
+    )
+    return ChatRequest(turns, unanswered, parameters)
+
+
+def _check_line(fields: dict[str, Any]) -> None:
+    """Raise BadRequest if a line is not one of a batch file of chat completions."""
     custom_id = fields.get("custom_id")
     if not isinstance(custom_id, str) or not custom_id:
         raise BadRequest(
             "custom_id: a request needs one, a text", "custom_id", "missing_required_parameter"
         )
-    if fields.get("method") != "POST":
+    method = fields.get("method")
+    if method != "POST":
+        raise BadRequest(f"method: expected POST, found {method!r}", "method", "invalid_method")
+    url = fields.get("url")
+    if url != URL:
+        raise BadRequest(f"url: {url!r} is not supported; only {URL} is", "url", "invalid_url")
+    unknown = sorted(fields.keys() - set(_LINE_KEYS))
+    if unknown:
         raise BadRequest(
-            f"method: expected POST, found {fields.get('method')!r}", "method", "invalid_method"
+            f"{unknown[0]}: unknown key; a line has {', '.join(_LINE_KEYS)}",
+            unknown[0],
+            "unknown_parameter",
         )
-    if fields.get("url") != URL:
-        raise BadRequest(
-            f"url: {fields.get('url')!r} is not supported; {URL} alone is", "url", "invalid_url"
-        )
-    if unknown := sorted(fields.keys() - set(_OF_A_LINE)):
-        reason = f"{unknown[0]}: unknown key; a line has {', '.join(_OF_A_LINE)}"
-        raise BadRequest(reason, unknown[0], "unknown_parameter")
+
+
+def _read_body(tree: Any) -> _ChatBody:
+    """Return the body of a line; raise BadRequest if it has a parameter that cannot be followed."""
     try:
-        body = _ChatBody.model_validate(fields.get("body"))
+        body = _ChatBody.model_validate(tree)
     except ValidationError as error:
         first = error.errors()[0]
-        param = ".".join(
-            str(part)
-            for part in first["loc"]
-            if part not in ("str", "list[_ContentPart]", "list[str]")
-        )
-        raise BadRequest(
-            f"{param or 'body'}: {first['msg']}", param or "body", "invalid_value"
-        ) from None
+        location = [str(part) for part in first["loc"] if part not in _UNION_MEMBERS]
+        param = ".".join(location) or "body"
+        raise BadRequest(f"{param}: {first['msg']}", param, "invalid_value") from None
     for name, value in (body.model_extra or {}).items():
-        if name not in _LABELS and value is not None and value not in _NOTHING.get(name, ()):
-            raise BadRequest(
-                f"{name} is not supported: leave it out", name, "unsupported_parameter"
-            )
+        if name in _LABELS or value is None or value in _UNUSED_VALUES.get(name, ()):
+            continue
+        raise BadRequest(f"{name} is not supported: leave it out", name, "unsupported_parameter")
     if body.max_tokens is not None and body.max_completion_tokens is not None:
         raise BadRequest(
             "max_tokens and max_completion_tokens are both set: keep one",
@@ -188,48 +244,73 @@ def _body(fields: dict[str, Any]) -> _ChatBody:
     return body
 
 
-def _held_to(
-    response: _ResponseFormat | None, config: RunConfig
-) -> tuple[bool, str | None, str | None]:
-    """Whether an answer is JSON, the expression that it is held to, and its schema as JSON."""
+def _stop_strings(stop: str | list[str] | None, default: Sequence[str]) -> tuple[str, ...]:
+    """Return the stop strings of a request, or those of the configuration if it has none."""
+    if stop is None:
+        return tuple(default)
+    strings = (stop,) if isinstance(stop, str) else tuple(stop)
+    if "" in strings:
+        raise BadRequest("stop: an empty text", "stop", "invalid_value")
+    return strings
+
+
+def _answer_format(response: _ResponseFormat | None, config: RunConfig) -> AnswerFormat:
+    """Return the form of an answer; raise BadRequest if an answer cannot be restricted to it."""
     if response is None or response.type == "text":
-        return False, None, None
+        return AnswerFormat()
     method = config.decoding.method
     if method != "autoregressive":
-        reason = (
-            f"response_format {response.type}: decoding.method {method} cannot hold an answer to it"
+        raise BadRequest(
+            f"response_format {response.type}: decoding.method {method} cannot restrict an answer "
+            "to it; autoregressive can",
+            RESPONSE_FORMAT,
+            "unsupported_parameter",
         )
-        raise BadRequest(f"{reason}; autoregressive can", RESPONSE_FORMAT, "unsupported_parameter")
     if response.type == "json_object":
-        return True, None, None
+        return AnswerFormat(json=True)
     if response.json_schema is None:
-        reason = "response_format.json_schema: json_schema needs it, with name and schema"
-        raise BadRequest(reason, RESPONSE_FORMAT, "missing_required_parameter")
+        raise BadRequest(
+            "response_format.json_schema: json_schema needs it, with name and schema",
+            RESPONSE_FORMAT,
+            "missing_required_parameter",
+        )
     schema = response.json_schema.schema_
     try:
         if schema.get("type") != "object":
             raise ValueError("its type must be object")
         schema_text = json.dumps(schema)
-        return True, expression(schema_text), schema_text
+        pattern = expression(schema_text)
     except (ValueError, RecursionError) as error:
         raise BadRequest(f"{SCHEMA}: {error}", RESPONSE_FORMAT, "invalid_value") from None
+    return AnswerFormat(json=True, pattern=pattern, schema=schema_text)
 
 
 def _turn(number: int, message: _Message) -> dict[str, str]:
-    """A message as a turn of text; `developer` is what newer models call the system."""
+    """Return a message as a turn of text.
+
+    Args:
+        number: The number of the message, from 0.
+        message: The message. Its role `developer` is what newer models call the system.
+
+    Raises:
+        BadRequest: If the message has something other than text.
+    """
     where = f"messages.{number}"
     for name, value in (message.model_extra or {}).items():
-        if value not in (None, []):
+        if value is not None and value != []:
             raise BadRequest(
                 f"{where}.{name} is not supported: leave it out", where, "unsupported_parameter"
             )
-    if isinstance(message.content, str):
-        parts = [_ContentPart(type="text", text=message.content)]
-    else:
-        parts = message.content
-    for part in parts:
-        if part.type != "text" or part.text is None:
-            reason = f"{where}.content: {part.type} is not supported, text alone is"
-            raise BadRequest(reason, where, "unsupported_content")
     role = "system" if message.role == "developer" else message.role
-    return {"role": role, "content": "\n".join(part.text or "" for part in parts)}
+    if isinstance(message.content, str):
+        return {"role": role, "content": message.content}
+    texts = []
+    for part in message.content:
+        if part.type != "text" or part.text is None:
+            raise BadRequest(
+                f"{where}.content: {part.type} is not supported, only text is",
+                where,
+                "unsupported_content",
+            )
+        texts.append(part.text)
+    return {"role": role, "content": "\n".join(texts)}

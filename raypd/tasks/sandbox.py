@@ -1,5 +1,6 @@
-"""Renders templates: in Jinja's sandbox; a user's in a process of its own, which is this file with
-JSON on stdin.
+"""Renders templates in Jinja's sandbox.
+
+A user's template is rendered in a process of its own, which runs this file with JSON on stdin.
 """
 
 import contextlib
@@ -15,12 +16,24 @@ from typing import Any
 import jinja2
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-CPU_SECONDS = 2  # of the processor, so that a busy machine refuses no template
+# Seconds of processor time of a user's template. Time on the clock would refuse good templates on a
+# busy machine.
+CPU_SECONDS = 2
+# Bytes of memory of a process that renders a user's template.
 _MEMORY = 1 << 30
+# Size of an operand, as a number or in characters or items, from which an operation may take too
+# long, or too much memory.
+_MAX_OPERAND = 10_000
+# A format with a width of at least five digits, or of an argument.
+_WIDE_FORMAT = re.compile(r"%[^a-z%]*(\*|\d{5})")
 
 
 class TemplateFault(Exception):
-    """What is wrong with a template, and in which line."""
+    """An error in a template.
+
+    Attributes:
+        line: The line of the template, or None.
+    """
 
     def __init__(self, message: str, line: int | None = None) -> None:
         super().__init__(message)
@@ -28,25 +41,44 @@ class TemplateFault(Exception):
 
 
 class BoundedSandbox(ImmutableSandboxedEnvironment):
-    """Of a model's own template, in this process: no single operation takes minutes, or all
-    memory.
+    """Renders a model's own template in this process.
+
+    No single operation can take minutes or all memory.
     """
 
     intercepted_binops = frozenset(["*", "**", "%"])
 
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
-        wide = operator == "%" and isinstance(left, str) and re.search(r"%[^a-z%]*(\*|\d{5})", left)
         if operator == "%":
-            sizes = []
+            # A number modulo another is cheap, but text may be formatted with a width.
+            is_large = isinstance(left, str) and _WIDE_FORMAT.search(left) is not None
         else:
-            sizes = [len(n) if hasattr(n, "__len__") else abs(n) for n in (left, right)]
-        if wide or max(sizes, default=0) > 10_000:  # as a number, or characters, or items
-            raise jinja2.sandbox.SecurityError(f"{operator} with more than 10,000")
+            is_large = max(_operand_size(left), _operand_size(right)) > _MAX_OPERAND
+        if is_large:
+            raise jinja2.sandbox.SecurityError(f"{operator} with more than {_MAX_OPERAND:,}")
         return super().call_binop(context, operator, left, right)
 
 
+def _operand_size(operand: Any) -> float:
+    """Return the size of an operand: its characters or items, or the absolute value of a number."""
+    if hasattr(operand, "__len__"):
+        return len(operand)
+    return abs(operand)
+
+
 def render(text: str, values: list[dict[str, Any]]) -> list[str]:
-    """A template of raypd's own with each of some values, in this process. Raises TemplateFault."""
+    """Render a template of raypd's own in this process.
+
+    Args:
+        text: The template.
+        values: The variables of each rendering.
+
+    Returns:
+        A text for each element of `values`.
+
+    Raises:
+        TemplateFault: If it cannot be rendered.
+    """
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
     )
@@ -61,15 +93,17 @@ def render(text: str, values: list[dict[str, Any]]) -> list[str]:
         ) from None
     except MemoryError:
         raise TemplateFault("it takes too much memory") from None
-    except Exception as error:  # a template can raise whatever a filter or an operator does
+    except Exception as error:
+        # A template can raise whatever a filter or an operator raises.
         raise TemplateFault(f"{type(error).__name__}: {error}") from None
 
 
 def render_apart(text: str, values: list[dict[str, Any]]) -> list[str]:
-    """As `render`, for templates of others: in a process that ends after CPU_SECONDS, with little
-    memory.
+    """Render a user's template, in a process that ends after CPU_SECONDS and has little memory.
+
+    Arguments, results and errors are those of `render`.
     """
-    # Imported here, because the process that renders reads this file, too, and needs nothing of it.
+    # The process that renders runs this file, too, and must start fast.
     from raypd.schema import Unfinished, run_apart
 
     try:
@@ -77,7 +111,7 @@ def render_apart(text: str, values: list[dict[str, Any]]) -> list[str]:
     except Unfinished as reason:
         raise TemplateFault(f"it cannot be rendered: {reason}") from None
     if answer is None:
-        raise TemplateFault(f"it is not rendered within {CPU_SECONDS} s: does a loop of it end?")
+        raise TemplateFault(f"it is not rendered within {CPU_SECONDS} s: check that its loops end")
     if "fault" in answer:
         raise TemplateFault(answer["fault"], answer["line"])
     return list(answer["texts"])
@@ -85,8 +119,9 @@ def render_apart(text: str, values: list[dict[str, Any]]) -> list[str]:
 
 @contextlib.contextmanager
 def time_limit(seconds: float) -> Iterator[None]:
-    """Ends Python code of this thread with a TimeoutError: a template of the model's own, which may
-    never end.
+    """Raise TimeoutError in this thread if the block takes too long.
+
+    A model's own template may never end.
     """
     thread = ctypes.c_ulong(threading.get_ident())
     raise_in = ctypes.pythonapi.PyThreadState_SetAsyncExc
@@ -100,13 +135,15 @@ def time_limit(seconds: float) -> Iterator[None]:
 
 
 def _main() -> None:
-    import resource  # not on every system
+    """Render the template on stdin, and write the texts or the error to stdout."""
+    # The module does not exist on every system.
+    import resource
 
     resource.setrlimit(resource.RLIMIT_CPU, (CPU_SECONDS, CPU_SECONDS))
-    with contextlib.suppress(ValueError, OSError):  # macOS has no such limit
+    # macOS has no such limit.
+    with contextlib.suppress(ValueError, OSError):
         resource.setrlimit(resource.RLIMIT_AS, (_MEMORY, _MEMORY))
-    # Objects that have their keys and nothing to call: in a dict `attribute.values` would be a
-    # method.
+    # Templates see objects, because in a dict `attribute.values` would be a method.
     text, values = json.load(sys.stdin, object_hook=lambda tree: SimpleNamespace(**tree))
     try:
         answer: dict[str, Any] = {"texts": render(text, list(map(vars, values)))}

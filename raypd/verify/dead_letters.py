@@ -1,25 +1,22 @@
 """Dead letters: the documents and units of a run that failed, with their reasons."""
 
-import re
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from heapq import nsmallest
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from raypd import storage
-from raypd.dataset import writer
-from raypd.run import is_nightly, read, retry_policy
+from raypd.dataset import summaries, writer
+from raypd.run import OTHER, FailureReason, failure_reasons, is_nightly, read, retry_policy
 from raypd.verify.table_object import objects, read_object
 
-# Examples per reason.
+# Examples per reason, and of how many of the most frequent reasons.
 _EXAMPLES = 3
-# For the most frequent reason, the summaries of this many units are read, and the rows of this many
-# units with failures.
-_UNITS_EXAMINED = 512
-_FAILED_UNITS_READ = 20
+_MAX_SHOWN = 200
+_THREADS = 16
 SCHEMA = pa.schema(
     {
         "id": "string",
@@ -64,29 +61,35 @@ def letters(output: str) -> Iterator[pa.Table]:
         output: The folder of the run.
 
     Yields:
-        A table with the columns of SCHEMA per unit that has error rows. Of the other units only the
-        footers are read.
+        A table with the columns of SCHEMA per unit that has error rows. Other units are not read.
 
     Raises:
         RunError: If a unit cannot be read.
     """
-    for unit_id, rows in _error_tables(output):
-        if len(rows):
-            columns = [rows[name] for name in ("id", "source", "row", "attempts", "error")]
-            yield pa.table([*columns, [unit_id] * len(rows)], schema=SCHEMA)
-
-
-def _error_tables(output: str) -> Iterator[tuple[str, pa.Table]]:
-    """Yield the id and the error rows of each unit that may have some."""
     if is_nightly(output):
         # The objects of a nightly table have no summaries that count failures.
-        for path in objects(output):
-            unit_id = path.rpartition("/")[2].removesuffix(".parquet")
-            yield unit_id, _failed(read_object(path, COLUMNS))
-        return
-    for unit_id, path in sorted(writer.objects(output)):
-        if writer.read_summary(output, unit_id, path).failed:
-            yield unit_id, error_rows(path)
+        tables = storage.in_threads(_nightly_letters, objects(output), _THREADS)
+    else:
+        names = summaries.failed_names(summaries.read(writer.committed(output)))
+        paths = (summaries.path_of(output, name) for name in names)
+        tables = storage.in_threads(_unit_letters, paths, _THREADS)
+    for table in tables:
+        if len(table):
+            yield table
+
+
+def _nightly_letters(path: str) -> pa.Table:
+    return _letters(path, _failed(read_object(path, COLUMNS)))
+
+
+def _unit_letters(path: str) -> pa.Table:
+    return _letters(path, error_rows(path))
+
+
+def _letters(path: str, rows: pa.Table) -> pa.Table:
+    unit_id = path.rpartition("/")[2].removesuffix(".parquet")
+    columns = [rows[name] for name in ("id", "source", "row", "attempts", "error")]
+    return pa.table([*columns, [unit_id] * len(rows)], schema=SCHEMA)
 
 
 def error_rows(path: str) -> pa.Table:
@@ -103,38 +106,105 @@ def _failed(rows: pa.Table) -> pa.Table:
     return rows.filter(pc.not_equal(rows["status"], "ok"))
 
 
+class _Counter:
+    """Counts dead letters by kind of reason, in memory that grows with the kinds alone."""
+
+    def __init__(self) -> None:
+        self.documents = 0
+        self.retried = 0
+        self.reasons: dict[str, Reason] = {}
+        # Kind -> the first objects, by their paths, whose documents failed for it.
+        self._paths: dict[str, list[str]] = {}
+
+    def add_letters(self, table: pa.Table, path: str) -> None:
+        """Add the error rows of an object, a table of SCHEMA."""
+        rows = [{**row, "error": row["reason"]} for row in table.to_pylist()]
+        counts = failure_reasons.count(rows)
+        self.add(len(read.by_document(rows)), counts.retriable, counts.reasons, path)
+
+    def add(self, documents: int, retriable: int, reasons: list[FailureReason], path: str) -> None:
+        """Add the failed documents of an object."""
+        self.documents += documents
+        self.retried += retriable
+        for reason in reasons:
+            kind = reason.reason
+            can_change = reason.can_change
+            if kind not in self.reasons and len(self.reasons) >= _MAX_REASONS:
+                kind = OTHER
+                can_change = True
+            group = self.reasons.setdefault(kind, Reason(kind, can_change=can_change))
+            group.documents += reason.documents
+            paths = [*self._paths.get(kind, []), path]
+            self._paths[kind] = nsmallest(_EXAMPLES, paths)
+
+    def ordered(self) -> list[Reason]:
+        """Return the reasons, the most frequent first."""
+        return sorted(self.reasons.values(), key=lambda group: (-group.documents, group.reason))
+
+    def add_examples(self, read_letters: Any) -> None:
+        """Give the most frequent reasons their examples.
+
+        Args:
+            read_letters: Returns the error rows of an object, a table of SCHEMA.
+        """
+        paths: dict[str, None] = {}
+        for group in self.ordered()[:_MAX_SHOWN]:
+            paths.update(dict.fromkeys(self._paths[group.reason]))
+        for table in storage.in_threads(read_letters, sorted(paths), _THREADS):
+            for rows in read.by_document(table.to_pylist()).values():
+                self._add_examples_of(rows)
+
+    def _add_examples_of(self, rows: list[dict[str, Any]]) -> None:
+        """Add the rows of one document, one for each kind of reason, where examples are missing."""
+        first_rows: dict[str, dict[str, Any]] = {}
+        for row in rows:
+            kind = failure_reasons.normalize(row["source"], row["reason"])
+            if kind not in self.reasons:
+                kind = OTHER
+            first_rows.setdefault(kind, row)
+        for kind, row in first_rows.items():
+            group = self.reasons.get(kind)
+            if group is not None and len(group.examples) < _EXAMPLES:
+                group.examples.append(row)
+
+
 def summarize(output: str) -> Summary:
     """Group the dead letters of a run by reason.
 
-    Memory grows with the number of kinds of reasons, not with the number of documents.
+    Of a run, only the units that give examples are read. Memory grows with the number of kinds of
+    reasons, not with the number of documents.
     """
-    reasons: dict[str, Reason] = {}
-    documents = 0
-    retried = 0
-    for table in letters(output):
-        for rows in read.by_document(table.to_pylist()).values():
-            documents += 1
-            retried += any(not of_input(row["source"], row["reason"]) for row in rows)
-            _count_reasons(reasons, rows)
-    ordered = sorted(reasons.values(), key=lambda group: (-group.documents, group.reason))
+    counter = _Counter()
+    if is_nightly(output):
+        paths = objects(output)
+        tables = storage.in_threads(_nightly_letters, paths, _THREADS)
+        for path, table in zip(paths, tables, strict=True):
+            counter.add_letters(table, path)
+        counter.add_examples(_nightly_letters)
+    else:
+        _count_units(counter, output)
+        counter.add_examples(_unit_letters)
     failed_units = _failed_units(output)
-    return Summary(output, documents, ordered, failed_units, retried)
+    return Summary(output, counter.documents, counter.ordered(), failed_units, counter.retried)
 
 
-def _count_reasons(reasons: dict[str, Reason], rows: list[dict[str, Any]]) -> None:
-    """Count the error rows of one document, each kind of reason once."""
-    first_rows: dict[str, dict[str, Any]] = {}
-    for row in rows:
-        first_rows.setdefault(normalize(row["source"], row["reason"]), row)
-    for kind, row in first_rows.items():
-        can_change = not of_input(row["source"], row["reason"])
-        if kind not in reasons and len(reasons) >= _MAX_REASONS:
-            kind = "(other reasons)"
-            can_change = True
-        group = reasons.setdefault(kind, Reason(kind, can_change=can_change))
-        group.documents += 1
-        if len(group.examples) < _EXAMPLES:
-            group.examples.append(row)
+def _count_units(counter: _Counter, output: str) -> None:
+    """Count the dead letters of a run by the summaries of its units."""
+    columns = ["name", "failed", "reasons", "retriable"]
+    for table in summaries.read(writer.committed(output)):
+        failed = table.filter(pc.greater(table["failed"], 0)).select(columns)
+        uncounted = []
+        for row in failed.to_pylist():
+            path = summaries.path_of(output, row["name"])
+            if row["reasons"] is None:
+                # The unit is of an earlier version, whose summaries have no reasons.
+                uncounted.append(path)
+                continue
+            reasons = [FailureReason(**reason) for reason in row["reasons"]]
+            counter.add(row["failed"], row["retriable"], reasons, path)
+        letters_of_units = storage.in_threads(_unit_letters, uncounted, _THREADS)
+        for path, rows in zip(uncounted, letters_of_units, strict=True):
+            counter.add_letters(rows, path)
 
 
 def _failed_units(output: str) -> list[dict[str, str]]:
@@ -142,56 +212,18 @@ def _failed_units(output: str) -> list[dict[str, str]]:
     failures = list(read.failures(output))
     if not failures:
         return []
-    done = {retry_policy.START, *writer.committed(output)}
-    return [{"unit": unit, "reason": reason} for unit, reason in failures if unit not in done]
+    done = writer.committed(output)
+    listed = []
+    for unit, reason in failures:
+        if unit != retry_policy.START and unit not in done:
+            listed.append({"unit": unit, "reason": reason})
+    return listed
 
 
 def most_frequent(output: str) -> str | None:
-    """Return why most documents of a run failed; None if none failed.
-
-    An even choice of units is examined, so the answer is approximate.
-    """
-    units = read.spread(list(writer.objects(output)), _UNITS_EXAMINED)
-
-    def has_failed(unit: tuple[str, str]) -> tuple[str, bool]:
-        unit_id, path = unit
-        return path, bool(writer.read_summary(output, unit_id, path).failed)
-
-    failed = [path for path, failed in storage.in_threads(has_failed, units, 16) if failed]
-    reasons: Counter[str] = Counter()
-    for path in failed[:_FAILED_UNITS_READ]:
-        for row in error_rows(path).to_pylist():
-            reasons[normalize(row["source"], row["error"])] += 1
-    if not reasons:
-        return None
-    return reasons.most_common(1)[0][0]
-
-
-def of_input(source: str, reason: str | None) -> bool:
-    """Return whether the input caused a failure, so that a retry cannot help.
-
-    Such reasons start with the location in the input (`name:13: `).
-    """
-    return _location(source).match(reason or "") is not None
-
-
-def _location(source: str) -> re.Pattern[str]:
-    """Return a pattern of the locations within a source, as reasons start with them."""
-    return re.compile("^" + re.escape(source) + r"(?:(?::|, line |, row |, byte )\d+)?: ")
-
-
-def normalize(source: str, reason: str | None) -> str:
-    """Remove the location, the numbers and the addresses of a reason, so that similar ones are
-    equal.
-
-    >>> normalize("a.jsonl", "a.jsonl:13: not JSON: Expecting ',' delimiter: line 1 column 30 (char
-        29)")
-    "not JSON: Expecting ',' delimiter: line N column N (char N)"
-    """
-    text = _location(source).sub("", (reason or "").strip())
-    lines = [line for line in text.splitlines() if line.strip()] or ["no reason"]
-    line = lines[0]
-    if text.startswith("Traceback"):
-        line = lines[-1]
-    line = re.sub(r"0x[0-9a-fA-F]+|\b[0-9a-f]{12,}\b", "X", line)
-    return re.sub(r"(UTF-\d+)|\d+(?:[.,]\d+)*", lambda match: match[1] or "N", line)[:300]
+    """Return why most documents of a run failed; None if none failed."""
+    counter = _Counter()
+    _count_units(counter, output)
+    for reason in counter.ordered():
+        return reason.reason
+    return None

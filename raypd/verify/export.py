@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from raypd import storage
 from raypd.config import with_changes
-from raypd.dataset import writer
+from raypd.dataset import unit_rows, writer
 from raypd.errors import ConfigError
 from raypd.run import is_nightly, load_run
 from raypd.storage import local
@@ -23,6 +23,9 @@ from raypd.verify.table_object import objects, read_object
 
 # Suffix -> options of DuckDB's COPY.
 _FORMATS = {".csv": "csv, HEADER", ".jsonl": "json", ".parquet": "parquet, COMPRESSION zstd"}
+_THREADS = 16
+# Rows that are converted at a time: fewer cost more for each.
+_BATCH_ROWS = 2000
 # Follows the name of a file that is being written.
 _PART = ".part-"
 # Details of answers that the exported table leaves out.
@@ -46,19 +49,36 @@ def export(run: str, path: str, overrides: Iterable[str] = ()) -> int:
     config = with_changes(load_run(run, list(overrides)), {"output.columns": "typed"})
     schema = writer.output_schema(columns_of(config))
     fields = [field for field in schema if not columns.is_detail(field.name, *_DETAILS)]
-    tables = (writer.typed_table(table, config) for table in _tables(run))
+    tables = (writer.typed_table(table, config) for table in _batches(_tables(run)))
     return write_file(path, pa.schema(fields), tables)
 
 
 def _tables(run: str) -> Iterator[pa.Table]:
     """Yield the rows of each object of a run, or of a table of nightly runs."""
     if is_nightly(run):
-        for path in objects(run):
-            yield read_object(path)
-        return
-    for _, path in sorted(writer.objects(run)):
-        _, table = writer.read_table("", "", path=path)
-        yield table
+        yield from storage.in_threads(read_object, objects(run), _THREADS)
+    else:
+        yield from unit_rows.tables(run)
+
+
+def _batches(tables: Iterable[pa.Table]) -> Iterator[pa.Table]:
+    """Join tables that follow on each other to tables of about _BATCH_ROWS."""
+    batch: list[pa.Table] = []
+    rows = 0
+    for table in tables:
+        if batch and table.schema != batch[0].schema:
+            # A later version of raypd, or a night, may have added a field.
+            yield pa.concat_tables(batch)
+            batch = []
+            rows = 0
+        batch.append(table)
+        rows += len(table)
+        if rows >= _BATCH_ROWS:
+            yield pa.concat_tables(batch)
+            batch = []
+            rows = 0
+    if batch:
+        yield pa.concat_tables(batch)
 
 
 def write_file(path: str, schema: pa.Schema, tables: Iterable[pa.Table]) -> int:

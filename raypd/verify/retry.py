@@ -11,19 +11,30 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
-import raypd.verify.dead_letters as dead_letters
 from raypd import storage
 from raypd.answering import Build
 from raypd.billing import BudgetReached, added, book
 from raypd.cluster import driver
 from raypd.config import RunConfig
-from raypd.dataset import Plan, PlanWriter, planner, stored, writer
+from raypd.dataset import Plan, PlanWriter, planner, stored, summaries, writer
 from raypd.errors import ConfigError, RunError
-from raypd.run import Unit, UnitSummary, by_document, console, held, layout, manifest, records
+from raypd.run import (
+    Commit,
+    Unit,
+    UnitSummary,
+    by_document,
+    console,
+    failure_reasons,
+    held,
+    layout,
+    manifest,
+    records,
+)
 from raypd.text import counted, usd
 
-_THREADS = 8
+_THREADS = 16
 # Attempts to replace an object that another process changes, too.
 _ATTEMPTS = 10
 
@@ -64,13 +75,11 @@ class Retried:
 
 @dataclass
 class _UnitErrors:
-    """What a retry does with a unit."""
+    """What a retry does with a unit that has failed documents."""
 
     unit: Unit
-    committed: bool
     rows: list[int] = field(default_factory=list)  # the documents to try again
     left_out: int = 0  # failed documents that are not tried again
-    retries: int = 0  # the number of the unit's last retry
 
 
 def retry_errors(
@@ -158,19 +167,24 @@ def _run_plan(
 
 def _replace_objects(result: Retried, output: str, folder: str, plan: Plan) -> None:
     """Put the new rows into the run's objects, and count them in the result."""
-    paths = dict(writer.objects(output))
     # A unit whose input does not exist any more was not committed.
     committed = writer.committed(folder)
+    wanted = {unit.whole for unit in plan if unit.id in committed}
+    paths = {unit: path for unit, path in writer.objects(output) if unit in wanted}
 
-    def replace_object(unit: Unit) -> UnitSummary:
+    def replace_object(unit: Unit) -> tuple[UnitSummary, Commit | None]:
         return _merge(output, paths.get(unit.whole), folder, unit, result.number)
 
     units = (unit for unit in plan if unit.id in committed)
     result.tried = 0
-    for summary in storage.in_threads(replace_object, units, _THREADS):
+    summary_writer = summaries.SummaryWriter(output)
+    for summary, commit in storage.in_threads(replace_object, units, _THREADS):
         result.tried += summary.documents
         result.ok += summary.ok
         result.failed += summary.failed
+        if commit is not None:
+            summary_writer.add(commit)
+    summary_writer.flush()
 
 
 def _keep_bills(output: str, folder: str) -> None:
@@ -193,19 +207,29 @@ def _plan(config: RunConfig, output: str, number: int, everything: bool) -> Retr
     retry without a record.
     """
     result = Retried(number)
-    committed = dict(writer.objects(output))
+    committed = writer.committed(output)
+    failed: dict[str, str] = {}  # units with documents to try again -> paths
+    for table in summaries.read(committed):
+        result.number = max(result.number, pc.max(table["retries"]).as_py() + 1)
+        columns = table.filter(pc.greater(table["failed"], 0)).select(
+            ["unit", "name", "failed", "reasons", "retriable"]
+        )
+        for row in columns.to_pylist():
+            if row["reasons"] is not None and not row["retriable"] and not everything:
+                result.left_out += row["failed"]
+            else:
+                failed[row["unit"]] = summaries.path_of(output, row["name"])
 
     def unit_errors(unit: Unit) -> _UnitErrors:
-        return _unit_errors(output, unit, committed.get(unit.id), everything)
+        return _unit_errors(output, unit, failed[unit.id], everything)
 
     planned = PlanWriter()
-    units = planner.plan(config, output)
+    plan = planner.plan(config, output)
+    result.waiting = sum(unit.id not in committed for unit in plan)
+    units = (unit for unit in plan if unit.id in failed)
     for errors in storage.in_threads(unit_errors, units, _THREADS):
         result.left_out += errors.left_out
-        result.number = max(result.number, errors.retries + 1)
-        if not errors.committed:
-            result.waiting += 1
-        elif errors.rows:
+        if errors.rows:
             result.tried += len(errors.rows)
             planned.add(errors.unit.subset(errors.rows))
     if result.tried:
@@ -215,14 +239,9 @@ def _plan(config: RunConfig, output: str, number: int, everything: bool) -> Retr
     return result
 
 
-def _unit_errors(output: str, unit: Unit, path: str | None, everything: bool) -> _UnitErrors:
+def _unit_errors(output: str, unit: Unit, path: str, everything: bool) -> _UnitErrors:
     """Find the failed documents of a unit."""
-    if path is None:
-        return _UnitErrors(unit, committed=False)
-    summary = writer.read_summary(output, unit.id, path)
-    unit_errors = _UnitErrors(unit, committed=True, retries=summary.retries)
-    if not summary.failed:
-        return unit_errors
+    unit_errors = _UnitErrors(unit)
     _, table = writer.read_table(output, unit.id, ["source", "row", "status", "error"], path)
     # Documents are numbered in the unit's order.
     for index, rows in enumerate(by_document(table.to_pylist()).values()):
@@ -230,7 +249,7 @@ def _unit_errors(output: str, unit: Unit, path: str | None, everything: bool) ->
         if not errors:
             continue
         source = rows[0]["source"]
-        hopeless = all(dead_letters.of_input(source, error) for error in errors)
+        hopeless = all(failure_reasons.of_input(source, error) for error in errors)
         if hopeless and not everything:
             unit_errors.left_out += 1
         else:
@@ -238,7 +257,9 @@ def _unit_errors(output: str, unit: Unit, path: str | None, everything: bool) ->
     return unit_errors
 
 
-def _merge(output: str, path: str | None, folder: str, unit: Unit, number: int) -> UnitSummary:
+def _merge(
+    output: str, path: str | None, folder: str, unit: Unit, number: int
+) -> tuple[UnitSummary, Commit | None]:
     """Put the rows of a retried unit into the object of the run.
 
     Args:
@@ -249,7 +270,7 @@ def _merge(output: str, path: str | None, folder: str, unit: Unit, number: int) 
         number: The number of the retry.
 
     Returns:
-        The summary of the retried unit.
+        The summary of the retried unit, and the commit; None if the rows were there already.
     """
     if path is None:
         raise RunError(
@@ -262,11 +283,12 @@ def _merge(output: str, path: str | None, folder: str, unit: Unit, number: int) 
         version = storage.version(path)
         summary, old_rows = writer.read_table("", unit.whole, path=path)
         if summary.retries >= number:
-            return retried
+            return retried, None
         table = merged(old_rows, new_rows)
         new_summary = _merged_summary(summary, retried, table, number)
-        if writer.replace_rows(path, table, new_summary, version):
-            return retried
+        commit = writer.replace_rows(output, path, table, new_summary, version)
+        if commit is not None:
+            return retried, commit
         time.sleep(0.1)
     raise RunError(
         f"{path}: another process keeps changing this object; stop it and run the same command "
@@ -279,6 +301,7 @@ def _merged_summary(
 ) -> UnitSummary:
     """Add what a retry took to the summary of an object."""
     ok, failed = writer.count_documents(table)
+    failures = writer.count_failures(table)
     counts = dict(summary.counts)
     for name, count in retried.counts.items():
         counts[name] = counts.get(name, 0) + count
@@ -289,6 +312,8 @@ def _merged_summary(
         retries=number,
         counts=counts,
         truncated=writer.count_truncated(table),
+        reasons=failures.reasons,
+        retriable=failures.retriable,
         seconds=round(summary.seconds + retried.seconds, 3),
         busy_seconds=round(summary.busy_seconds + retried.busy_seconds, 3),
         categories=added([*summary.categories.items(), *retried.categories.items()]),

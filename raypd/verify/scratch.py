@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from raypd.run import TemporaryFolder, temporary_space
 
-_MEMORY = "2GB"
+_MEMORY = "256MB"
 _BUFFERED_ROWS = 100_000
 # The errors that DuckDB raises for a full disk, and afterwards for every further statement.
 _FULL = (OSError, duckdb.OperationalError, duckdb.FatalException)
@@ -35,6 +35,7 @@ class Scratch(ExitStack):
         self._lock = threading.RLock()
         # The first table of each buffer is empty and has the schema.
         self._buffers: dict[str, list[pa.Table]] = {}
+        self._buffered_rows = 0
         settings: dict[str, Any] = {
             "memory_limit": _MEMORY,
             "temp_directory": str(folder / "spilled"),
@@ -71,7 +72,8 @@ class Scratch(ExitStack):
             rows = pa.Table.from_pylist(rows, buffer[0].schema)
         with self._lock:
             buffer.append(rows)
-            if sum(map(len, buffer)) >= _BUFFERED_ROWS:
+            self._buffered_rows += len(rows)
+            if self._buffered_rows >= _BUFFERED_ROWS:
                 self._flush()
 
     def _flush(self) -> None:
@@ -81,6 +83,7 @@ class Scratch(ExitStack):
                 if len(buffer) > 1:
                     self._connection.from_arrow(pa.concat_tables(buffer)).insert_into(name)
                     del buffer[1:]
+            self._buffered_rows = 0
 
     def run(self, sql: str) -> None:
         """Execute a statement without a result."""

@@ -110,6 +110,12 @@ class Verification:
             finding.documents or finding.units for finding in findings
         )
 
+    def add_fault(self, fault: _Fault | None) -> None:
+        """Add a finding about a whole unit, if there is one."""
+        if fault is not None:
+            finding: Finding = getattr(self, fault.finding)
+            finding.add(fault.documents, 1, [fault.message])
+
     def add_counts(self, scratch: Scratch, expected: str, present: str) -> None:
         """Count documents.
 
@@ -124,7 +130,7 @@ class Verification:
         self.failed = self.found - self.ok
 
 
-def verify(output: str, config: RunConfig, threads: int = 8) -> Verification:
+def verify(output: str, config: RunConfig, threads: int = 32) -> Verification:
     """Compare a run's output with its input. Nothing is changed.
 
     Args:
@@ -143,26 +149,27 @@ def verify(output: str, config: RunConfig, threads: int = 8) -> Verification:
     _find_foreign_files(result, output)
     with Scratch(input=INPUT, output=OUTPUT, objects=_OBJECTS) as scratch:
 
-        def add_unit(unit: Unit) -> tuple[str, _Fault | None]:
-            return unit.id, _add_unit(scratch, unit, paths.get(unit.id), config)
+        def add_unit(item: tuple[Unit, str | None]) -> _Fault | None:
+            unit, path = item
+            return _add_unit(scratch, unit, path, config, result.fingerprint)
 
         def add_foreign(unit_id: str) -> _Fault | None:
             return _add_object(scratch, unit_id, paths[unit_id], None, 0)
 
         plan = planner.plan(config, output)
         result.left_out = plan.left_out
-        unit_faults = dict(storage.in_threads(add_unit, plan, threads))
-        result.units = len(unit_faults)
+        # What is left of the paths belongs to no unit.
+        units = ((unit, paths.pop(unit.id, None)) for unit in plan)
+        for fault in storage.in_threads(add_unit, units, threads):
+            result.units += 1
+            result.add_fault(fault)
         for unit in plan.damaged():
             result.damaged_input.add(0, 1, [str(unit.damaged)])
-        foreign_ids = sorted(paths.keys() - unit_faults.keys())
+        foreign_ids = sorted(paths)
         examples = [f"object {unit_id}: not a unit of this input" for unit_id in foreign_ids]
         result.foreign.add(0, len(foreign_ids), examples)
-        foreign_faults = storage.in_threads(add_foreign, foreign_ids, threads)
-        for fault in [*unit_faults.values(), *foreign_faults]:
-            if fault is not None:
-                finding: Finding = getattr(result, fault.finding)
-                finding.add(fault.documents, 1, [fault.message])
+        for fault in storage.in_threads(add_foreign, foreign_ids, threads):
+            result.add_fault(fault)
         _compare(result, scratch)
     return result
 
@@ -186,7 +193,9 @@ def _find_foreign_files(result: Verification, output: str) -> None:
             result.foreign.add(0, 1, [message])
 
 
-def _add_unit(scratch: Scratch, unit: Unit, path: str | None, config: RunConfig) -> _Fault | None:
+def _add_unit(
+    scratch: Scratch, unit: Unit, path: str | None, config: RunConfig, fingerprint: str
+) -> _Fault | None:
     """Add a unit's documents and the rows of its object.
 
     Args:
@@ -194,6 +203,7 @@ def _add_unit(scratch: Scratch, unit: Unit, path: str | None, config: RunConfig)
         unit: A unit of the input.
         path: Its object; None if it is not committed.
         config: The configuration.
+        fingerprint: Its fingerprint.
 
     Returns:
         What is wrong with the whole unit; None if nothing is.
@@ -211,7 +221,7 @@ def _add_unit(scratch: Scratch, unit: Unit, path: str | None, config: RunConfig)
     if path is None:
         message = f"unit {unit.id}: {len(documents)} documents"
         return _Fault("missing", len(documents), message)
-    return _add_object(scratch, unit.id, path, config, len(documents))
+    return _add_object(scratch, unit.id, path, fingerprint, len(documents))
 
 
 def add_documents(
@@ -258,7 +268,7 @@ def add_rows(scratch: Scratch, table: pa.Table, object: str) -> None:
 
 
 def _add_object(
-    scratch: Scratch, unit: str, path: str, config: RunConfig | None, documents: int
+    scratch: Scratch, unit: str, path: str, fingerprint: str | None, documents: int
 ) -> _Fault | None:
     """Add an object's rows.
 
@@ -266,14 +276,14 @@ def _add_object(
         scratch: The tables.
         unit: The id of the object's unit.
         path: The object.
-        config: The configuration, with which the object's summary is checked; None if the object
-            belongs to no unit of the input.
+        fingerprint: That of the configuration, with which the object's summary is checked; None if
+            the object belongs to no unit of the input.
         documents: The documents of the unit.
     """
     try:
         summary, table = writer.read_table("", unit, path=path)
-        if config is not None:
-            _check_summary(summary, unit, config, table)
+        if fingerprint is not None:
+            _check_summary(summary, unit, fingerprint, table)
             columns = str(table.schema.remove_metadata())
             scratch.add("objects", [{"path": path, "columns": columns}])
         add_rows(scratch, table, unit)
@@ -282,14 +292,14 @@ def _add_object(
     return None
 
 
-def _check_summary(summary: UnitSummary, unit: str, config: RunConfig, table: pa.Table) -> None:
+def _check_summary(summary: UnitSummary, unit: str, fingerprint: str, table: pa.Table) -> None:
     """Check that an object's summary describes its rows.
 
     Raises:
         Damaged: If it does not.
     """
     stated = (summary.unit, summary.fingerprint, summary.ok, summary.failed)
-    actual = (unit, config.fingerprint(), *writer.count_documents(table))
+    actual = (unit, fingerprint, *writer.count_documents(table))
     if stated != actual:
         raise Damaged(
             f"unit {unit}: its summary says (unit, fingerprint, ok, failed) = {stated}, but it is "

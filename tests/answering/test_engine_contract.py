@@ -14,7 +14,8 @@ from raypd.decoding.methods.autoregressive import autoregressive
 from raypd.decoding.program import Feed
 from raypd.decoding.sampling import GREEDY
 from raypd.decoding.text import Prompt
-from raypd.models.endpoint import EndpointEngine, byte_tokenizer
+from raypd.models.byte_prompt import byte_tokenizer
+from raypd.models.endpoint import EndpointEngine
 from raypd.models.endpoint_batch import BatchEngine
 from raypd.tasks.cascade import SecondProgram
 from raypd.testing.fake import FakeEngine, Program

@@ -15,10 +15,11 @@ from hypothesis import given, strategies as st
 from raypd.billing import bill as billing, book, energy
 from raypd.billing.bill import Bill, NodeTime, apportion, make, shared_seconds
 from raypd.billing.book import Book
-from raypd.billing.meter import Meter, Seconds, WorkerTime, coarser, joined, zero
+from raypd.billing.meter import Meter, Seconds, UsageChange, WorkerTime, coarser, joined, zero
 from raypd.decoding.counts import TokenCounts
 from raypd.run.records import encoded, from_json
 from raypd.run.unit import UnitSummary
+from raypd.run.unit_totals import SessionUnits, UnitTotals
 from raypd.run.usage import SECOND, GpuUse, UsageKey
 from tests.runs import extraction, run_config
 
@@ -44,6 +45,7 @@ def report(
         "prefill_tokens": 10 * documents,
         "seconds": sum(seconds.values()),
     }
+    changes = [UsageChange(sequence, {CATEGORY: counts})]
     return WorkerTime(
         worker,
         "n",
@@ -51,15 +53,18 @@ def report(
         heard,
         sequence=sequence,
         seconds=Seconds(**seconds),
-        categories={CATEGORY: counts},
+        changes=changes,
         method="hyper_parallel",
         ok=documents,
     )
 
 
 def numbered_report(worker: str, sequence: int) -> WorkerTime:
-    """A report whose contents follow from its number."""
-    return report(sequence, worker, documents=sequence, decode=sequence / 10)
+    """A report whose contents follow from its number; each one had another document."""
+    numbered = report(sequence, worker, documents=sequence, decode=sequence / 10)
+    usage = {CATEGORY: {**zero(), "documents": 1, "prefill_tokens": 10}}
+    changes = [UsageChange(number, usage) for number in range(1, sequence + 1)]
+    return replace(numbered, changes=changes)
 
 
 def unit(documents: int, seconds: float = 1.0) -> UnitSummary:
@@ -116,6 +121,62 @@ def test_a_ledger_that_is_killed_neither_loses_nor_doubles_what_was_written(even
     for worker, sequence in latest.items():
         ledger.take(numbered_report(worker, sequence))
     assert ledger.totals()["documents"] == sum(latest.values())
+    assert ledger.totals()["prefill_tokens"] == 10 * sum(latest.values())
+
+
+@given(st.lists(st.sampled_from(["commit", "report", "lost", "receipt lost", "write", "die"])))
+def test_usage_is_counted_once_whatever_becomes_of_reports_receipts_and_the_ledger(steps) -> None:
+    meter = Meter("n", clock=lambda: 100.0)
+    ledger = new_book()
+    file = ledger.bill(101.0)
+    tokens = 0
+    for number, step in enumerate([*steps, "report", "report"]):
+        if step == "commit":
+            meter.begin(f"u{number}")
+            meter.documents(f"u{number}", ["a"])
+            meter.tokens(f"u{number}", ["a"], TokenCounts(0, 0, 7, 1))
+            meter.commit(f"u{number}", meter.end(f"u{number}"), 1, 0)
+            tokens += 7
+        elif step == "write":
+            file = ledger.bill(101.0)
+            ledger.stored(file)
+        elif step == "die":
+            ledger = Book(from_json(Bill, json.loads(encoded(file)), "s.json"))
+        else:
+            sent = meter.report()
+            if step != "lost":
+                ledger.take(sent)
+            if step == "report":
+                meter.received(ledger.receipt(meter.id))
+    assert ledger.totals()["decode_tokens"] == tokens
+    assert ledger.bill(101.0).categories.get(CATEGORY, zero())["decode_tokens"] == tokens
+
+
+def test_a_report_has_only_the_usage_that_is_not_counted_yet() -> None:
+    meter = Meter("n")
+    ledger = new_book()
+
+    def commit(unit: str) -> None:
+        meter.begin(unit)
+        meter.documents(unit, ["a"])
+        meter.commit(unit, meter.end(unit), 1, 0)
+
+    commit("u")
+    first = meter.report()
+    assert [change.sequence for change in first.changes] == [0]
+    ledger.take(first)
+    meter.received(ledger.receipt(meter.id))
+    assert meter.report().changes == []
+    commit("v")
+    second = meter.report()
+    assert [change.usage[CATEGORY]["documents"] for change in second.changes] == [1]
+    # Without receipts, the oldest changes are joined and none is dropped.
+    for number in range(300):
+        commit(f"w{number}")
+        last = meter.report()
+    assert len(last.changes) <= 100
+    ledger.take(last)
+    assert ledger.usage[CATEGORY]["documents"] == 302
 
 
 def test_the_series_keeps_its_first_and_last_point_and_a_bounded_size() -> None:
@@ -143,7 +204,7 @@ def test_a_session_that_died_is_closed_when_the_run_is_summed(tmp_path) -> None:
     assert stored.totals["documents"] == 4
 
     # The report of the second unit never arrived.
-    cost = book.of_run(output, [unit(4), unit(6)])
+    cost = book.of_run(output, UnitTotals([unit(4), unit(6)]))
     assert cost is not None
     assert cost.usd == 0.1
     assert cost.documents == 10
@@ -180,7 +241,7 @@ def test_a_server_is_paid_for_every_token_even_if_the_attempt_or_the_session_fai
     assert usd_after(lambda: meter.commit("u", meter.end("u"), 1, 0)) == 2.0
 
     book.write(str(tmp_path), ledger.last)
-    cost = book.of_run(str(tmp_path), [unit(4)])
+    cost = book.of_run(str(tmp_path), UnitTotals([unit(4)]))
     assert cost is not None
     assert cost.parts["endpoint"] == 2.0
     assert book.bills(str(tmp_path))[0].usd == 2.0
@@ -237,7 +298,7 @@ def test_a_pipeline_pays_for_the_seconds_of_its_workers_only() -> None:
 
 def test_a_bill_counts_committed_units_whose_report_is_missing() -> None:
     bill = closed_bill("s", 7, 3.0)
-    units = [unit(7), unit(3)]
+    units = UnitTotals([unit(7), unit(3)]).all()
     assert book.reconcile(bill, units)
     assert bill.totals["documents"] == 10
     assert bill.categories[CATEGORY]["documents"] == 10
@@ -245,7 +306,7 @@ def test_a_bill_counts_committed_units_whose_report_is_missing() -> None:
     assert bill.methods["hyper_parallel"]["usd"] == bill.usd
     assert not book.reconcile(bill, units)
     # The bill of a retry keeps its money, while its documents are counted where the rows are.
-    assert book.reconcile(bill, [])
+    assert book.reconcile(bill, SessionUnits())
     assert bill.categories[CATEGORY] == {**zero(), "usd": bill.usd}
 
 
@@ -557,7 +618,7 @@ def test_the_seconds_of_a_unit_go_to_its_categories_in_proportion_to_their_token
     meter.lose("u")  # as the worker always does at the end
     report = meter.report()
     assert (report.ok, report.failed, report.seconds.lost) == (2, 1, 0)
-    assert report.categories[UsageKey("a")]["documents"] == 2
+    assert report.changes[-1].usage[UsageKey("a")]["documents"] == 2
     assert meter.end("w").categories == {}
 
 

@@ -18,7 +18,7 @@ from raypd.billing.bill import Bill
 from raypd.billing.book import Book
 from raypd.billing.meter import WorkerTime
 from raypd.cluster import ledger_actor
-from raypd.dataset import writer
+from raypd.dataset import summaries
 from raypd.report.status import Watch
 from raypd.run.usage import GpuUse
 from tests.faults.trial import Trial
@@ -190,10 +190,10 @@ def test_a_run_has_a_bill_that_adds_up(tmp_path) -> None:
     assert manifest["cost"]["usd"] == tree["usd"]
     assert manifest["decode_tokens"] == tree["totals"]["decode_tokens"]
     says(out, "cost:   $", "per 1,000 documents")
-    summaries = writer.summaries(str(tmp_path / "out"))
+    units = summaries.some(str(tmp_path / "out"), 100)
     workers = {worker["worker"] for worker in tree["workers"]}
-    assert {summary.worker for summary in summaries} == workers
-    for summary in summaries:
+    assert {summary.worker for summary in units} == workers
+    for summary in units:
         assert summary.busy_seconds > 0
         assert summary.began > tree["began"]
 

@@ -22,7 +22,7 @@ from raypd.cluster.ray_session import WorkerResources
 from raypd.cluster.worker import DecodeWorker, WorkerSpec
 from raypd.cluster.worker_pool import WorkerHandle, WorkerPool
 from raypd.config import ClusterConfig, RunConfig
-from raypd.dataset import writer
+from raypd.dataset import summaries, writer
 from raypd.dataset.planner import plan
 from raypd.decoding.counts import Finished, TokenCounts
 from raypd.errors import ModelError, RunError
@@ -30,6 +30,7 @@ from raypd.models.device import resolve_device
 from raypd.run import manifest, records, retry_policy
 from raypd.run.retry_policy import Attempt, AttemptRecord, UnitLog, attempts_path
 from raypd.run.unit import Unit
+from raypd.run.unit_totals import UnitTotals
 from raypd.tasks.base import Record
 from tests.cluster import fakes
 from tests.processes import LONG, wait_for
@@ -150,7 +151,7 @@ def test_truncated_documents_are_counted(begin, monkeypatch) -> None:
     monkeypatch.setattr(fakes, "Record", cut)
     run, worker, (unit,) = begin(["a", "long", "a", "twice long", "long"])
     assert worker.run_unit(unit).truncated == 3
-    units = writer.summaries(run.output.path)
+    units = UnitTotals(summaries.some(run.output.path, 100))
     assert manifest.make(run, run.output.path, 1, units, manifest.Unreadable(), None).truncated == 3
 
 
@@ -174,7 +175,7 @@ def test_the_reason_that_a_dying_worker_stores_contains_no_secret(
 ) -> None:
     run, worker, (unit,) = begin(["a"])
     broken = EngineBroken("GET https://me:Pa55word@hub.example/m?token=t0ken failed")
-    monkeypatch.setattr(worker, "run_unit", mock.Mock(side_effect=broken))
+    monkeypatch.setattr(worker, "_process", mock.Mock(side_effect=broken))
     monkeypatch.setattr("os._exit", sys.exit)
     with pytest.raises(SystemExit):
         worker.run(unit)
@@ -256,12 +257,13 @@ def test_a_cancelled_unit_is_handed_back(tmp_path: Path, begin) -> None:
         assert begun.result(LONG).handed_back
     assert writer.committed(run.output.path) == set()
     assert worker.meter.report().open == {}
-    assert worker.meter.report().categories == {}
+    assert worker.meter.report().changes == []
     (tmp_path / "out/go").touch()
     # What is left of the cancelled units in the engine does no harm and is billed as lost.
     assert worker.run(second).ok == 100
     report = worker.meter.report()
-    counts = [*report.categories.values(), *report.lost_categories.values()]
+    counts = [count for change in report.changes for count in change.usage.values()]
+    counts += report.lost_usage.values()
     assert sum(count["decode_tokens"] for count in counts) == 3 * sum(worker.parts.engine.fill)
 
 

@@ -18,6 +18,7 @@ from raypd.cluster import driver, worker_pool
 from raypd.cluster.document_stream import StreamedUnit
 from raypd.cluster.worker_pool import Assignment, WorkerHandle, WorkerPool
 from raypd.config import ClusterConfig
+from raypd.run import UnitLog, retry_policy
 from raypd.run.unit import Unit, UnitResult
 from tests.cluster import fakes, flat_memory
 from tests.processes import LONG, wait_for
@@ -88,8 +89,9 @@ def test_an_idle_worker_steals_a_unit_that_has_not_begun() -> None:
     assert calls(pool.workers[2]) == [["u2"]]
 
 
-def test_a_long_wait_of_an_engine_is_shown_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    pool = assigning(worker(BEGUN._replace(waiting="429: waiting 60 s")))
+def test_a_long_wait_of_an_engine_is_shown_once(tmp_path, monkeypatch) -> None:
+    spec = SimpleNamespace(output=str(tmp_path), session="s")
+    pool = assigning(worker(BEGUN._replace(waiting="429: waiting 60 s")), spec=spec)
     lines = list[str]()
     for name in ("_watch_nodes", "_assign", "_resize"):
         monkeypatch.setattr(pool, name, lambda: None)
@@ -154,6 +156,19 @@ def test_a_worker_whose_engine_waited_for_input_overlaps_more_units(
     assert busy.depth == depth
 
 
+def test_a_unit_that_waits_for_the_budget_is_counted_once_as_read_by_its_worker() -> None:
+    pool = assigning(busy := worker())
+    pool._returned.append(StreamedUnit(Unit("lost", ()), None, "its block was lost"))
+    pool.admit = lambda unit, beside: False
+    pool._assign()
+    pool._assign()
+    assert calls(busy) == [[]]
+    pool.admit = lambda unit, beside: True
+    pool._assign()
+    assert calls(busy) == [["lost"]]
+    assert pool.read_by_workers == {"its block was lost": 1}
+
+
 def test_an_idle_worker_steals_while_the_readers_are_late_and_says_how_long_it_waited(
     monkeypatch,
 ) -> None:
@@ -206,7 +221,8 @@ def test_a_draining_worker_hands_back_units_that_it_cannot_commit_in_time(
 def test_a_worker_killed_for_memory_is_lost_and_its_units_are_retried(tmp_path, monkeypatch):
     dead = worker(BEGUN)
     lines = []
-    pool = assigning(dead, say=lines.append, spec=SimpleNamespace(output=str(tmp_path)), wanted=1)
+    spec = SimpleNamespace(output=str(tmp_path), session="s")
+    pool = assigning(dead, say=lines.append, spec=spec, wanted=1)
 
     def get(ref):
         raise ray.exceptions.OutOfMemoryError(
@@ -227,6 +243,12 @@ def test_a_worker_killed_for_memory_is_lost_and_its_units_are_retried(tmp_path, 
     ]
     assert [streamed.unit.id for streamed in pool._returned] == ["u0"]
     assert pool.workers == []
+    # The next worker learns of the death from storage.
+    assert pool._attempted == retry_policy.attempted(str(tmp_path)) == {"u0"}
+    attempt, died = UnitLog(str(tmp_path), "s", "n", "another", lambda node: True).next("u0")
+    assert died
+    assert attempt is not None
+    assert (attempt.number, attempt.deaths) == (2, 1)
     # A preempted worker does not count as one that cannot start.
     for preempted, deaths in ((True, 0), (False, 1)):
         loading = WorkerHandle(Actor(), starting=object())

@@ -206,7 +206,7 @@ def test_every_request_has_its_line_in_one_of_the_two_files(tmp_path, generate) 
         assert fault.message.startswith(f"line {number}: ")
     assert broken["error"]["code"] == "invalid_json_line"
     for line, words, param in (
-        (schema, "minimum would not be held to", "response_format"),
+        (schema, "minimum cannot be enforced", "response_format"),
         (long, "too long", "messages"),
     ):
         fault = TypeAdapter(ErrorObject).validate_python(body(line)["error"], strict=True)
@@ -281,10 +281,10 @@ def test_an_answer_is_held_to_its_response_format(tmp_path, generate) -> None:
     fault = body(line)["error"]
     assert line["custom_id"] == "short"
     assert fault["param"] == "response_format"
-    assert re.search(r"its shortest answer takes \d+ tokens, 9 may be written", fault["message"])
+    assert re.search(r"its shortest answer has \d+ tokens, but only 9", fault["message"])
     source = write(tmp_path / "b.jsonl", draws[0], request("text"))
     (line,) = read(generate(source, "decoding.method=pasta", output="other") / "errors.jsonl")
-    assert "pasta cannot hold an answer to it" in body(line)["error"]["message"]
+    assert "pasta cannot restrict an answer to it" in body(line)["error"]["message"]
 
 
 CASES = Path(__file__).parent / "response_format.jsonl"
@@ -332,7 +332,7 @@ def test_an_answer_that_does_not_match_its_schema_is_an_error(
 
 ODD = held_to({"type": "object", "properties": {"a": {"type": "foo"}}})
 WRONG = [  # other keys of a line or of its body, the parameter that is named, and words
-    ({"url": "/v1/embeddings"}, "url", "/v1/chat/completions alone is"),
+    ({"url": "/v1/embeddings"}, "url", "only /v1/chat/completions is"),
     ({"method": "GET"}, "method", "expected POST"),
     ({"body": None}, "body", "valid dictionary"),
     ({"bodies": 1}, "bodies", "unknown key"),

@@ -601,7 +601,7 @@ def test_values_are_joined_with_their_labels_by_attribute(monkeypatch):
     row = {"id": "0", "category": "shoes", "record": json.dumps(record), "values": values}
     target = {"size": {"eu": "8"}, "Color": None, "Fit": "wide", "Sport": None, "Sole": None}
     gold = {"id": "0", "target": target, "accepted": {"size.eu": ["8", "7"]}}
-    monkeypatch.setattr(score, "read_answers", lambda run: {"0": [row], "1": []})
+    monkeypatch.setattr(score, "answers_for", lambda run, ids: ({"0": [row], "1": []}, 0))
     monkeypatch.setattr(score, "read_labels", lambda *_: {"0": gold})
     monkeypatch.setattr(score, "asked_attributes", lambda run: {"shoes": names})
     labelled = {value.attribute: value for value in labelled_values("run", "labels")}

@@ -20,7 +20,7 @@ WRITES = (
     "lease.json",
     "sessions/",
     "plan.json",
-    "attempts.json",
+    "summaries/",
     "units/",
     "ledger/",
     "manifest.json",

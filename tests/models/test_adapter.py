@@ -120,8 +120,8 @@ def refused(base: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     ("made_for", "reason"),
     [
         ({"model": {"hidden_size": 96, "intermediate_size": 128}}, "and the model needs"),
-        ({"model": {"num_hidden_layers": 3}}, "for which the model has no place"),
-        ({"model": {"num_hidden_layers": 1}}, "are not there"),
+        ({"model": {"num_hidden_layers": 3}}, "the model has nothing that corresponds"),
+        ({"model": {"num_hidden_layers": 1}}, "are missing"),
         (
             {"kind": "gpt_neox", "target_modules": ["query_key_value"]},
             "not found in the base model",

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, Mxfp4Config
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from raypd.config import ModelConfig
@@ -16,9 +16,11 @@ from raypd.decoding import native
 from raypd.decoding.quantized import Fp8Linear, Int8Linear
 from raypd.errors import ModelError
 from raypd.models import load
+from raypd.models.checkpoints import registry
 from raypd.models.checkpoints.format import CheckpointFormat
+from raypd.models.checkpoints.mxfp4 import MxFp4
 from raypd.models.checkpoints.registry import FORMATS, find_format
-from raypd.models.checkpoints.tensors import Tensors
+from raypd.models.checkpoints.tensors import Tensor, Tensors
 from raypd.models.load import check_model_config, load_model, quantization_notice
 from raypd.models.source import find_source, read_config
 from tests.tiny import save_tiny
@@ -338,9 +340,6 @@ def test_dequantized_weights_are_quantized_where_the_user_says_so(tmp_path: Path
 
 @torch.no_grad()
 def test_mxfp4_is_what_transformers_makes_of_it() -> None:
-    from raypd.models.checkpoints.mxfp4 import MxFp4
-    from raypd.models.checkpoints.tensors import Tensor
-
     generator = torch.Generator().manual_seed(0)
     blocks = torch.randint(256, (3, 8, 2, 16), dtype=torch.uint8, generator=generator)
     scales = torch.randint(120, 130, (3, 8, 2), dtype=torch.uint8, generator=generator)
@@ -357,12 +356,35 @@ def test_mxfp4_is_what_transformers_makes_of_it() -> None:
     assert experts.shape == expected.shape == (3, 64, 8)
 
 
+@torch.no_grad()
+def test_gpt_oss_in_mxfp4_is_what_transformers_makes_of_it(tmp_path: Path) -> None:
+    save_tiny(tmp_path, "gpt_oss", num_local_experts=4, num_experts_per_tok=2, sliding_window=16)
+    file = tmp_path / "model.safetensors"
+    tensors = load_file(file)
+    for name in list(tensors):
+        if not name.endswith(("experts.gate_up_proj", "experts.down_proj")):
+            continue
+        rows = tensors.pop(name).transpose(1, 2)  # [experts, outputs, inputs]
+        groups = rows.unflatten(2, (-1, 32))
+        exponents = (groups.abs().amax(3, keepdim=True) / 6).log2().ceil()
+        tensors[f"{name}_blocks"] = fp4(groups / 2**exponents)[0]
+        tensors[f"{name}_scales"] = (exponents[..., 0] + 127).to(torch.uint8)
+    save_file(tensors, file, metadata={"format": "pt"})
+    rewrite(tmp_path, quantization_config={"quant_method": "mxfp4"})
+    expected = AutoModelForCausalLM.from_pretrained(
+        tmp_path, quantization_config=Mxfp4Config(dequantize=True), dtype=torch.float32
+    )
+    logits = load_model(config_of(tmp_path)).model(TOKENS).logits
+    assert torch.allclose(logits, expected(TOKENS).logits, atol=1e-4)
+
+
 @pytest.mark.parametrize(
     ("settings", "reason"),
     [
         (AWQ | {"version": "gemv"}, "does not read version gemv"),
         (AWQ | {"bits": 3}, "does not read 3 bits"),
         (GPTQ | {"bits": 3}, "does not read 3 bits"),
+        (GPTQ | {"bits": 4, "dynamic": {"+:.*down.*": {"bits": 8}}}, "layers with other bits"),
         (GPTQ | {"bits": 4, "checkpoint_format": "marlin"}, "checkpoint_format marlin"),
         (compressed("marlin-24", **GROUPS), "does not read format marlin-24"),
         (compressed("pack-quantized", **(GROUPS | {"num_bits": 3})), "does not read 3 bits"),
@@ -394,6 +416,42 @@ def test_the_formats_that_are_read_are_named_where_one_is_not(tmp_path: Path) ->
         check_model_config(config_of(tmp_path))
     for kind in FORMATS:
         assert kind.name in str(error.value)
+
+
+class Halved(CheckpointFormat):
+    """A format of our own, which stores half of each weight."""
+
+    name = "Halved"
+    description = "half of each weight; doubled"
+
+    @classmethod
+    def matches(cls, settings: dict[str, Any]) -> bool:
+        return settings.get("quant_method") == "halved"
+
+    def plain_weights(self, tensors: Tensors) -> Tensors:
+        plain: Tensors = {}
+        for name, tensor in tensors.items():
+            weight = name.removesuffix(".half")
+            plain[weight] = self._doubled(tensor) if weight != name else tensor
+        return plain
+
+    def _doubled(self, half: Tensor) -> Tensor:
+        return Tensor(half.name, half.shape, torch.float32, lambda: 2 * half.read())
+
+
+@torch.no_grad()
+def test_a_new_format_is_one_class_and_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(registry, "FORMATS", (*FORMATS, Halved))
+    save_tiny(tmp_path)
+    logits = AutoModelForCausalLM.from_pretrained(tmp_path)(TOKENS).logits
+    tensors = load_file(tmp_path / "model.safetensors")
+    for name in [name for name in tensors if name.endswith("_proj.weight")]:
+        tensors[f"{name}.half"] = tensors.pop(name) / 2
+    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    rewrite(tmp_path, quantization_config={"quant_method": "halved"})
+    assert torch.equal(load_model(config_of(tmp_path)).model(TOKENS).logits, logits)
 
 
 @pytest.mark.parametrize("kind", FORMATS)

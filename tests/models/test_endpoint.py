@@ -32,8 +32,10 @@ from raypd.config import ModelConfig
 from raypd.decoding.program import Feed
 from raypd.errors import ConfigError
 from raypd.models import endpoint_batch
-from raypd.models.endpoint import EndpointEngine, NoAnswer, byte_tokenizer, is_answered
-from raypd.models.endpoint_batch import BatchEngine, _BatchRequest
+from raypd.models.byte_prompt import byte_tokenizer
+from raypd.models.chat_completion import NoAnswer, is_answered
+from raypd.models.endpoint import EndpointEngine
+from raypd.models.endpoint_batch import BatchEngine, BatchRequest
 from raypd.models.load import load_model
 from raypd.schema import Attribute, record_schema
 from raypd.tasks.base import Document
@@ -57,7 +59,7 @@ def slept(monkeypatch):
     """What the engine slept; its key is there."""
     monkeypatch.setenv("OPENAI_API_KEY", KEY)
     slept = []
-    monkeypatch.setattr("raypd.models.endpoint.time.sleep", slept.append)
+    monkeypatch.setattr("raypd.models.endpoint_client.time.sleep", slept.append)
     return slept
 
 
@@ -377,7 +379,7 @@ def test_a_completion_without_an_answer_is_an_error_that_is_paid(tmp_path, tree,
     assert reason in str(ended.error)
     assert ended.counts.decode_tokens == tree["usage"]["completion_tokens"]
     # The server works: such answers make no other request wait.
-    assert engine._failed_in_a_row == 0
+    assert engine.client.failures_in_a_row == 0
     assert not is_answered(tree)
 
 
@@ -486,10 +488,10 @@ def dripping():
     [
         (
             usage(prompt_tokens=10**27, completion_tokens=1),
-            "its usage says 1,000,000,000,000,000,000,000,",
+            "usage says that 1,000,000,000,000,000,000,000,",
         ),
         (usage(prompt_tokens=5, completion_tokens=-3), "-3 written"),
-        (usage(prompt_tokens=5, completion_tokens=513), "513 written; at most"),
+        (usage(prompt_tokens=5, completion_tokens=513), "513 written, but"),
         (usage(prompt_tokens="many"), "expected a chat completion"),
         (Reply(200, b"[" * 100_000), "expected a chat completion"),
         (written({"choices": []}), 'expected a chat completion, found {"choices": []}'),
@@ -500,19 +502,19 @@ def dripping():
         (lambda key: Reply(401, key.encode()), "401: Bearer (hidden)"),
         (lambda key: Reply(403, key[7:].encode()), "403: (hidden)"),
         (Reply(307, headers=ELSEWHERE), "redirects to http://other.example/v1"),
-        (Reply(429, headers={"Retry-After": "3600"}), "(it asks to wait 3,600 s)"),
+        (Reply(429, headers={"Retry-After": "3600"}), "asks to wait 3,600 s"),
         (
             Reply(429, headers={"Retry-After": "Fri, 31 Dec 9999 23:59:59 GMT"}),
-            "(it asks to wait 25",
+            "asks to wait 25",
         ),
         (Reply(200, BOMB, {"Content-Encoding": "gzip"}), "the answer has more than"),
         (
             Reply(200, dripping(), {"Content-Length": "1000"}),
-            "no whole answer in model.endpoint.timeout_seconds: 1",
+            "model.endpoint.timeout_seconds (1 s)",
         ),
         (
             Reply(200, headers={"X-Slow": "x" * 100}, pause=0.1),
-            "no whole answer in model.endpoint.timeout_seconds: 1",
+            "model.endpoint.timeout_seconds (1 s)",
         ),
     ],
 )
@@ -536,12 +538,12 @@ def test_many_failures_in_a_row_make_all_wait(tmp_path, slept):
     with server(lambda body, before: (503, {"error": "down"})) as (url, received):
         engine = EndpointEngine(configuration(tmp_path, url, retries=24), byte_tokenizer())
         with pytest.raises(RuntimeError, match="503"):
-            engine._reply(f"{url}/chat/completions", 1000, json={"n": 1})
+            engine.client.reply(f"{url}/chat/completions", 1000, json={"n": 1})
     assert len(received) == 25
     # The engine's own waits are at most ten minutes.
     assert max(slept) == 600.0
     # And after 20 in a row no request is sent for half a minute.
-    assert engine._next > time.monotonic() + 20
+    assert engine.client.next_turn > time.monotonic() + 20
 
 
 SHAPELESS = (200, {"choices": []})
@@ -573,9 +575,11 @@ def test_answers_that_are_the_servers_failure_count_and_refused_prompts_do_not(
             engine.submit((feed for feed in [Feed([65], [0])]), tag=n, sampling=None, seed=n)
         finished(engine)
     assert len(received) == 26
-    assert engine._failed_in_a_row == failures
-    assert (engine._next > time.monotonic() + 20) == (failures > 0)
-    assert ("20 requests failed in a row: no more for 30 s: " in engine.waiting) == (failures > 0)
+    assert engine.client.failures_in_a_row == failures
+    assert (engine.client.next_turn > time.monotonic() + 20) == (failures > 0)
+    assert ("20 requests failed in a row; all requests pause for 30 s: " in engine.waiting) == (
+        failures > 0
+    )
 
 
 def test_a_server_that_redirects_gets_no_document(tmp_path, key):
@@ -752,7 +756,7 @@ def test_an_answer_that_a_batch_withheld_is_paid_and_asked_again(tmp_path, vendo
     answers = json.dumps({"custom_id": line["custom_id"], "response": response})
     vendor.answered["b0"] = (answers, "")
     vendor.batches["b0"]["status"] = "completed"
-    first._look = 0.0
+    first._next_look = 0.0
     (ended,) = finished(first).values()
     assert isinstance(ended.error, NoAnswer)
     assert ended.counts.decode_tokens == 10
@@ -775,7 +779,7 @@ def test_what_an_engine_sent_before_it_was_killed_is_not_sent_again(tmp_path, ve
     assert len(vendor.batches) == 2
     assert len(vendor.files["f1"].splitlines()) == 1
     vendor.down = True
-    engine._look = 0.0
+    engine._next_look = 0.0
     # An outage does not end the batch.
     assert engine.step() == []
     assert engine.pending == 3
@@ -799,7 +803,7 @@ def test_nothing_is_paid_twice(tmp_path, vendor):
         engine.step()
     for batch in vendor.batches.values():
         batch["status"] = vendor.status = "completed"
-    engine._look = 0.0
+    engine._next_look = 0.0
     ended = finished(engine)
     assert [ended[tag].counts.decode_tokens for tag in range(5)] == [10, 0, 10, 0, 10]
     assert finished(asked(engine, ["0", "2"])).keys() == {0, 1}
@@ -828,9 +832,9 @@ def test_a_batch_that_ends_without_all_answers_fails_the_rest_alone(
 def test_a_batch_holds_no_more_than_the_server_takes(tmp_path, vendor, monkeypatch):
     engine = engine_with(vendor, tmp_path, [])
     started = time.process_time()
-    engine._collected = {str(n): [_BatchRequest(n, {"x": "x" * 2000}, "")] for n in range(8000)}
-    engine._reply = lambda url, most, **request: {"id": "a file, or a batch"}
-    engine._send_some()
+    engine._collected = {str(n): [BatchRequest(n, {"x": "x" * 2000}, "")] for n in range(8000)}
+    engine.client.reply = lambda url, max_bytes, **content: {"id": "a file, or a batch"}
+    engine._send_batch()
     assert time.process_time() - started < 3  # a copy of all for each line takes minutes
     monkeypatch.setattr(endpoint_batch, "MOST_REQUESTS", 2)
     engine = engine_with(vendor, tmp_path, [])
@@ -869,11 +873,11 @@ def test_a_file_of_many_megabytes_takes_as_long_as_its_bytes_come(tmp_path, vend
     with serving(
         lambda call: Reply(200, slowly([part] * 20), {"Content-Length": str(20 << 20)})
     ) as url:
-        assert len(engine._data(url, 1 << 30)) == 20 << 20
-    engine.endpoint = engine.endpoint.model_copy(update={"timeout_seconds": 30})
+        assert len(engine.client.data(url, 1 << 30)) == 20 << 20
+    engine.client.endpoint = engine.client.endpoint.model_copy(update={"timeout_seconds": 30})
     started = time.process_time()
     with serving(lambda call: Reply(200, part * 60)) as url:
-        assert len(engine._data(url, 1 << 30)) == 60 << 20
+        assert len(engine.client.data(url, 1 << 30)) == 60 << 20
     assert time.process_time() - started < 3  # a copy of all for each 16 kB takes seconds
 
 
@@ -882,11 +886,11 @@ def test_a_batch_whose_file_cannot_be_fetched_for_a_day_ends_as_error_rows(
 ):
     engine = engine_with(vendor, tmp_path, "0")
     monkeypatch.setattr(Vendor, "answers", lambda self, name: 1 / 0)
-    while not engine._silent:
+    while not engine._unreachable_since:
         engine.step()
     assert engine.pending == 1
-    monkeypatch.setattr(endpoint_batch, "_DAY", 0)
-    engine._look = 0.0
+    monkeypatch.setattr(endpoint_batch, "BATCH_SECONDS", 0)
+    engine._next_look = 0.0
     assert "/files/answers-of-b0/content" in str(finished(engine)[0].error)
 
 

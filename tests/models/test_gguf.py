@@ -1,6 +1,7 @@
 """GGUF files of disks, buckets and the Hub, read as the package of llama.cpp reads them."""
 
 import json
+import time
 from pathlib import Path
 
 import gguf
@@ -19,8 +20,10 @@ from raypd.errors import ModelError
 from raypd.models import model_end_tokens
 from raypd.models.gguf_file import choose_file
 from raypd.models.load import check_model_config, load_model, load_tokenizer, quantization_notice
-from raypd.models.source import find_source
+from raypd.models.source import _hub_files, find_source
 from tests.gguf_files import write_gguf
+from tests.models.test_load import hub_of, point_client
+from tests.servers import Reply, serving
 from tests.tiny import tiny_model, tiny_tokenizer
 
 TOKENS = torch.arange(3, 27)[None]
@@ -147,6 +150,38 @@ def test_a_file_of_a_bucket(tmp_path: Path, bucket: str) -> None:
 
 def test_a_repository_of_gguf_files_needs_a_type() -> None:
     assert "as in owner/tiny-GGUF:Q4_K_M" in refused("owner/tiny-GGUF")
+
+
+@torch.no_grad()
+def test_a_file_of_the_hub_is_fetched_by_its_type(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served = tmp_path / "served"
+    served.mkdir()
+    model = write_gguf(served / "tiny-Q8_0.gguf")
+    write_gguf(served / "tiny-Q4_0.gguf", quantization=Q4_0)
+    files = [
+        {"type": "file", "path": file.name, "size": file.stat().st_size, "oid": "0" * 40}
+        for file in served.iterdir()
+    ]
+
+    def answer(path: str) -> Reply:
+        if path.startswith("/api/models/owner/tiny/tree/main"):
+            return Reply(200, json.dumps(files).encode())
+        return hub_of(served, path)
+
+    with serving(lambda call: answer(call.path)) as address:
+        point_client(monkeypatch, address, tmp_path / "hub")
+        logits = load_model(config_of("owner/tiny:Q8_0")).model(TOKENS).logits
+        assert torch.allclose(logits, model(TOKENS).logits, atol=1e-4)
+        assert "there is no GGUF file of type Q6_K there" in refused("owner/tiny:Q6_K")
+        assert "is no model on the Hub" in refused("owner/absent:Q8_0")
+    fetched = [file.name for file in (tmp_path / "hub").rglob("*.gguf")]
+    assert fetched == ["tiny-Q8_0.gguf"]
+    # What was fetched is found without a network.
+    _hub_files.cache_clear()
+    monkeypatch.setattr(time, "sleep", lambda _: None)  # between the client's tries
+    load_model(config_of("owner/tiny:Q8_0"))
 
 
 @torch.no_grad()

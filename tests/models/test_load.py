@@ -251,6 +251,10 @@ def test_folders_that_hold_no_model(folder: Path, tmp_path: Path) -> None:
     assert "is a file" in refused(name=str(tmp_path / "config.json"))
     (tmp_path / "pytorch_model.bin").write_bytes(b"a pickle")
     assert "no model.safetensors; pickles (.bin) are not read" in refused(name=str(tmp_path))
+    (tmp_path / "model.fp16.safetensors").touch()
+    assert "rename model.fp16.safetensors to model.safetensors" in refused(name=str(tmp_path))
+    (tmp_path / "consolidated.safetensors").touch()
+    assert "has Mistral's own names" in refused(name=str(tmp_path))
     (tmp_path / "model.safetensors").write_bytes(b"no weights at all")
     (tmp_path / "config.json").write_text("{")
     assert "config.json cannot be read" in refused(name=str(tmp_path))
@@ -361,7 +365,7 @@ def test_a_model_of_the_hub(hub: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert torch.equal(loaded.model(TOKENS).logits, tiny_model("llama")(TOKENS).logits)
     assert loaded.name == "owner/tiny"
     assert "no revision 'nope' on the Hub" in refused(name="owner/tiny", revision="nope")
-    assert "is no model on the Hub" in refused(name="owner/absent")
+    assert "is not a model on the Hub" in refused(name="owner/absent")
     assert "accept its terms" in refused(name="owner/gated")
     assert "no adapter_config.json" in refused(name="owner/tiny", adapter="owner/tiny")
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)  # what is in the cache still loads

@@ -91,18 +91,26 @@ def test_heads_are_those_of_apars_table_6_or_what_is_asked_for(
         (
             "layers",
             1,
-            r"2 heads of 1 layers, for which heads\.0\.blocks\.1\.linear\.bias is None, .* has "
+            r"2 heads of 1 layers heads\.0\.blocks\.1\.linear\.bias has the shape None, .* has "
             r"\[64\]",
         ),
         (
             "heads",
             3,
-            r"3 heads of 2 layers, for which heads\.2\.blocks\.0\.linear\.bias is \[64\], .* has "
+            r"3 heads of 2 layers heads\.2\.blocks\.0\.linear\.bias has the shape \[64\], .* has "
             r"None",
         ),
-        ("hidden_size", 32, r"heads\.0\.blocks\.0\.linear\.bias is \[32\], .* has \[64\]"),
-        ("layers", None, r"config\.json does not tell the heads' shape: KeyError: 'layers'"),
-        ("layers", "two", r"config\.json does not tell the heads' shape: TypeError"),
+        (
+            "hidden_size",
+            32,
+            r"heads\.0\.blocks\.0\.linear\.bias has the shape \[32\], .* has \[64\]",
+        ),
+        (
+            "layers",
+            None,
+            r"config\.json does not describe the shape of the heads: KeyError: 'layers'",
+        ),
+        ("layers", "two", r"config\.json does not describe the shape of the heads: TypeError"),
         ("tree", [[0], [0, 0], [0, 0, 0]], "the tree is 3 deep and there are 2 Medusa heads"),
     ],
 )
@@ -130,7 +138,7 @@ def test_what_cannot_be_done_is_said_and_leaves_nothing(base, tmp_path):
             tmp_path / "x",
             "medusa",
         ),
-        ("exists already", base, base, "apar"),
+        ("already exists", base, base, "apar"),
         ("no folder", tmp_path / "nowhere", tmp_path / "x", "apar"),
     ):
         with pytest.raises(ModelError, match=words):

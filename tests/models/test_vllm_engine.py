@@ -208,7 +208,7 @@ def test_sampling_and_patterns_reach_vllm(engine):
     assert sampled.max_tokens == 97
     assert held.structured_outputs.json_object is True
     assert held.seed is None
-    with pytest.raises(ValueError, match="cannot hold this answer"):
+    with pytest.raises(ValueError, match="cannot restrict this answer"):
         submit(vllm, [1, 2, 3], stop=2, allowed_token_ids=lambda tokens: AllowedTokens([1]))
 
 

@@ -27,6 +27,7 @@ from raypd.billing import book
 from raypd.billing.bill import Bill
 from raypd.cli.main import app
 from raypd.config import Category, RunConfig
+from raypd.dataset import planner
 from raypd.dataset.reader import read_unit
 from raypd.errors import ConfigError, InputError, RunError
 from raypd.nights import changes, delta, nightly
@@ -677,7 +678,7 @@ def test_status_and_report_are_of_the_table_and_of_all_nights(tmp_path, write, r
     says(
         page.render(data.load(root)),
         ">4<",
-        ">3 ok<",
+        ">3 answered<",
         ">1 failed (25%)<",
         ">$0.30<",
         "; 5 extracted<",
@@ -934,3 +935,32 @@ def test_one_row_with_old_and_added_values_in_the_order_of_the_schema(
 def test_a_row_of_a_category_that_is_gone_stays() -> None:
     old = row({"a": "1"}, category="gone")
     assert join(old, None, config(A), Change()) == old
+
+
+def test_a_night_with_nothing_new_costs_a_listing_and_others_look_into_new_files_alone(
+    run, write, monkeypatch
+) -> None:
+    config = run()
+    write("a.parquet", {"1": "one", "2": "two"})
+    write("b.parquet", {"3": "three"})
+    night(config)
+    looked = []
+    inspect = planner.inspect
+
+    def recorded(item, *arguments):
+        looked.append(item.name)
+        return inspect(item, *arguments)
+
+    with monkeypatch.context() as patched:
+        # Neither the plan nor the index is read.
+        patched.setattr(planner, "plan", None)
+        patched.setattr(changes, "read_input", None)
+        assert night(config).nothing_new is True
+    monkeypatch.setattr(planner, "inspect", recorded)
+    write("c.parquet", {"4": "four"})
+    assert after(config) == {"1": "one", "2": "two", "3": "three", "4": "four"}
+    assert looked == ["c.parquet"]
+    write("b.parquet", {"3": "other"})
+    assert after(config)["3"] == "other"
+    # These two share a unit.
+    assert sorted(looked[1:]) == ["a.parquet", "b.parquet"]

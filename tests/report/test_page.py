@@ -269,7 +269,7 @@ def run(tmp_path: Path, config) -> RunConfig:
         for own in found
     ]
     assert writer.replace_rows(
-        path, with_values(table, "values", spans), summary, storage.version(path)
+        made.output.path, path, with_values(table, "values", spans), summary, storage.version(path)
     )
     return made
 

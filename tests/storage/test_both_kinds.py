@@ -53,15 +53,16 @@ def test_put_read_replace_and_delete(root: str) -> None:
     assert not storage.exists(path)
     with pytest.raises(FileNotFoundError):
         storage.read(path)
-    assert [storage.put_new(path, text) for text in (b"first", b"second")] == [True, False]
+    stamp = storage.put_new(path, b"first")
+    item = next(storage.find(path))
+    assert item.stamp == stamp
+    assert storage.put_new(path, b"second") is None
     assert storage.read(path) == b"first"
     before = storage.version(path)
     conditional = ((path, b"third"), (path, b"fourth"), (storage.join(root, "other"), b""))
-    assert [storage.put_if(where, text, before) for where, text in conditional] == [
-        True,
-        False,
-        False,
-    ]
+    stamps = [storage.put_if(where, text, before) for where, text in conditional]
+    item = next(storage.find(path))
+    assert stamps == [item.stamp, None, None]
     assert storage.read(path) == b"third"
     storage.put(path, b"")
     assert storage.read(path) == b""
@@ -81,8 +82,8 @@ def test_of_many_writers_at_once_one_wins(root: str) -> None:
     for _ in range(2):
         with ThreadPoolExecutor(6) as pool:
             won = list(pool.map(write, texts))
-        assert won.count(True) == 1
-        assert storage.read(path) == texts[won.index(True)]
+        (winner,) = [i for i, stamp in enumerate(won) if stamp is not None]
+        assert storage.read(path) == texts[winner]
         write = partial(storage.put_if, path, version=storage.version(path))
         texts = [2 * text for text in texts]
 

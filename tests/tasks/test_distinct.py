@@ -17,7 +17,8 @@ from raypd.tasks import build_task
 from raypd.tasks.base import Document, Record, Request
 from raypd.tasks.columns import columns_of, record_row, typed_row
 from raypd.tasks.distinct import Distinct, gives_the_same
-from raypd.tasks.extraction import _Body
+from raypd.tasks.extraction_answer import ValueSource
+from raypd.tasks.extraction_prompt import DocumentText
 from raypd.tasks.values import CheckedValue, span_of
 from raypd.tasks.windows import merged, windows
 from tests.runs import answer, run_config
@@ -218,9 +219,9 @@ def test_a_long_document_is_answered_window_by_window() -> None:
     assert {value["window"] for value in short["values"]} == {None}
     assert long["truncated"] is False
     alone = make()  # each window is answered as it is alone
-    parts = windows(f"title: {text}", alone._encode, 400)
+    parts = windows(f"title: {text}", alone.prompts.encode, 400)
     assert len(parts) > 4
-    alone._bodies = lambda one, category: [_Body(one, *parts[one.index][1:])]
+    alone.prompts.texts_of = lambda one, category: [DocumentText(one, *parts[one.index][1:])]
     single = answers(alone, [document(number) for number in range(len(parts))])
     for value in long["values"]:
         (own,) = (
@@ -236,13 +237,12 @@ def test_the_span_of_a_value_counts_from_the_beginning_of_the_document() -> None
     task = make(task={"too_long": "windows", "max_document_tokens": 60})
     text = "A tin. " * 15 + "\f" + "A tin. " * 15 + "The tea is Oolong of spring. " + "A tin. " * 30
     asked = document(0, text, "tea")
-    category = task._categories["tea"]
-    bodies = task._bodies(asked, category)
+    category = task.prompts.categories["tea"]
+    bodies = task.prompts.texts_of(asked, category)
     window = next(number for number, body in enumerate(bodies) if "Oolong" in body.text)
     assert window > 0
-    record = task._record(
-        category, [(bodies[window], window, (CheckedValue("ok", "Oolong", ""), 0.9))]
-    )
+    rated = (CheckedValue("ok", "Oolong", ""), 0.9)
+    record = task.answers.record(category, [ValueSource(bodies[window], window, rated)])
     (value,) = record.columns["values"]
     assert f"title: {text}"[value["span"]["begin"] : value["span"]["end"]] == "Oolong"
     assert value["window"] == window

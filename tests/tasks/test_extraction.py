@@ -19,7 +19,7 @@ from raypd.schema import Attribute
 from raypd.tasks import build_task
 from raypd.tasks.base import Document, Request
 from raypd.tasks.columns import EXTRACTION
-from raypd.tasks.extraction import shortest_keys
+from raypd.tasks.extraction_prompt import shortest_keys
 from raypd.tasks.values import check
 from tests.decoding.drivers import changed
 from tests.decoding.reference import plain_output
@@ -267,7 +267,7 @@ def test_guided_values_stand_in_one_json_text(k_max):
         changed(r.program, lambda feed, _, row=row: heard(row, feed))
         for row, r in enumerate(requests)
     )
-    slot = Slot(0, task._categories["shoes"].grammars[-1])
+    slot = Slot(0, task.prompts.categories["shoes"].grammars[-1])
     statuses = set()
     for request, values in zip(requests, runner.run(programs), strict=True):
         (record,) = request.finish(values)
@@ -314,9 +314,9 @@ def test_autoregressive_answers_are_parsed_where_they_can_be():
     logprobs = [-0.1] * len(tokens)
     at = text.encode().index(b"42")
     logprobs[at : at + 2] = [-2.0, -4.0]
-    decode = task._text
+    decode = task.answers.decode
     decoded = []
-    task._text = lambda ids: decode(decoded.append(len(ids)) or ids)
+    task.answers.decode = lambda ids: decode(decoded.append(len(ids)) or ids)
     (record,) = request.finish(Continuation(tokens, logprobs, True))
     assert decoded == [len(tokens)]  # once: the time of a long answer does not grow with its square
     brand, size, _, color = record.columns["values"]

@@ -19,7 +19,7 @@ from raypd.models.medusa_heads import save_heads
 from raypd.models.vocabulary import token_bytes
 from raypd.tasks import build_task
 from raypd.tasks.base import Document, Record, Request
-from raypd.tasks.generation import StopStrings
+from raypd.tasks.stop_strings import StopStrings
 from tests.decoding.drivers import steered
 from tests.runs import answer, decoding_section, run_config
 from tests.tasks.test_extraction import CONTEXT, prompt_text

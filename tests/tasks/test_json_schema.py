@@ -180,9 +180,9 @@ def test_optional_members_come_in_every_combination() -> None:
 @pytest.mark.parametrize(
     ("schema", "words"),
     [
-        (of(a={"minimum": 3}), "minimum would not be held to"),
-        (of(a={"not": {"const": 1}}), "not would not be held to"),
-        (of(a={"uniqueItems": True}), "uniqueItems would not be held to"),
+        (of(a={"minimum": 3}), "minimum cannot be enforced"),
+        (of(a={"not": {"const": 1}}), "not cannot be enforced"),
+        (of(a={"uniqueItems": True}), "uniqueItems cannot be enforced"),
         (of(a={"$ref": "#/$defs/b"}), r"\$ref: #/\$defs/b is not in the schema"),
         (of(a={"$ref": "#"}), "# holds itself"),
         (of(a={"oneOf": [TEXT, {"type": "string"}]}), "oneOf: a value may be valid under two"),

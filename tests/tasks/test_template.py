@@ -220,7 +220,7 @@ def test_the_most_alike_that_fit_stand_before_the_document_and_never_itself(made
     _, rest = prompt(task, tokenizer, "Berg Road boots")
     assert rest.index("Berg Road shoe") > rest.index("Acme")
     config, task, tokenizer = made(count=3, nearest=True)
-    fixed = 4096 - task._remaining_tokens(task._categories["shoes"])
+    fixed = 4096 - task.prompts.remaining_tokens(task.prompts.categories["shoes"])
     room = 2 * len(tokenizer(SHOWN[2])["input_ids"]) + 20  # half of it holds one example
     _, rest = prompt(ExtractionTask(config, tokenizer, fixed + room), tokenizer, "Acme Trail 42")
     assert rest.startswith(SHOWN[2] + "<document>\nAcme Trail 42\n")

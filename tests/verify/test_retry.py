@@ -295,7 +295,7 @@ def test_what_somebody_else_changes_at_the_same_moment_is_kept(run, monkeypatch)
                 for answer in found[1]["category"].to_pylist()
             ]
             changed = with_values(found[1], "category", answers)
-            assert commit.replace_rows(path, changed, found[0], storage.version(path))
+            assert commit.replace_rows(output, path, changed, found[0], storage.version(path))
         return found
 
     monkeypatch.setattr(commit, "read_table", interfere)
@@ -359,7 +359,7 @@ def test_what_cannot_be_read_any_more_is_left_out_of_a_retry_and_not_taken_apart
     unit = next(iter(planner.plan(run)))
     several = replace(unit, parts=[*unit.parts, *unit.parts])
     session = driver.DriverSession(
-        run, run.output.path, planner.plan(run), set(), Mock(), False, build
+        run, run.output.path, planner.plan(run), set(), 0, Mock(), False, build
     )
     for chosen in (several, several.subset([1])):
         session._take(chosen, UnitResult(error="it is gone", unreadable=True))

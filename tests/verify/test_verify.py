@@ -22,11 +22,11 @@ from raypd.config import RunConfig
 from raypd.dataset import planner, writer
 from raypd.errors import ConfigError, RunError
 from raypd.run import retry_policy
+from raypd.run.failure_reasons import normalize, of_input
 from raypd.run.load import load_run
 from raypd.tasks.base import Document, Record
 from raypd.tasks.columns import QUESTION_ANSWERING
 from raypd.verify import dead_letters, export, findings
-from raypd.verify.dead_letters import normalize, of_input
 from raypd.verify.verification import Verification, verify
 from tests.faults.apart import apart, mount
 from tests.processes import ended, start

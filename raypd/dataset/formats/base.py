@@ -75,6 +75,8 @@ class Format(ABC):
     compressible: ClassVar[bool] = True
     # Whether all rows of a file have the same columns.
     has_schema: ClassVar[bool] = True
+    # Whether a file can be entered at groups of rows, so that passing over many rows is a waste.
+    enters_groups: ClassVar[bool] = False
     # Whether each file is one document with the columns `id` and `text`.
     is_document: ClassVar[bool] = False
 
@@ -115,6 +117,25 @@ class Format(ABC):
                 fields = row.read_fields()
             yield fields
 
+    def can_enter(self, part: Part) -> bool:
+        """Return whether a file can be read from the beginning of a part on without reading what
+        is before it.
+        """
+        return False
+
+    def counts_rows(self, part: Part) -> bool:
+        """Return whether the range of a part counts rows, and not bytes."""
+        return False
+
+    def may_have(self, part: Part, offset: int) -> bool:
+        """Return whether a part may have the row of this `SourceRow.offset`.
+
+        Args:
+            part: A planned part.
+            offset: The row, of the same file.
+        """
+        return part.start <= offset < part.end
+
     def cut(self, part: Part, source: InputConfig, pieces: int) -> list[Part]:
         """Cut a planned part into smaller ones with the same documents and bytes in total.
 
@@ -133,6 +154,9 @@ class _AllColumns(Container[str | None]):
 
 class RowFormat(Format):
     """A format whose parts are ranges of row numbers."""
+
+    def counts_rows(self, part: Part) -> bool:
+        return True
 
     @abstractmethod
     def count(self, part: Part, config: RunConfig) -> tuple[RowGroups, SeenColumns]:

@@ -63,6 +63,9 @@ class Csv(Format):
         for record in records:
             yield dict(zip(names, record.fields, strict=False))
 
+    def can_enter(self, part: Part) -> bool:
+        return part.compression is None
+
     def cut(self, part: Part, source: InputConfig, pieces: int) -> list[Part]:
         if not delimited.can_seek(part, source):
             # Each piece would have to read the file from its beginning.

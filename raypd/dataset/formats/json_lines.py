@@ -90,6 +90,16 @@ class JsonLines(Format):
                     continue
                 yield row if isinstance(row, dict) else {}
 
+    def can_enter(self, part: Part) -> bool:
+        return part.compression is None
+
+    def counts_rows(self, part: Part) -> bool:
+        return part.compression is not None
+
+    def may_have(self, part: Part, offset: int) -> bool:
+        # A compressed file is cut by lines, and its rows are known by their bytes.
+        return part.compression is not None or super().may_have(part, offset)
+
     def cut(self, part: Part, source: InputConfig, pieces: int) -> list[Part]:
         if part.compression is not None:
             return super().cut(part, source, pieces)

@@ -25,6 +25,7 @@ class Parquet(RowFormat):
     endings = (".parquet",)
     title = "Parquet"
     compressible = False
+    enters_groups = True
 
     def count(self, part: Part, config: RunConfig) -> tuple[RowGroups, SeenColumns]:
         with storage.open_file(part.path, part.version, part.size) as file:

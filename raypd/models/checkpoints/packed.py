@@ -97,6 +97,9 @@ class Gptq(_PackedFormat):
         return settings.get("quant_method") == "gptq"
 
     def refusal(self) -> str | None:
+        overrides = self.settings.get("dynamic") or {}
+        if any("bits" in of_layers for of_layers in overrides.values()):
+            return "raypd does not read layers with other bits (dynamic)"
         if self.bits not in (2, 4, 8):
             return f"raypd does not read {self.bits} bits"
         layout = self.settings.get("checkpoint_format", "gptq")

@@ -1,0 +1,90 @@
+"""Why documents failed: reasons in the words of the rows, and kinds of reasons that can be counted.
+
+Reasons that differ only in numbers and locations are of one kind.
+"""
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import raypd.run.read as read
+
+# Kinds of reasons that a unit's summary counts; further ones are counted together.
+_MAX_KINDS = 50
+OTHER = "(other reasons)"
+
+
+@dataclass
+class FailureReason:
+    """A kind of reason, and the documents of a unit that failed for it.
+
+    A document that failed for several kinds of reasons is counted by each.
+    """
+
+    reason: str
+    documents: int = 0
+    can_change: bool = True  # whether a retry may help
+
+
+@dataclass
+class FailureCounts:
+    """The failed documents of a unit by kind of reason."""
+
+    reasons: list[FailureReason]
+    retriable: int  # documents that a retry may help
+
+
+def count(rows: Iterable[Mapping[str, Any]]) -> FailureCounts:
+    """Count the failed documents of a unit by kind of reason.
+
+    Args:
+        rows: Error rows with the columns source, row and error.
+    """
+    kinds: dict[str, FailureReason] = {}
+    retriable = 0
+    for document_rows in read.by_document(rows).values():
+        retriable += any(not of_input(row["source"], row["error"]) for row in document_rows)
+        changes: dict[str, bool] = {}
+        for row in document_rows:
+            kind = normalize(row["source"], row["error"])
+            can_change = not of_input(row["source"], row["error"])
+            if kind not in kinds and len(kinds) >= _MAX_KINDS:
+                kind = OTHER
+                can_change = True
+            changes.setdefault(kind, can_change)
+        for kind, can_change in changes.items():
+            kinds.setdefault(kind, FailureReason(kind, can_change=can_change)).documents += 1
+    return FailureCounts(list(kinds.values()), retriable)
+
+
+def of_input(source: str, reason: str | None) -> bool:
+    """Return whether the input caused a failure, so that a retry cannot help.
+
+    Such reasons start with the location in the input (`name:13: `).
+    """
+    return _location(source).match(reason or "") is not None
+
+
+@lru_cache(maxsize=64)
+def _location(source: str) -> re.Pattern[str]:
+    """Return a pattern of the locations within a source, as reasons start with them."""
+    return re.compile("^" + re.escape(source) + r"(?:(?::|, line |, row |, byte )\d+)?: ")
+
+
+def normalize(source: str, reason: str | None) -> str:
+    """Remove the location, the numbers and the addresses of a reason, so that similar ones are
+    equal.
+
+    >>> normalize("a.jsonl", "a.jsonl:13: not JSON: Expecting ',' delimiter: line 1 column 30 (char
+        29)")
+    "not JSON: Expecting ',' delimiter: line N column N (char N)"
+    """
+    text = _location(source).sub("", (reason or "").strip())
+    lines = [line for line in text.splitlines() if line.strip()] or ["no reason"]
+    line = lines[0]
+    if text.startswith("Traceback"):
+        line = lines[-1]
+    line = re.sub(r"0x[0-9a-fA-F]+|\b[0-9a-f]{12,}\b", "X", line)
+    return re.sub(r"(UTF-\d+)|\d+(?:[.,]\d+)*", lambda match: match[1] or "N", line)[:300]

@@ -1,0 +1,64 @@
+"""The ledger of a run with very many workers, and the driver of one with very many units."""
+
+from types import SimpleNamespace
+from unittest.mock import Mock
+
+import psutil
+import pytest
+
+from raypd.cluster.driver import DriverSession
+from raypd.dataset import CommittedUnits
+from raypd.run import Commit, UnitResult, UnitSummary, UsageKey
+from tests.cluster.many_reports import UNIT_DOCUMENTS, simulate
+from tests.runs import run_config
+
+
+def test_no_usage_is_lost_between_workers_and_the_bill(tmp_path):
+    found = simulate(tmp_path, workers=24, categories=30, seconds=23)
+    assert found["documents"] == found["category_documents"]
+    assert found["documents"] >= 24 * 2 * UNIT_DOCUMENTS
+
+
+@pytest.mark.slow
+@pytest.mark.idle
+def test_1024_workers_with_300_categories_take_less_than_a_quarter_of_a_core(tmp_path):
+    found = simulate(tmp_path, workers=1024, categories=300, seconds=30)
+    assert found["share_of_a_core"] < 0.25
+    assert found["documents"] == found["category_documents"]
+    assert found["bill_bytes"] < 4 << 20
+
+
+@pytest.mark.slow
+def test_the_driver_takes_200_000_units_in_flat_memory(tmp_path):
+    config = run_config(folder=tmp_path)
+    planned = SimpleNamespace(units=200_000, documents=200_000 * UNIT_DOCUMENTS, exact=True)
+    session = DriverSession(
+        config, str(tmp_path), planned, CommittedUnits(str(tmp_path)), 0, Mock(), False, Mock()
+    )
+    sizes = []
+    for number in range(planned.units):
+        name = f"part-{number:09d}-000000000000-4b6c17f53d29bac4"
+        usage = {"prefill_tokens": 25_600, "shared_tokens": 0, "decode_tokens": 10_240}
+        counts = {**usage, "documents": UNIT_DOCUMENTS, "seconds": 9.5}
+        summary = UnitSummary(
+            name,
+            "f" * 12,
+            f"s-{number // 100_000}",
+            "a.parquet",
+            number,
+            UNIT_DOCUMENTS,
+            UNIT_DOCUMENTS,
+            0,
+            9.5,
+            counts=usage,
+            categories={UsageKey(f"category-{number % 300}"): counts},
+        )
+        commit = Commit(summary, f"{name}.parquet", f"stamp-{number}")
+        session._take(Mock(), UnitResult(ok=UNIT_DOCUMENTS, commit=commit))
+        if number % 50_000 == 49_999:
+            sizes.append(psutil.Process().memory_info().rss >> 20)
+    session.summaries.flush()
+    assert session.done_units == planned.units
+    assert len(list((tmp_path / "summaries").iterdir())) == 20
+    # After the first fifty thousand, megabytes.
+    assert sizes[-1] - sizes[0] < 40, sizes
