@@ -618,6 +618,14 @@ def schema_suggest(
             raise ConfigError(refusal)
 
 
+@_model_app.command("list")
+def list_models() -> None:
+    """Print the families of models, which of them have fast layers, and which can be trained."""
+    from raypd.models import families_table
+
+    print(families_table())
+
+
 @_model_app.command("add-tokens")
 def add_tokens(
     model: o.BaseModel, output: o.NewModel, method: o.ForMethods, seed: o.Seed = 0

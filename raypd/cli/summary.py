@@ -81,7 +81,10 @@ def _print_totals(manifest: Manifest, console: Console) -> None:
     )
     if manifest.truncated:
         truncated = counted(manifest.truncated, "document")
-        console.print(f"cut to fit the model's context: {truncated} (column `truncated`)")
+        console.print(
+            f"cut to fit the model's context: {truncated} (column `truncated`; "
+            "task.long_documents says what else becomes of them)"
+        )
     if manifest.units_unreadable:
         units = counted(manifest.units_unreadable, "unit")
         console.print(

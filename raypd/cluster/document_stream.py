@@ -17,13 +17,13 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import ray
 
 from raypd.cluster.ray_private import DatasetShare
 from raypd.cluster.ray_session import WorkerResources
-from raypd.cluster.unit_block import STREAM_FAILED, STREAM_STALLED, UnitBlock
+from raypd.cluster.unit_block import BLOCK_LOST, STREAM_FAILED, STREAM_STALLED, UnitBlock
 from raypd.config import ClusterConfig, RunConfig
 from raypd.run import ReadingRecord, Unit
 from raypd.text import counted, number
@@ -118,6 +118,7 @@ class DocumentStream:
         self._ready: deque[StreamedUnit] = deque()  # units that can be taken
         self._taken_units = 0  # units in blocks that were taken from a pass
         self._share = DatasetShare(0.0, 0.0)
+        self._nodes: set[str] = set()  # that are alive
         self._share_taken = -math.inf
         # Passes whose blocks have all arrived; their executions are about to end by themselves.
         self._ending: list[ReadPass] = []
@@ -147,10 +148,21 @@ class DocumentStream:
             if self._pass is None and not self._begin_pass():
                 return StreamedUnit(self._next_unread())
             if self._pass is not None and not self._advance(self._pass):
-                if waiting and time.monotonic() - self._moved > _STALL_SECONDS:
+                if waiting and self._is_stalled():
                     return self._late_unit(self._pass)
                 return None
-        return self._ready.popleft()
+        return self.checked(self._ready.popleft())
+
+    def checked(self, streamed: StreamedUnit) -> StreamedUnit:
+        """Return a unit without its block if the block was lost with its node.
+
+        A worker would wait for such a block until Ray has given up to make it again.
+        """
+        self._current_share()
+        block = streamed.block
+        if block is None or not block.node or block.node in self._nodes:
+            return streamed
+        return StreamedUnit(streamed.unit, None, BLOCK_LOST)
 
     def progress(self) -> StreamProgress:
         """Return how far the stream is."""
@@ -160,6 +172,13 @@ class DocumentStream:
             progress.waiting += self._pass.waiting_units
             progress.waiting_bytes += self._pass.waiting_bytes
         return progress
+
+    def _is_stalled(self) -> bool:
+        """Return whether a worker had better read the next unit itself."""
+        if time.monotonic() - self._moved > _STALL_SECONDS:
+            return True
+        # The node of the readers may be gone.
+        return self._current_share().cpus < 1
 
     def _next_unread(self) -> Unit:
         if self._unread:
@@ -222,7 +241,8 @@ class DocumentStream:
                 current.late_units -= 1
                 continue
             current.units.popleft()
-            self._ready.append(StreamedUnit(unit, UnitBlock(block.reference, index)))
+            unit_block = UnitBlock(block.reference, index, block.node)
+            self._ready.append(StreamedUnit(unit, unit_block))
         if current.is_read and not current.waiting_units:
             self._ending.append(current)
             self._pass = None
@@ -254,7 +274,9 @@ class DocumentStream:
         """Return what the readers may take of the cluster now."""
         if time.monotonic() - self._share_taken > _SHARE_SECONDS:
             self._share_taken = time.monotonic()
-            free = free_share(self._resources, self.config.cluster)
+            nodes = [node for node in ray.nodes() if node["Alive"]]
+            self._nodes = {node["NodeID"] for node in nodes}
+            free = free_share(nodes, self._resources, self.config.cluster)
             self._share = DatasetShare(
                 min(free.cpus, float(self._max_readers)),
                 # A half of the bytes is for blocks that Ray Data still holds.
@@ -279,14 +301,14 @@ class DocumentStream:
         ended.close()
 
 
-def free_share(resources: WorkerResources, cluster: ClusterConfig) -> DatasetShare:
-    """Return the CPUs that workers leave free, and the bytes of all object stores."""
+def free_share(
+    nodes: Iterable[dict[str, Any]], resources: WorkerResources, cluster: ClusterConfig
+) -> DatasetShare:
+    """Return the CPUs that workers leave free on nodes, and the bytes of their object stores."""
     slots = 0
     cpus = 0.0
     store_bytes = 0.0
-    for node in ray.nodes():
-        if not node["Alive"]:
-            continue
+    for node in nodes:
         node_cpus = node["Resources"].get("CPU", 0.0)
         node_slots = node_cpus / resources.cpus
         if resources.gpus:

@@ -8,7 +8,7 @@ import threading
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -68,6 +68,7 @@ class ReadBlock:
     units: list[Unit]
     bytes: int
     seconds: float  # that reading took
+    node: str  # where it was read; "" if unknown
 
 
 class ReadPass:
@@ -140,11 +141,13 @@ class ReadPass:
     def _collect(self) -> None:
         try:
             for reference, metadata in self._execution.blocks():
-                seconds = 0.0
-                if metadata.exec_stats is not None:
-                    seconds = metadata.exec_stats.wall_time_s or 0.0
                 units = self._expected_blocks.popleft()
-                self._add(ReadBlock(reference, units, metadata.size_bytes or 0, seconds))
+                block = ReadBlock(reference, units, metadata.size_bytes or 0, 0.0, "")
+                statistics = metadata.exec_stats
+                if statistics is not None:
+                    seconds = statistics.wall_time_s or 0.0
+                    block = replace(block, seconds=seconds, node=statistics.node_id or "")
+                self._add(block)
                 if self._closed:
                     return
         except Exception as error:

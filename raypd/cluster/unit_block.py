@@ -14,7 +14,7 @@ from raypd.dataset import read_unit
 from raypd.run import Unit
 from raypd.tasks import Document
 
-_FETCH_SECONDS = 60.0  # to wait for a block in a worker
+_FETCH_SECONDS = 30.0  # to wait for a block in a worker
 
 # Why a worker reads a unit itself, as the user reads it after "because".
 READING_FAILED = "reading ahead failed"
@@ -29,6 +29,7 @@ class UnitBlock:
 
     reference: Any  # to the block
     index: int  # of the unit in the block
+    node: str = ""  # where the block was made; "" if unknown
 
 
 def read_block(units: Sequence[Unit], config: RunConfig) -> pa.Table:

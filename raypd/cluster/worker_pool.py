@@ -352,25 +352,27 @@ class WorkerPool:
             is_idle: Whether the worker that gets the unit has no other one.
         """
         if self._returned:
-            return self._returned.popleft()
+            streamed = self._returned.popleft()
+            if self._stream is None:
+                return streamed
+            return self._stream.checked(streamed)
         if self._exhausted:
             return None
         try:
             if self._stream is None:
                 return StreamedUnit(next(self._source))
-            streamed = self._stream.next(waiting=is_idle)
+            return self._stream.next(waiting=is_idle)
         except StopIteration:
             self._exhausted = True
             return None
-        if streamed is not None and streamed.why_not:
-            self.read_by_workers[streamed.why_not] += 1
-        return streamed
 
     def _start(self, worker: WorkerHandle, streamed: StreamedUnit) -> None:
         starved = 0.0
         if worker.starved_since is not None:
             starved = time.monotonic() - worker.starved_since
             worker.starved_since = None
+        if streamed.why_not:
+            self.read_by_workers[streamed.why_not] += 1
         reference = worker.actor.run.remote(
             streamed.unit,
             block=streamed.block,

@@ -95,7 +95,7 @@ class InputConfig(Section, use_attribute_docstrings=True):
     document, columns id (its name) and text; warc: each response is one, columns id (its URL),
     text, date, status and content_type; delta, iceberg: path is its folder
     """
-    ocr: Literal["off", "auto"] = "off"
+    ocr: Literal["none", "auto"] = "none"
     """auto: pages of PDF without text, and pictures (.png, .jpg, .tiff), are recognized where the
     documents are read (pip install 'raypd[ocr]')
     """

@@ -49,8 +49,15 @@ REMOVED = {
 }
 
 
+# Of an extraction and of questions, `task.too_long` is now `task.long_documents`: its values.
+LONG_DOCUMENTS = {"truncate": "head", "windows": "split", "refuse": "reject"}
+
+
 def moved_to(key: str) -> str:
     """Say what to write in place of a dotted key of an earlier release; "" if it is no such key."""
+    if key == "task.too_long":
+        values = ", ".join(f"{old} is {new}" for old, new in LONG_DOCUMENTS.items())
+        return f"this key is now task.long_documents ({values})"
     key = key.removeprefix("cascade.")
     if key in REMOVED:
         return REMOVED[key]

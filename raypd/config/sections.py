@@ -4,7 +4,7 @@ import copy
 from typing import Any
 
 from raypd.config.model import METHOD_OPTIONS
-from raypd.config.moved import MOVED, REMOVED
+from raypd.config.moved import LONG_DOCUMENTS, MOVED, REMOVED
 from raypd.schema import Section
 
 
@@ -79,4 +79,7 @@ def with_current_keys(recorded: dict[str, Any]) -> dict[str, Any]:
     decoding = tree.get("decoding")
     if isinstance(decoding, dict) and "options" in decoding:
         decoding["options"] = _known_options(decoding["options"], decoding.get("method", ""))
+    task = tree.get("task")
+    if isinstance(task, dict) and task.get("kind") != "generation" and "too_long" in task:
+        task["long_documents"] = LONG_DOCUMENTS[task.pop("too_long")]
     return tree

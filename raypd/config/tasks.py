@@ -134,12 +134,12 @@ class ExtractionConfig(TaskSection, use_attribute_docstrings=True):
     """{path, count, nearest, labels_column}: labelled documents that the prompt shows first"""
     template: str | None = None
     """Jinja2 file in place of the prompt that comes with raypd, rendered in a sandbox"""
-    too_long: Literal["truncate", "windows", "refuse"] = "truncate"
-    """A document too long for the context: cut; in windows that overlap (a value from the surest);
-    or an error row
+    long_documents: Literal["split", "head", "reject"] = "head"
+    """Of a document too long for the context: head: only its beginning is read; split: in windows
+    that overlap, a value from the surest; reject: an error row
     """
     max_document_tokens: int | None = Field(None, ge=1)
-    """Cut, divide or refuse above this; null: the context"""
+    """A document is long above this; null: above the context"""
 
     def wanted_columns(self, source: InputConfig) -> dict[str, str]:
         columns = super().wanted_columns(source)
@@ -187,8 +187,8 @@ class QuestionAnsweringConfig(TaskSection, use_attribute_docstrings=True):
     max_answer_tokens: int = Field(
         32, ge=1, description="Most tokens of one answer; a letter takes one"
     )
-    too_long: Literal["truncate", "refuse"] = "truncate"
-    """A context that does not fit the model's: cut, or error rows"""
+    long_documents: Literal["head", "reject"] = "head"
+    """Of a context that does not fit the model's: only its beginning is read, or error rows"""
 
     @property
     def asked_columns(self) -> tuple[str, ...]:

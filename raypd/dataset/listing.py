@@ -82,7 +82,7 @@ def _root_objects(
     Raises:
         InputError: None of the root's files can be read, or one that a glob matches cannot.
     """
-    detector = Detector(source.format, source.ocr != "off")
+    detector = Detector(source.format, source.ocr != "none")
 
     def note_hidden(item: storage.Object) -> bool:
         format, _ = detector.detect(item.name)

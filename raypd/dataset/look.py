@@ -288,7 +288,7 @@ def _first_file(source: InputConfig) -> InputObject:
     """
     settings = ["auto"]
     if source.format == "auto" and isinstance(source.path, str):
-        settings = _settings_by_bytes(source.path, source.ocr != "off")
+        settings = _settings_by_bytes(source.path, source.ocr != "none")
     first_error: InputError | None = None
     for setting in settings:
         update = {"format": setting} if source.format == "auto" else {}

@@ -72,10 +72,12 @@ if TYPE_CHECKING:
         speculative as speculative,
     )
     from raypd.decoding.models.hybrid import (
+        HYBRIDS as HYBRIDS,
         attention_layers as attention_layers,
         has_recurrent_layers as has_recurrent_layers,
         unknown_layers as unknown_layers,
     )
+    from raypd.decoding.models.registry import FAMILIES as FAMILIES
     from raypd.decoding.pack import pack_model as pack_model
     from raypd.decoding.program import (
         ANY_OBJECT as ANY_OBJECT,
@@ -151,7 +153,8 @@ __getattr__ = LazyExports(
             "SYNC",
         ),
         "methods.speculative": ("PromptLookup", "TextDrafter", "speculative"),
-        "models.hybrid": ("attention_layers", "has_recurrent_layers", "unknown_layers"),
+        "models.hybrid": ("HYBRIDS", "attention_layers", "has_recurrent_layers", "unknown_layers"),
+        "models.registry": ("FAMILIES",),
         "pack": ("pack_model",),
         "program": ("ANY_OBJECT", "Feed", "Predictions", "Program"),
         "quantized": ("quantize",),

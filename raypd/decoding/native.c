@@ -581,3 +581,91 @@ void raypd_scale(const int32_t *sums, const float *row_scale, const float *colum
             _mm256_storeu_si256((void *)(out + r * columns + c), (__m256i)_mm512_cvtneps_pbh(sum));
         }
 }
+
+// ---------------------------------------------------------------------------------- recurrent layers
+
+#define BLOCK 4  // Vectors of a state's row that are computed at a time.
+
+// One token of the gated delta rule, for `vectors` vectors of a head's values from `state` on. A row of the state has
+// `width` values.
+ALWAYS void delta_token(float *state, int64_t width, int64_t keys, const float *query, const float *key, const float *value,
+                        float kept, float beta, float *out, const int64_t vectors) {
+    __m512 read[BLOCK], change[BLOCK], sum[BLOCK];
+    for (int64_t v = 0; v < vectors; v++) read[v] = sum[v] = _mm512_setzero_ps();
+    for (int64_t k = 0; k < keys; k++) {
+        const __m512 factor = _mm512_set1_ps(key[k]);
+        for (int64_t v = 0; v < vectors; v++)
+            read[v] = _mm512_fmadd_ps(factor, _mm512_loadu_ps(state + k * width + 16 * v), read[v]);
+    }
+    const __m512 rest = _mm512_set1_ps(kept);
+    for (int64_t v = 0; v < vectors; v++) {
+        const __m512 wanted = _mm512_fnmadd_ps(rest, read[v], _mm512_loadu_ps(value + 16 * v));
+        change[v] = _mm512_mul_ps(wanted, _mm512_set1_ps(beta));
+    }
+    for (int64_t k = 0; k < keys; k++) {
+        const __m512 factor = _mm512_set1_ps(key[k]), asked = _mm512_set1_ps(query[k]);
+        for (int64_t v = 0; v < vectors; v++) {
+            float *at = state + k * width + 16 * v;
+            const __m512 next = _mm512_fmadd_ps(factor, change[v], _mm512_mul_ps(rest, _mm512_loadu_ps(at)));
+            _mm512_storeu_ps(at, next);
+            sum[v] = _mm512_fmadd_ps(asked, next, sum[v]);
+        }
+    }
+    for (int64_t v = 0; v < vectors; v++) _mm512_storeu_ps(out + 16 * v, sum[v]);
+}
+
+// The gated delta rule over runs. Run r has the rows rows[offsets[r]] to rows[offsets[r + 1] - 1], goes on from the state
+// in slot starts[r] and leaves its own in slot ends[r].
+void raypd_delta_scan(float *states, const int64_t *starts, const int64_t *ends, const int64_t *offsets, const int64_t *rows,
+                      const float *query, const float *key, const float *value, const float *kept, const float *beta,
+                      float *out, int64_t runs, int64_t heads, int64_t key_heads, int64_t keys, int64_t values,
+                      int64_t threads) {
+    const int64_t size = keys * values;
+#pragma omp parallel for num_threads((int)threads) schedule(dynamic)
+    for (int64_t at = 0; at < runs * heads; at++) {
+        const int64_t run = at / heads, head = at % heads, key_head = head / (heads / key_heads);
+        float *state = states + (ends[run] * heads + head) * size;
+        if (starts[run] != ends[run]) memcpy(state, states + (starts[run] * heads + head) * size, 4 * size);
+        for (int64_t i = offsets[run]; i < offsets[run + 1]; i++) {
+            const int64_t row = rows[i], key_row = (row * key_heads + key_head) * keys, value_row = (row * heads + head) * values;
+            const float *q = query + key_row, *k = key + key_row, *v = value + value_row;
+            const float rest = kept[row * heads + head], rate = beta[row * heads + head];
+            int64_t first = 0;
+            for (; first + 16 * BLOCK <= values; first += 16 * BLOCK)
+                delta_token(state + first, values, keys, q, k, v + first, rest, rate, out + value_row + first, BLOCK);
+            for (; first < values; first += 16)
+                delta_token(state + first, values, keys, q, k, v + first, rest, rate, out + value_row + first, 1);
+        }
+    }
+}
+
+// Mamba-2 over runs, as raypd_delta_scan. `written` are the inputs times their steps.
+void raypd_mamba_scan(float *states, const int64_t *starts, const int64_t *ends, const int64_t *offsets, const int64_t *rows,
+                      const float *written, const float *key, const float *query, const float *kept, float *out, int64_t runs,
+                      int64_t heads, int64_t groups, int64_t dim, int64_t state_size, int64_t threads) {
+    const int64_t size = dim * state_size;
+#pragma omp parallel for num_threads((int)threads) schedule(dynamic)
+    for (int64_t at = 0; at < runs * heads; at++) {
+        const int64_t run = at / heads, head = at % heads, group = head / (heads / groups);
+        float *state = states + (ends[run] * heads + head) * size;
+        if (starts[run] != ends[run]) memcpy(state, states + (starts[run] * heads + head) * size, 4 * size);
+        for (int64_t i = offsets[run]; i < offsets[run + 1]; i++) {
+            const int64_t row = rows[i], group_row = (row * groups + group) * state_size;
+            const float *k = key + group_row, *q = query + group_row;
+            const __m512 rest = _mm512_set1_ps(kept[row * heads + head]);
+            for (int64_t p = 0; p < dim; p++) {
+                const int64_t place = (row * heads + head) * dim + p;
+                const __m512 factor = _mm512_set1_ps(written[place]);
+                __m512 sum = _mm512_setzero_ps();
+                for (int64_t n = 0; n < state_size; n += 16) {
+                    float *s = state + p * state_size + n;
+                    const __m512 old = _mm512_mul_ps(rest, _mm512_loadu_ps(s));
+                    const __m512 next = _mm512_fmadd_ps(factor, _mm512_loadu_ps(k + n), old);
+                    _mm512_storeu_ps(s, next);
+                    sum = _mm512_fmadd_ps(_mm512_loadu_ps(q + n), next, sum);
+                }
+                out[place] = _mm512_reduce_add_ps(sum);
+            }
+        }
+    }
+}

@@ -13,6 +13,7 @@ import subprocess
 import tempfile
 from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
@@ -231,6 +232,65 @@ def scaled(
     out = torch.empty_like(sums, dtype=torch.bfloat16)
     _call("scale", [sums, row_scales, column_scales, out], sums.shape)
     return out
+
+
+class Runs(NamedTuple):
+    """Runs of recurrent layers that do not continue from each other."""
+
+    starts: torch.Tensor  # The slots of the states from which they continue, int64 [runs].
+    ends: torch.Tensor  # The slots into which the states behind them go, int64 [runs].
+    offsets: torch.Tensor  # Where the rows of each run begin and end in `rows`, int64 [runs + 1].
+    rows: torch.Tensor  # int64 [tokens of all runs]
+
+
+def delta_scan(
+    states: torch.Tensor,
+    runs: Runs,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    kept: torch.Tensor,
+    beta: torch.Tensor,
+    out: torch.Tensor,
+) -> None:
+    """Apply the gated delta rule to runs, token by token. All tensors are contiguous in float32.
+
+    Args:
+        states: [slots, heads, key_dim, value_dim]; value_dim is a multiple of 16.
+        runs: The runs.
+        query: [tokens, key_heads, key_dim]
+        key: [tokens, key_heads, key_dim]
+        value: [tokens, heads, value_dim]
+        kept: What remains of the state at each token, [tokens, heads].
+        beta: The rate of writing, [tokens, heads].
+        out: [tokens, heads, value_dim]; the rows of the runs are written.
+    """
+    sizes = (len(runs.starts), states.shape[1], key.shape[1], *states.shape[2:])
+    _call("delta_scan", [states, *runs, query, key, value, kept, beta, out], sizes)
+
+
+def mamba_scan(
+    states: torch.Tensor,
+    runs: Runs,
+    written: torch.Tensor,
+    key: torch.Tensor,
+    query: torch.Tensor,
+    kept: torch.Tensor,
+    out: torch.Tensor,
+) -> None:
+    """Apply the recurrence of Mamba-2 to runs, as `delta_scan`.
+
+    Args:
+        states: [slots, heads, head_dim, state size]; the state size is a multiple of 16.
+        runs: The runs.
+        written: Inputs times their steps, [tokens, heads, head_dim].
+        key: [tokens, groups, state size]
+        query: [tokens, groups, state size]
+        kept: What remains of the state at each token, [tokens, heads].
+        out: [tokens, heads, head_dim]; the rows of the runs are written.
+    """
+    sizes = (len(runs.starts), states.shape[1], key.shape[1], *states.shape[2:])
+    _call("mamba_scan", [states, *runs, written, key, query, kept, out], sizes)
 
 
 def _call(

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
         check_endpoint as check_endpoint,
     )
     from raypd.models.endpoint_batch import BatchEngine as BatchEngine
+    from raypd.models.families import families_table as families_table, untrainable as untrainable
     from raypd.models.load import (
         LoadedModel as LoadedModel,
         Purpose as Purpose,
@@ -67,6 +68,7 @@ __getattr__ = LazyExports(
         "end_tokens": ("model_end_tokens",),
         "endpoint": ("EndpointEngine", "check_endpoint"),
         "endpoint_batch": ("BatchEngine",),
+        "families": ("families_table", "untrainable"),
         "load": (
             "LoadedModel",
             "Purpose",

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import re
 import threading
 import time
 from collections.abc import Mapping
@@ -22,6 +23,8 @@ _RETRIED = (408, 429, 500, 502, 503, 504)
 # Statuses that say that the prompt, the key or the name of the model is wrong. A pause would not
 # help, and they do not count as failures of the server.
 _REFUSED = (400, 401, 403, 404, 413, 422)
+# What servers say of a prompt that is too long for the model.
+_TOO_LONG = re.compile(r"context[_ ](length|window)|max_model_len", re.IGNORECASE)
 # Bytes that are read from a connection at a time.
 _CHUNK_BYTES = 1 << 14
 # Characters of a message of the server that are searched for secrets before it is shown.
@@ -142,6 +145,12 @@ class EndpointClient:
                 if reply.status == 200:
                     return reply.body
                 reason = self._refusal(url, reply)
+                if _TOO_LONG.search(reason):
+                    # raypd does not know the context of a server, and counts bytes there.
+                    reason += (
+                        "; task.max_document_tokens (bytes, for a server) with "
+                        "task.long_documents=split sends long documents in parts"
+                    )
                 if reply.status in _REFUSED:
                     raise RuntimeError(reason)
                 if reply.status not in _RETRIED:

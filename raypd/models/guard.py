@@ -14,6 +14,7 @@ import torch
 from transformers import PretrainedConfig, PreTrainedModel
 
 from raypd.decoding import (
+    HYBRIDS,
     MIN_REGION_SLOTS,
     MIN_STATES,
     Engine,
@@ -21,7 +22,6 @@ from raypd.decoding import (
     Program,
     Reach,
     attention_layers,
-    has_recurrent_layers,
     unknown_layers,
 )
 from raypd.errors import ModelError
@@ -76,16 +76,16 @@ def check_architecture(config: PretrainedConfig, kind: type[PreTrainedModel], na
             f"it has layers of type {', '.join(unsupported)}; every layer must be full or "
             "sliding attention, or a recurrence of a family that raypd knows"
         )
-    elif not _takes_attention(config, kind):
+    elif not _takes_attention(kind):
         reason = "its code does not take attention functions from transformers' AttentionInterface"
     if reason is not None:
         raise _refusal(name, config, kind, reason)
 
 
-def _takes_attention(config: PretrainedConfig, kind: type[PreTrainedModel]) -> bool:
+def _takes_attention(kind: type[PreTrainedModel]) -> bool:
     """Say whether the class of a model calls a registered attention function."""
     # Classes with recurrent layers do, but do not declare it.
-    declares = kind._supports_attention_backend or has_recurrent_layers(config)
+    declares = kind._supports_attention_backend or kind.__name__ in HYBRIDS
     return bool(declares and kind._can_set_attn_implementation())
 
 

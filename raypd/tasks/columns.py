@@ -66,7 +66,7 @@ _VALUE_FIELDS = [
     ("span", pa.struct([("begin", pa.int32()), ("end", pa.int32()), ("page", pa.int32())])),
     # Whether the text at the span equals the value, not only apart from case and white space.
     ("span_exact", pa.bool_()),
-    # The window of a long document that the value was found in, from 0 (task.too_long).
+    # The window of a long document that the value was found in, from 0 (task.long_documents).
     ("window", pa.int32()),
 ]
 # The box of a value on the page of a scanned document (input.ocr): left, top, right and bottom, as
@@ -321,7 +321,7 @@ def _details(attribute: Attribute, config: RunConfig) -> dict[str, pa.DataType]:
     names = ["confidence", "status"]
     if attribute.value_type.has_span:
         names.append("span")
-    if config.extraction.too_long == "windows":
+    if config.extraction.long_documents == "split":
         names.append("window")
     if config.cascade.model is not None:
         names.append("model")
@@ -354,7 +354,7 @@ def columns_of(config: RunConfig) -> pa.Schema:
 
 def _has_box(config: RunConfig) -> bool:
     """Return whether the spans of a run's table have boxes."""
-    return isinstance(config.task, ExtractionConfig) and config.input.ocr != "off"
+    return isinstance(config.task, ExtractionConfig) and config.input.ocr != "none"
 
 
 def _with_box(span: pa.StructType) -> pa.StructType:

@@ -43,7 +43,9 @@ class Distinct:
         for document in documents:
             key: str | int = document.index
             if document.error is None:
-                key = repr([document.fields.get(name) for name in self._columns])
+                values = [document.fields.get(name) for name in self._columns]
+                # Of scans with equal text, the values stand elsewhere on each page.
+                key = repr([values, document.boxes])
             indices_of.setdefault(key, []).append(document.index)
         copies = {indices[0]: indices for indices in indices_of.values()}
         distinct = [document for document in documents if document.index in copies]

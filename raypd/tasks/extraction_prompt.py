@@ -149,11 +149,12 @@ class ExtractionPrompts:
             limit = min(limit, self._task.max_document_tokens)
         if len(tokens) <= limit:
             return [DocumentText(document, text, tokens, examples)]
-        if self._task.too_long == "refuse":
+        if self._task.long_documents == "reject":
             raise ValueError(
-                f"too long: {len(tokens)} tokens, at most {limit} fit (task.too_long is refuse)"
+                f"too long: {len(tokens)} tokens, at most {limit} fit "
+                "(task.long_documents is reject)"
             )
-        if self._task.too_long == "windows":
+        if self._task.long_documents == "split":
             return [
                 DocumentText(document, window, window_tokens, examples, begin=begin)
                 for begin, window, window_tokens in windows(text, self.encode, limit)

@@ -195,10 +195,10 @@ class QuestionAnsweringTask:
         tokens = self._encode(context)
         usable = [question for question in questions if question.error is None]
         limit = self._remaining_tokens(usable)
-        if len(tokens) > limit and self.task.too_long == "refuse":
+        if len(tokens) > limit and self.task.long_documents == "reject":
             raise ValueError(
                 f"too long: {len(tokens)} tokens, at most {limit} fit beside its questions "
-                "(task.too_long is refuse)"
+                "(task.long_documents is reject)"
             )
         return _Page(document, tokens[:limit] + self._between, len(tokens) > limit, questions)
 

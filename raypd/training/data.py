@@ -44,10 +44,10 @@ def check_training(config: RunConfig) -> None:
             f"decoding.method {method} of task.kind {kind} cannot be trained yet; these can: "
             f"{trainable}"
         )
-    if kind == "extraction" and config.extraction.too_long == "windows":
+    if kind == "extraction" and config.extraction.long_documents == "split":
         raise ConfigError(
-            "task.too_long windows: nobody knows which window has a value; set "
-            "task.too_long=truncate"
+            "task.long_documents split: nobody knows which window has a value; set "
+            "task.long_documents=head"
         )
     for key in ("annotations", "preference"):
         if getattr(config.training, key) is not None and method != "pasta":

@@ -26,6 +26,7 @@ from raypd.models import (
     quiet,
     read_config,
     save_heads,
+    untrainable,
 )
 
 
@@ -120,23 +121,9 @@ def _with_lora(loaded: LoadedModel, config: RunConfig) -> Any:
 
 def _check_attention(model: PreTrainedModel, name: str) -> None:
     """Raise ModelError for a model whose attention training does not compute."""
-    text_config = model.config.get_text_config()
-    feature = None
-    if _has_sliding_windows(text_config):
-        feature = "layers with sliding-window attention"
-    if getattr(text_config, "attn_logit_softcapping", None) is not None:
-        feature = "a soft cap on attention logits"
+    feature = untrainable(model.config.get_text_config())
     if feature is not None:
         raise ModelError(f"model {name!r} has {feature}: raypd decodes it, but cannot train it yet")
-
-
-def _has_sliding_windows(text_config: Any) -> bool:
-    if not getattr(text_config, "use_sliding_window", True):
-        return False
-    layer_types = getattr(text_config, "layer_types", None)
-    if layer_types:
-        return "sliding_attention" in layer_types
-    return bool(getattr(text_config, "sliding_window", None))
 
 
 class HeadsOnModel(torch.nn.Module):

@@ -16,6 +16,7 @@ from ray.cluster_utils import AutoscalingCluster
 from raypd.billing.bill import Bill, NodeTime
 from raypd.billing.meter import WorkerTime
 from raypd.cluster.metrics import COUNTERS, GAUGES
+from raypd.run import read
 from raypd.run.records import encoded
 from raypd.run.usage import UsageKey
 from tests.faults.apart import apart
@@ -93,10 +94,11 @@ def run(folder: Path) -> str:
     import ray
 
     worker = {
-        "resources": {"CPU": 1, "GPU": 1},
+        # A CPU is left for a reader, which must neither ask for a node nor keep one.
+        "resources": {"CPU": 2, "GPU": 1},
         "node_config": {},
         "min_workers": 0,
-        "max_workers": 2,
+        "max_workers": 3,
     }
     cluster = Growing({"CPU": 0}, {"gpu": worker}, autoscaler_v2=True)
     cluster.start()
@@ -111,6 +113,10 @@ def run(folder: Path) -> str:
     wait_for(lambda: not lines[-1][1], "its nodes are still there")
     stop.set()
     watcher.join()
+    config = trial(folder).config
+    sessions = [session.id for session in read.sessions([config.output.path])]
+    (reading,) = read.readings([config.output.path], sessions)
+    print(f"units read ahead: {reading.units}")
     return json.dumps([count for _, count in lines])
 
 
@@ -121,6 +127,8 @@ def test_a_cluster_scales_from_no_node_to_two_and_back(tmp_path: Path) -> None:
     assert nodes[0] == 0, printed
     assert max(nodes) == 2, printed
     assert nodes[-1] == 0, printed
+    # The last units of the plan are cut into smaller ones.
+    assert "units read ahead: 26" in printed
     outcome = trial(tmp_path).outcome("")
     assert outcome.rows == 2000
     assert outcome.lost == 0

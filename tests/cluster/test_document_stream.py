@@ -119,14 +119,10 @@ def test_the_bytes_that_are_read_ahead_are_limited(tmp_path, config, ray_here) -
         ([], 1.0, 4, 0.0),
     ],
 )
-def test_readers_get_the_cpus_that_workers_leave_free(
-    monkeypatch, nodes, gpus, max_workers, cpus
-) -> None:
-    alive = [{"Alive": True, "Resources": {**node, "object_store_memory": 5.0}} for node in nodes]
-    dead = {"Alive": False, "Resources": {"CPU": 100.0}}
-    monkeypatch.setattr(document_stream.ray, "nodes", lambda: [*alive, dead])
+def test_readers_get_the_cpus_that_workers_leave_free(nodes, gpus, max_workers, cpus) -> None:
+    alive = [{"Resources": {**node, "object_store_memory": 5.0}} for node in nodes]
     cluster = ClusterConfig(max_workers=max_workers)
-    share = free_share(WorkerResources(1.0, gpus, 1), cluster)
+    share = free_share(alive, WorkerResources(1.0, gpus, 1), cluster)
     assert share == (cpus, 5.0 * len(nodes))
 
 
@@ -162,6 +158,21 @@ def test_a_hook_that_prints_raises_or_returns_what_cannot_be_pickled_gives_the_s
     assert len(rows) == 4 * 3
     printed = capfd.readouterr().err
     says(printed, "2 units of the input had to be read by workers", unit_block.READING_FAILED)
+
+
+def test_an_object_that_changes_while_it_is_read_ahead_gives_the_message_of_a_worker(
+    tmp_path, config, ray_here, between
+) -> None:
+    for name in "abc":
+        write_jsonl(tmp_path / f"in/{name}.jsonl", ["a"] * 10)
+    run = config(str(tmp_path / "in"), readers=2, cpus_per_worker=1)
+    sizes = iter((7, 8))
+    # The object changes once the plan is made, before a reader opens it.
+    between(lambda: write_jsonl(tmp_path / "in/b.jsonl", ["changed"] * next(sizes)))
+    made, rows, alone = run_both(run)
+    says(made, "1 units of the input cannot be read", "b.jsonl: has changed since")
+    assert len(rows) == 20
+    assert rows == alone
 
 
 def test_a_run_shows_what_was_read_ahead_and_how_long_engines_waited(

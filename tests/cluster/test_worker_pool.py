@@ -156,6 +156,19 @@ def test_a_worker_whose_engine_waited_for_input_overlaps_more_units(
     assert busy.depth == depth
 
 
+def test_a_unit_that_waits_for_the_budget_is_counted_once_as_read_by_its_worker() -> None:
+    pool = assigning(busy := worker())
+    pool._returned.append(StreamedUnit(Unit("lost", ()), None, "its block was lost"))
+    pool.admit = lambda unit, beside: False
+    pool._assign()
+    pool._assign()
+    assert calls(busy) == [[]]
+    pool.admit = lambda unit, beside: True
+    pool._assign()
+    assert calls(busy) == [["lost"]]
+    assert pool.read_by_workers == {"its block was lost": 1}
+
+
 def test_an_idle_worker_steals_while_the_readers_are_late_and_says_how_long_it_waited(
     monkeypatch,
 ) -> None:

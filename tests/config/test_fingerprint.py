@@ -216,8 +216,7 @@ def test_every_key_counts_unless_it_is_known_that_it_cannot() -> None:
         left = names - {key.partition(".")[2] for key in idle if key.startswith(f"{section}.")}
         counting = {
             "input": "format reader encoding id_column text_columns html_columns category_column "
-            "category "
-            "max_document_bytes",
+            "category max_document_bytes ocr attachments",
             "output": "columns min_confidence",
             "engine": "kind vllm",
             "model": (

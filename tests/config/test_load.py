@@ -339,6 +339,23 @@ def test_a_record_of_an_earlier_release_is_read_with_todays_keys():
     assert config.storage.requests.max_attempts == 4
 
 
+@pytest.mark.parametrize(
+    ("task", "old", "new"),
+    [
+        (None, "windows", "split"),
+        (None, "refuse", "reject"),
+        ("question_answering", "truncate", "head"),
+    ],
+)
+def test_too_long_of_an_earlier_release_is_read_as_long_documents(task, old, new):
+    recorded = make_config(config_tree(task)).model_dump()
+    del recorded["task"]["long_documents"]
+    recorded["task"]["too_long"] = old
+    assert make_config(with_current_keys(recorded)).task.long_documents == new
+    with pytest.raises(ConfigError, match=r"task\.long_documents \(truncate is head, windows is"):
+        make_config(config_tree(task), [f"task.too_long={old}"])
+
+
 def test_the_value_of_a_key_has_the_default_of_an_option_that_is_not_set():
     decoding = {"method": "apar", "options": {"max_threads": 7}}
     config = make_config(config_tree("generation", decoding=decoding))

@@ -76,6 +76,24 @@ def test_scans_and_pictures_are_recognized_row_by_row(tmp_path, config) -> None:
     assert read["cut.jpg"].startswith("cut.jpg: a page that cannot be drawn: ")
 
 
+@pytest.mark.parametrize("degrees", [90, 180, 270])
+def test_a_page_that_stands_upside_down_or_sideways_is_turned(degrees, tmp_path, config) -> None:
+    turned = page().rotate(degrees, expand=True)
+    (tmp_path / "a.png").write_bytes(saved(turned, "PNG"))
+    (document,) = read_all(config(str(tmp_path), **SCANS))
+    text = document.fields["text"]
+    assert text == EXPECTED
+    box = span_of("1.299,50", text, 0, text, document.boxes)["span"]["box"]
+    upright = [480 / 800, 225 / 400, 600 / 800, 255 / 400]
+    left, top, right, bottom = upright
+    expected = {
+        90: [top, 1 - right, bottom, 1 - left],
+        180: [1 - right, 1 - bottom, 1 - left, 1 - top],
+        270: [1 - bottom, left, 1 - top, right],
+    }
+    assert box == pytest.approx(expected[degrees], abs=0.04)
+
+
 def test_a_value_has_its_page_and_its_box(tmp_path, config) -> None:
     (tmp_path / "a.tiff").write_bytes(saved(page(), "TIFF", save_all=True, append_images=[page()]))
     (document,) = read_all(config(str(tmp_path), **SCANS))
@@ -183,3 +201,14 @@ def test_the_table_of_a_run_has_boxes_where_ocr_is_on(columns, tmp_path, config)
     assert read["span"] == {**value["span"], "box": pytest.approx(value["span"]["box"])}
     without = columns_of(config(str(tmp_path / "in"), **FILES))
     assert "box" not in str(without)
+
+
+def test_a_document_with_too_many_pages_to_recognize_is_an_error(
+    tmp_path, config, monkeypatch
+) -> None:
+    monkeypatch.setattr(recognition, "MOST_PAGES", 1)
+    (tmp_path / "a.pdf").write_bytes(pdf("", "", "text"))
+    (tmp_path / "b.tiff").write_bytes(saved(page(), "TIFF", save_all=True, append_images=[page()]))
+    read = text_by_id(config, tmp_path)
+    for name, text in read.items():
+        assert text.startswith(f"{name}: 2 pages to recognize, more than 1: divide the file")

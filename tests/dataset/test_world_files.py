@@ -255,6 +255,7 @@ def test_each_response_of_a_warc_is_a_document(name, tmp_path, config) -> None:
     source = InputConfig(path=str(tmp_path / name))
     assert source.format == "warc"
     assert source.text_columns == ["text"]
+    assert look(str(tmp_path / name)).texts == ["text"]
     made = config(str(tmp_path / name), unit_documents=2, **WARC)
     assert [unit.rows for unit in plan(made)] == [2, 2, 1]
     documents = read_all(made)

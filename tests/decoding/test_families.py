@@ -63,6 +63,8 @@ LEFT_TO_TORCH = {
     "glm4_moe": {"router Glm4MoeTopkRouter"},
     "hunyuan_v1_moe": {"router HunYuanMoEV1Gate"},
 }
+# Their norms or routers are those of transformers, which compute in float32 in every dtype.
+IN_FLOAT32 = {"cohere2", "ernie4_5_moe", "glm4_moe", "hunyuan_v1_moe"}
 IDS = torch.arange(5, 65)
 
 
@@ -126,4 +128,5 @@ def test_parts_for_gpus_have_the_logits_of_transformers(kind: str) -> None:
     ids = IDS[:28]
     expected = model(ids[None], use_cache=False).logits[0]
     found = logits_of(built(model, CudaBuilder()), ids, "triton")
-    torch.testing.assert_close(found, expected, atol=1e-9, rtol=0)
+    atol = 1e-5 if kind in IN_FLOAT32 else 1e-9
+    torch.testing.assert_close(found, expected, atol=atol, rtol=0)

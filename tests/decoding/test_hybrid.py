@@ -120,6 +120,26 @@ def test_a_program_that_loses_its_states_is_fed_again_and_answers_the_same(
     assert sum(lost) > 60
 
 
+@pytest.mark.parametrize("kind", ["qwen3_5_text", "granitemoehybrid"])
+@pytest.mark.parametrize("method", METHODS)
+def test_exact_by_scans_in_chunks(method, kind, monkeypatch):
+    monkeypatch.setattr(mixers.native, "refusal", lambda: "this test is for processors without it")
+    model, _ = pair(kind)
+    engine = Engine(model, max_num_batched_tokens=90)
+    assert not any(mixer.in_c for mixer in engine.model.mixers)
+    run_all(engine, {method: hybrid_case(method, kind)}, 1e-3)
+
+
+@pytest.mark.parametrize("kind", ["qwen3_5_text", "qwen3_next", "granitemoehybrid", "nemotron_h"])
+@pytest.mark.parametrize("method", ["intra_prompt", "hyper_parallel"])
+def test_exact_by_the_functions_that_kernels_replace(method, kind, monkeypatch):
+    # On a CPU these are transformers' own, which take the same arguments as the kernels.
+    monkeypatch.setattr(mixers.Mixer, "installed", lambda mixer, function, package: function)
+    model, _ = pair(kind)
+    engine = Engine(model, max_num_batched_tokens=90)
+    run_all(engine, {method: hybrid_case(method, kind)}, 1e-3)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("method", METHODS)
 def test_a_pass_without_memory_is_repeated_from_the_states_before_it(method, kind):

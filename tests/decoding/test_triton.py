@@ -44,6 +44,17 @@ def test_the_kernel_in_the_interpreter(which):
     ended(start(*options, tests, TRITON_INTERPRET="1"), seconds=1200)
 
 
+@needs_triton
+@pytest.mark.slow
+@pytest.mark.timeout(1300)
+def test_the_families_in_the_interpreter() -> None:
+    options = ("-m", "pytest", "-p", "no:cacheprovider", "-x", "-k", "parts_for_gpus")
+    output = ended(
+        start(*options, "tests/decoding/test_families.py", TRITON_INTERPRET="1"), seconds=1200
+    )
+    assert "skipped" not in output
+
+
 @pytest.mark.slow
 def test_the_tests_for_a_gpu_pass_on_a_cpu() -> None:
     options = ("--noconftest", "-p", "no:cacheprovider", "-p", "tests.decoding.stubbed_gpu")

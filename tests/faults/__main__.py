@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from unittest import SkipTest
 
-from tests.faults import on_cluster, on_s3, one_machine
+from tests.faults import of_readers, on_cluster, on_s3, one_machine
 from tests.faults.trial import Outcome
 from tests.processes import end_all
 
@@ -29,6 +29,10 @@ FAULTS = [
     one_machine.disk_full,
     one_machine.clock_set_back,
     one_machine.started_twice,
+    of_readers.reader_killed,
+    of_readers.reader_hangs,
+    of_readers.object_store_full,
+    of_readers.readers_node_removed,
 ]
 
 

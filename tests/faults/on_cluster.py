@@ -17,7 +17,7 @@ from tests.processes import LONG, wait_for
 from tests.runs import with_keys
 
 
-class _Stage:
+class Stage:
     """A cluster of a head without workers and nodes for one worker each, and a run whose pool is
     listened to.
     """
@@ -97,18 +97,18 @@ class _Stage:
 
 def on_stage(
     free: int, units: int, done: str
-) -> Callable[[Callable[[_Stage], str]], Callable[[Path], Outcome]]:
+) -> Callable[[Callable[[Stage], str]], Callable[[Path], Outcome]]:
     """Makes a fault of a function that plays it: units of 10 documents, of which all but `free`
     wait for it.
     """
 
-    def decorate(play: Callable[[_Stage], str]) -> Callable[[Path], Outcome]:
+    def decorate(play: Callable[[Stage], str]) -> Callable[[Path], Outcome]:
         def trial(folder: Path) -> Trial:
             cluster = {"max_workers": 2, "cpus_per_worker": 1, "units_in_flight": 1}
             return Trial(folder, gated(free, "fault", units), cluster=cluster)
 
         def inside(folder: Path) -> str:
-            return play(_Stage(trial(folder)))
+            return play(Stage(trial(folder)))
 
         @functools.wraps(play)
         def fault(folder: Path) -> Outcome:
@@ -124,7 +124,7 @@ def on_stage(
 
 
 @on_stage(4, 30, "1 of 2 worker nodes, not graceful")
-def node_removed(stage: _Stage) -> str:
+def node_removed(stage: Stage) -> str:
     """a node is gone in the middle of a run"""
 
     def fault() -> None:
@@ -136,7 +136,7 @@ def node_removed(stage: _Stage) -> str:
 
 
 @on_stage(0, 40, "Ray's drain of a node, gone after 4 s")
-def spot_handed_back(stage: _Stage) -> str:
+def spot_handed_back(stage: Stage) -> str:
     """spot notice, too short for the unit in flight"""
 
     def fault() -> None:
@@ -151,7 +151,7 @@ def spot_handed_back(stage: _Stage) -> str:
 
 
 @on_stage(2, 20, "Ray's drain of a node, gone after 30 s")
-def spot_finished(stage: _Stage) -> str:
+def spot_finished(stage: Stage) -> str:
     """spot notice, long enough for the unit in flight"""
     last: list[str] = []
 
@@ -169,7 +169,7 @@ def spot_finished(stage: _Stage) -> str:
 
 
 @on_stage(4, 30, "its process, in the middle of a run")
-def central_actor_killed(stage: _Stage) -> str:
+def central_actor_killed(stage: Stage) -> str:
     """kill -9 of the ledger"""
     killed: list[int] = []
 

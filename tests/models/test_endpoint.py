@@ -501,6 +501,10 @@ def dripping():
         ),
         (lambda key: Reply(401, key.encode()), "401: Bearer (hidden)"),
         (lambda key: Reply(403, key[7:].encode()), "403: (hidden)"),
+        (
+            Reply(400, b'{"error": {"code": "context_length_exceeded"}}'),
+            "task.max_document_tokens (bytes, for a server) with task.long_documents=split",
+        ),
         (Reply(307, headers=ELSEWHERE), "redirects to http://other.example/v1"),
         (Reply(429, headers={"Retry-After": "3600"}), "asks to wait 3,600 s"),
         (

@@ -678,7 +678,7 @@ def test_status_and_report_are_of_the_table_and_of_all_nights(tmp_path, write, r
     says(
         page.render(data.load(root)),
         ">4<",
-        ">3 ok<",
+        ">3 answered<",
         ">1 failed (25%)<",
         ">$0.30<",
         "; 5 extracted<",

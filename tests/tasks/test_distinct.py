@@ -13,7 +13,7 @@ from hypothesis import given, strategies as st
 from raypd.config import RunConfig
 from raypd.decoding.engine import Engine
 from raypd.schema import Attribute
-from raypd.tasks import build_task
+from raypd.tasks import TextBox, build_task
 from raypd.tasks.base import Document, Record, Request
 from raypd.tasks.columns import columns_of, record_row, typed_row
 from raypd.tasks.distinct import Distinct, gives_the_same
@@ -72,7 +72,7 @@ CASES = {
     "windows": (
         2,
         configured(
-            task={"categories": CATEGORIES, "too_long": "windows", "max_document_tokens": 40}
+            task={"categories": CATEGORIES, "long_documents": "split", "max_document_tokens": 40}
         ),
         documents(offer("Boot " * 30), offer("Clog"), offer("Boot " * 30)),
     ),
@@ -212,7 +212,7 @@ def test_the_surest_value_counts_and_lists_are_united() -> None:
 
 def test_a_long_document_is_answered_window_by_window() -> None:
     text = " ".join(f"Part {n} tells of boots of size {n}." for n in range(60))
-    task = make(task={"too_long": "windows", "max_document_tokens": 400})
+    task = make(task={"long_documents": "split", "max_document_tokens": 400})
     found = answers(task, [document(0, text), document(1, "short")])
     long = found[0].columns
     short = found[1].columns
@@ -233,8 +233,38 @@ def test_a_long_document_is_answered_window_by_window() -> None:
         assert value["confidence"] == pytest.approx(own["confidence"], abs=1e-6)
 
 
+def test_scans_with_equal_text_are_decoded_each_unless_it_stands_in_the_same_boxes() -> None:
+    config = configured(**EXTRACTION)
+    given = documents(offer("Boot"), offer("Boot"), offer("Boot"))
+    high = TextBox(0, 4, 1, 0.1, 0.1, 0.2, 0.2)
+    given[0].boxes = [high]
+    given[1].boxes = [high]
+    given[2].boxes = [high._replace(top=0.7, bottom=0.8)]
+    counting = Counting(build_task(config, tiny_tokenizer(), 2048))
+    list(Distinct(counting, config).plan(given))
+    assert counting.planned == 2
+
+
+def test_a_value_of_a_recognized_document_has_the_box_of_its_line() -> None:
+    task = make()
+    text = "A tin.\nThe tea is Oolong."
+    asked = document(0, text, "tea")
+    offset = len("title: ")
+    line = text.index("The")
+    asked.boxes = [
+        TextBox(offset, offset + line - 1, 1, 0.1, 0.1, 0.3, 0.2),
+        TextBox(offset + line, offset + len(text), 1, 0.1, 0.3, 0.6, 0.4),
+    ]
+    category = task.prompts.categories["tea"]
+    (body,) = task.prompts.texts_of(asked, category)
+    rated = (CheckedValue("ok", "Oolong", ""), 0.9)
+    record = task.answers.record(category, [ValueSource(body, None, rated)])
+    (value,) = record.columns["values"]
+    assert value["span"]["box"] == [0.1, 0.3, 0.6, 0.4]
+
+
 def test_the_span_of_a_value_counts_from_the_beginning_of_the_document() -> None:
-    task = make(task={"too_long": "windows", "max_document_tokens": 60})
+    task = make(task={"long_documents": "split", "max_document_tokens": 60})
     text = "A tin. " * 15 + "\f" + "A tin. " * 15 + "The tea is Oolong of spring. " + "A tin. " * 30
     asked = document(0, text, "tea")
     category = task.prompts.categories["tea"]
@@ -247,7 +277,7 @@ def test_the_span_of_a_value_counts_from_the_beginning_of_the_document() -> None
     assert f"title: {text}"[value["span"]["begin"] : value["span"]["end"]] == "Oolong"
     assert value["window"] == window
     assert span_of("Oolong", text, 0, text)["span"]["page"] == 2
-    config = run_config(TREE["task"] | {"too_long": "windows"}, output={"columns": "typed"})
+    config = run_config(TREE["task"] | {"long_documents": "split"}, output={"columns": "typed"})
     found = pa.Table.from_pylist(
         [typed_row(record.columns, config)], columns_of(config)
     ).to_pylist()[0]
@@ -257,7 +287,7 @@ def test_the_span_of_a_value_counts_from_the_beginning_of_the_document() -> None
 
 
 def test_a_window_that_fails_makes_the_document_an_error_row() -> None:
-    task = make(task={"too_long": "windows", "max_document_tokens": 100})
+    task = make(task={"long_documents": "split", "max_document_tokens": 100})
     requests = [one for one in task.plan([document(0, "word " * 300)]) if isinstance(one, Request)]
     assert len(requests) > 2
     found = [record for request in requests for record in request.fail("no memory")]

@@ -360,7 +360,7 @@ def test_long_documents_are_cut_or_refused_and_a_stack_closes_before_it_outgrows
     assert max(next(request.program).positions) + 9 < 1500
     assert (
         "too long"
-        in answers(make(context_length=1500, task={"too_long": "refuse"}), [long])[0].error
+        in answers(make(context_length=1500, task={"long_documents": "reject"}), [long])[0].error
     )
     assert answers(make(task={"max_document_tokens": 30}), [document(0, "x" * 50)])[0].columns[
         "truncated"

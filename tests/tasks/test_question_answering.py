@@ -328,7 +328,7 @@ def test_long_contexts_are_cut_or_refused():
     assert found[0] == found[1]
     feed = first_feed(make(context_length=600), long)
     assert max(feed.positions) + 1 + MOST == 600  # the longest question uses the context to its end
-    (record,) = make(context_length=600, too_long="refuse").plan([long])
+    (record,) = make(context_length=600, long_documents="reject").plan([long])
     assert "too long: 999 tokens" in record.error  # the blank at its end is stripped
     with pytest.raises(ConfigError, match="no room for a context"):
         make(context_length=300)

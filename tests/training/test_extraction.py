@@ -271,8 +271,8 @@ def test_bad_input_is_counted_with_its_reason(make):
 
 
 def test_windows_have_no_labels_of_their_own(make):
-    with pytest.raises(ConfigError, match=r"task\.too_long"):
-        check_training(with_keys(make().config, task={"too_long": "windows"}))
+    with pytest.raises(ConfigError, match=r"task\.long_documents"):
+        check_training(with_keys(make().config, task={"long_documents": "split"}))
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,10 @@ _POINTS = 72  # per inch, the unit of a PDF
 _MAX_PIXELS = 24_000_000  # of a picture that is recognized: A4 at 400 dpi is smaller
 _MAX_OPENED_PIXELS = 200_000_000  # of a picture that is opened at all
 _MIN_SCORE = 0.5  # a line that the recognizer is less sure of is a stain
+# Below this score, on average, a page may stand upside down.
+_UPRIGHT_SCORE = 0.8
+# A text that is higher than wide by this factor stands sideways.
+_TALL = 1.5
 # Two texts stand on one line if they overlap by this share of the lower one's height.
 _SAME_LINE = 0.5
 # Two texts side by side in so many rows, with so many characters on average, are columns of prose
@@ -35,6 +39,14 @@ class RecognizedPage(TypedDict):
     rows: list[list[Line]]
     # The pages of the file.
     pages: int
+
+
+class _Text(NamedTuple):
+    """A text as it is recognized, with its four corners (pixels) from its upper left."""
+
+    text: str
+    corners: list[list[float]]
+    score: float
 
 
 class _Piece(NamedTuple):
@@ -64,19 +76,57 @@ def recognized_page(data: bytes, number: int) -> RecognizedPage:
         raise
     except Exception as error:  # of pypdfium2 and Pillow, which have many
         raise ValueError(f"a page that cannot be drawn: {error or type(error).__name__}") from None
+    texts, turns = _recognized_upright(picture)
     height, width = picture.shape[:2]
-    found = _engine()(picture)
-    if found.boxes is None:
-        return {"rows": [], "pages": pages}
-    texts = [
-        (text, box.tolist())
-        for text, box, score in zip(found.txts, found.boxes, found.scores, strict=True)
-        if score >= _MIN_SCORE and text.strip()
-    ]
     rows = []
     for row in _in_reading_order(_rows(_upright(texts))):
-        rows.append([_line(piece, width, height) for piece in row])
+        rows.append([_line(piece, width, height, turns) for piece in row])
     return {"rows": rows, "pages": pages}
+
+
+def _recognized_upright(picture: Any) -> tuple[list[_Text], int]:
+    """Recognize a picture; one that looks upside down or sideways is turned.
+
+    Returns:
+        The texts, and how often the picture was turned by 90 degrees to the left before.
+    """
+    import numpy
+
+    texts = _recognized(picture)
+    turns_to_try = []
+    if texts and mean(text.score for text in texts) < _UPRIGHT_SCORE:
+        turns_to_try = [2]
+    if sum(_is_tall(text) for text in texts) > len(texts) / 2:
+        turns_to_try = [1, 3]
+    best = (texts, 0)
+    for turns in turns_to_try:
+        turned = _recognized(numpy.ascontiguousarray(numpy.rot90(picture, turns)))
+        if _sureness(turned) > _sureness(best[0]) or (turns == 1 and turned):
+            best = (turned, turns)
+    return [text for text in best[0] if text.score >= _MIN_SCORE], best[1]
+
+
+def _recognized(picture: Any) -> list[_Text]:
+    # The library's own test of each line for being upside down turns some that are not.
+    found = _engine()(picture, use_cls=False)
+    if found.boxes is None:
+        return []
+    return [
+        _Text(text, box.tolist(), float(score))
+        for text, box, score in zip(found.txts, found.boxes, found.scores, strict=True)
+        if text.strip()
+    ]
+
+
+def _is_tall(text: _Text) -> bool:
+    lefts = [x for x, _ in text.corners]
+    tops = [y for _, y in text.corners]
+    return max(tops) - min(tops) > _TALL * (max(lefts) - min(lefts))
+
+
+def _sureness(texts: Sequence[_Text]) -> float:
+    """Return the sum of the scores of all characters."""
+    return sum(text.score * len(text.text) for text in texts)
 
 
 @lru_cache(maxsize=1)
@@ -139,10 +189,10 @@ def _drawn_page(data: bytes, number: int) -> tuple[Any, int]:
         return numpy.array(array, order="C"), pages
 
 
-def _upright(texts: Sequence[tuple[str, list[list[float]]]]) -> list[_Piece]:
+def _upright(texts: Sequence[_Text]) -> list[_Piece]:
     """Return texts with their places as if the page were not tilted."""
     slopes = []
-    for _, (top_left, top_right, *_) in texts:
+    for _, (top_left, top_right, *_), _ in texts:
         width = top_right[0] - top_left[0]
         height = top_right[1] - top_left[1]
         # A short text says little of the page, and an upright one nothing.
@@ -152,7 +202,7 @@ def _upright(texts: Sequence[tuple[str, list[list[float]]]]) -> list[_Piece]:
     cosine = 1 / math.hypot(1, slope)
     sine = slope * cosine
     pieces = []
-    for text, corners in texts:
+    for text, corners, _ in texts:
         lefts = [x * cosine + y * sine for x, y in corners]
         tops = [y * cosine - x * sine for x, y in corners]
         pieces.append(_Piece(text, corners, min(lefts), max(lefts), min(tops), max(tops)))
@@ -219,8 +269,30 @@ def _columns_apart(block: Sequence[list[_Piece]]) -> list[list[_Piece]]:
     return left + right
 
 
-def _line(piece: _Piece, width: int, height: int) -> Line:
-    lefts = [x / width for x, _ in piece.corners]
-    tops = [y / height for _, y in piece.corners]
+def _line(piece: _Piece, width: int, height: int, turns: int) -> Line:
+    """Return a text with its box on the page as the file has it.
+
+    Args:
+        piece: The text, with its corners on the page after its turns.
+        width: Pixels of the page before its turns.
+        height: As `width`.
+        turns: How often it was turned by 90 degrees to the left.
+    """
+    lefts = []
+    tops = []
+    for x, y in piece.corners:
+        left, top = _turned_back(x, y, width, height, turns)
+        lefts.append(left / width)
+        tops.append(top / height)
     box = [min(lefts), min(tops), max(lefts), max(tops)]
     return {"text": piece.text, "box": [round(min(1.0, max(0.0, side)), 4) for side in box]}
+
+
+def _turned_back(x: float, y: float, width: int, height: int, turns: int) -> tuple[float, float]:
+    if turns == 1:
+        return width - y, x
+    if turns == 2:
+        return width - x, height - y
+    if turns == 3:
+        return y, height - x
+    return x, y

@@ -77,7 +77,7 @@ class Format(ABC):
     has_schema: ClassVar[bool] = True
     # Whether a file can be entered at groups of rows, so that passing over many rows is a waste.
     enters_groups: ClassVar[bool] = False
-    # Whether each file is one document with the columns `id` and `text`.
+    # Whether the text of each row is in the column `text`, and its id in `id`.
     is_document: ClassVar[bool] = False
 
     @abstractmethod

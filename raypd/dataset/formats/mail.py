@@ -95,7 +95,7 @@ class MailFormat(DocumentFormat):
         numbers = []
         for number, attachment in enumerate(message["attachments"]):
             format = self._format_of(attachment["name"])
-            if format is not None and (source.ocr != "off" or not format.needs_ocr):
+            if format is not None and (source.ocr != "none" or not format.needs_ocr):
                 numbers.append(number)
         return numbers
 

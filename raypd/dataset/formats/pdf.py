@@ -6,7 +6,7 @@ import logging
 from raypd.config import InputConfig
 from raypd.dataset.formats.base import Fields
 from raypd.dataset.formats.documents import TEXT, DocumentFormat
-from raypd.dataset.formats.recognition import PageTexts, recognized_page
+from raypd.dataset.formats.recognition import PageTexts, check_page_count, recognized_page
 from raypd.dataset.parser_process import parse
 from raypd.run import Part
 from raypd.text import counted
@@ -27,7 +27,7 @@ class Pdf(DocumentFormat):
     def content(self, data: bytes, part: Part, source: InputConfig) -> Fields:
         pages = json.loads(parse("pdf", data))
         page_count = counted(len(pages), "page")
-        if source.ocr == "off":
+        if source.ocr == "none":
             if not any(pages):
                 raise ValueError(
                     f"a PDF without text on its {page_count}, as scans are: it needs OCR first "
@@ -40,9 +40,11 @@ class Pdf(DocumentFormat):
                     pages.count(""),
                     page_count,
                 )
+        else:
+            check_page_count(pages.count(""))
         texts = PageTexts()
         for number, page in enumerate(pages):
-            if page or source.ocr == "off":
+            if page or source.ocr == "none":
                 texts.add_text(page)
             else:
                 rows, _ = recognized_page(data, number)

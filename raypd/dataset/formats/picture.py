@@ -3,7 +3,7 @@
 from raypd.config import InputConfig
 from raypd.dataset.formats.base import Fields
 from raypd.dataset.formats.documents import TEXT, DocumentFormat
-from raypd.dataset.formats.recognition import PageTexts, recognized_page
+from raypd.dataset.formats.recognition import PageTexts, check_page_count, recognized_page
 from raypd.run import Part
 
 
@@ -19,10 +19,11 @@ class Picture(DocumentFormat):
         return str(self.content(data, part, source)[TEXT])
 
     def content(self, data: bytes, part: Part, source: InputConfig) -> Fields:
-        if source.ocr == "off":
+        if source.ocr == "none":
             raise ValueError("a picture, which input.ocr=auto reads")
         texts = PageTexts()
         rows, pages = recognized_page(data, 0)
+        check_page_count(pages)
         texts.add_recognized(rows)
         for number in range(1, pages):
             rows, _ = recognized_page(data, number)

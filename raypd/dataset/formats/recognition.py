@@ -11,6 +11,8 @@ from raypd.dataset.parser_process import parse
 from raypd.errors import InputError
 from raypd.tasks import TextBox
 
+# Pages of one document that are recognized; at some seconds each, more would take hours.
+MOST_PAGES = 500
 _PACKAGES = ("rapidocr", "onnxruntime", "pypdfium2")
 
 
@@ -20,7 +22,7 @@ def check_installed(source: InputConfig) -> None:
     Raises:
         InputError: One is missing.
     """
-    if source.ocr == "off":
+    if source.ocr == "none":
         return
     for package in _PACKAGES:
         if importlib.util.find_spec(package) is None:
@@ -41,6 +43,19 @@ def recognized_page(data: bytes, number: int) -> tuple[list[list[Any]], int]:
     """
     page = json.loads(parse("ocr", data, page=number))
     return page["rows"], page["pages"]
+
+
+def check_page_count(pages: int) -> None:
+    """Refuse a document with more pages to recognize than MOST_PAGES.
+
+    Raises:
+        ValueError: It has more.
+    """
+    if pages > MOST_PAGES:
+        raise ValueError(
+            f"{pages} pages to recognize, more than {MOST_PAGES}: divide the file, or recognize it "
+            "before"
+        )
 
 
 class PageTexts:

@@ -45,6 +45,7 @@ class Warc(Format):
     setting = "warc"
     reads_as = "a document for each response"
     title = "WARC"
+    is_document = True
 
     def __init__(self, format_of: FormatOfType) -> None:
         self._format_of = format_of

@@ -70,4 +70,4 @@ class Cohere2(DecoderModel):
         return logits * self.text_config.logit_scale
 
 
-COHERE2 = Family(("Cohere2ForCausalLM",), ParallelLayer, Cohere2)
+COHERE2 = Family("Command A, Command R7B", ("Cohere2ForCausalLM",), ParallelLayer, Cohere2)

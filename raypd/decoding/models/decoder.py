@@ -19,7 +19,7 @@ import torch
 from raypd.decoding.attention.step import Step
 from raypd.decoding.layers.in_torch import Builder
 from raypd.decoding.layers.sources import NormStyle, Rope
-from raypd.decoding.models.rotation import widened
+from raypd.decoding.models.rotation import in_dtype, widened
 
 # The name of the only rotary embedding of most models.
 ONE_ROPE = "rope"
@@ -124,10 +124,8 @@ class DecoderModel(torch.nn.Module):
     def ropes(self, hidden: torch.Tensor, positions: torch.Tensor) -> dict[str, Rope]:
         """Return the rotary embeddings for positions [tokens], by name."""
         cos, sin = self.rotary(hidden[None], positions[None])
-        # Some families have them in float32.
-        cos = cos[0].to(hidden.dtype)
-        sin = sin[0].to(hidden.dtype)
-        return {ONE_ROPE: widened(cos, sin, self.head_dim)}
+        rope = in_dtype(Rope(cos[0], sin[0]), hidden.dtype)
+        return {ONE_ROPE: widened(rope.cos, rope.sin, self.head_dim)}
 
     def finished(self, logits: torch.Tensor) -> torch.Tensor:
         """Scale or bound what the output embeddings give, [rows, tokens]."""
@@ -152,6 +150,7 @@ class Family:
     """A family of models.
 
     Attributes:
+        name: What people call its models.
         classes: The names of transformers' classes of its models.
         layer: Builds a layer from one of transformers.
         model: What is computed around the layers.
@@ -159,6 +158,7 @@ class Family:
         takes: Tells by the configuration whether the layer computes a model of these classes.
     """
 
+    name: str
     classes: tuple[str, ...]
     layer: Callable[[Any, Builder], DecoderLayer]
     model: type[DecoderModel] = DecoderModel

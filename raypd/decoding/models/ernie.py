@@ -20,6 +20,7 @@ class ErnieLayer(ExpertsLayer):
 
 
 ERNIE = Family(
+    "ERNIE 4.5, with experts too",
     ("Ernie4_5ForCausalLM", "Ernie4_5_MoeForCausalLM"),
     ErnieLayer,
     small={**SMALL, "moe_num_experts": 4, "moe_k": 4},

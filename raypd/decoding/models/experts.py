@@ -63,6 +63,7 @@ def softmax_router(router: Any) -> SoftmaxRouter | None:
 
 
 EXPERTS = Family(
+    "Qwen2-MoE, Qwen3-MoE, Mixtral",
     ("Qwen2MoeForCausalLM", "Qwen3MoeForCausalLM", "MixtralForCausalLM"),
     ExpertsLayer,
     small=SMALL,

@@ -115,5 +115,5 @@ def bounded(logits: torch.Tensor, bound: float | None) -> torch.Tensor:
 
 
 _SMALL = {"sliding_window": 16}
-GEMMA2 = Family(("Gemma2ForCausalLM",), SandwichLayer, Gemma2, small=_SMALL)
-GEMMA3 = Family(("Gemma3ForCausalLM",), Gemma3Layer, Gemma3, small=_SMALL)
+GEMMA2 = Family("Gemma 2", ("Gemma2ForCausalLM",), SandwichLayer, Gemma2, small=_SMALL)
+GEMMA3 = Family("Gemma 3", ("Gemma3ForCausalLM",), Gemma3Layer, Gemma3, small=_SMALL)

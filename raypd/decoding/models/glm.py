@@ -47,8 +47,9 @@ class Glm4MoeLayer(ExpertsLayer):
         )
 
 
-GLM4 = Family(("Glm4ForCausalLM",), Glm4Layer, DecoderModel)
+GLM4 = Family("GLM-4", ("Glm4ForCausalLM",), Glm4Layer, DecoderModel)
 GLM4_MOE = Family(
+    "GLM-4.5",
     ("Glm4MoeForCausalLM",),
     Glm4MoeLayer,
     small={**SMALL, "n_routed_experts": 4, "n_group": 1, "topk_group": 1},

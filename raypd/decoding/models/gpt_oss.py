@@ -28,6 +28,7 @@ class GptOss(DecoderModel):
 
 
 GPT_OSS = Family(
+    "gpt-oss",
     ("GptOssForCausalLM",),
     GptOssLayer,
     GptOss,

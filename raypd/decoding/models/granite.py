@@ -56,5 +56,9 @@ class Granite(DecoderModel):
 
 
 GRANITE = Family(
-    ("GraniteForCausalLM", "GraniteMoeForCausalLM"), GraniteLayer, Granite, small=SMALL
+    "Granite 3, with experts too",
+    ("GraniteForCausalLM", "GraniteMoeForCausalLM"),
+    GraniteLayer,
+    Granite,
+    small=SMALL,
 )

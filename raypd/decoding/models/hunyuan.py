@@ -33,6 +33,7 @@ class HunyuanLayer(ExpertsLayer):
 
 
 HUNYUAN = Family(
+    "Hunyuan, with experts too",
     ("HunYuanDenseV1ForCausalLM", "HunYuanMoEV1ForCausalLM"),
     HunyuanLayer,
     small={**SMALL, "moe_topk": 4},

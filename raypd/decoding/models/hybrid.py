@@ -11,24 +11,22 @@ from raypd.decoding.models.stock import Stock
 from raypd.decoding.recurrence.mixers import MIXERS, CurrentPass, Mixer
 from raypd.decoding.recurrence.states import MIN_STATES, StatePool
 
-# The families, by their classes in transformers.
-HYBRIDS = {
-    "BambaForCausalLM",
-    "FalconH1ForCausalLM",
-    "GraniteMoeHybridForCausalLM",
-    "Lfm2ForCausalLM",
-    "Lfm2MoeForCausalLM",
-    "NemotronHForCausalLM",
-    "Qwen3NextForCausalLM",
-    "Qwen3_5ForCausalLM",
-    "Qwen3_5MoeForCausalLM",
+# The families by their classes in transformers, with the types of layers that each has beside
+# attention, as `layer_types` of a configuration names them.
+HYBRIDS: dict[str, frozenset[str]] = {
+    "BambaForCausalLM": frozenset({"linear_attention"}),
+    "FalconH1ForCausalLM": frozenset({"hybrid"}),
+    "GraniteMoeHybridForCausalLM": frozenset({"linear_attention"}),
+    "Lfm2ForCausalLM": frozenset({"conv"}),
+    "Lfm2MoeForCausalLM": frozenset({"conv"}),
+    "NemotronHForCausalLM": frozenset({"linear_attention", "mlp", "moe"}),
+    "Qwen3NextForCausalLM": frozenset({"linear_attention"}),
+    "Qwen3_5ForCausalLM": frozenset({"linear_attention"}),
+    "Qwen3_5MoeForCausalLM": frozenset({"linear_attention"}),
 }
-# Types of layers with attention, and with a recurrence or a convolution, as `layer_types` of a
-# configuration names them. A layer of type "hybrid" has both.
-ATTENTION_LAYERS = {"full_attention", "sliding_attention", "hybrid"}
-RECURRENT_LAYERS = {"linear_attention", "conv", "hybrid"}
-# Layers without a connection between tokens.
-_OTHER_LAYERS = {"mlp", "moe"}
+# A layer of type "hybrid" has both attention and a recurrence.
+_ATTENTION_LAYERS = frozenset({"full_attention", "sliding_attention", "hybrid"})
+_RECURRENT_LAYERS = frozenset({"linear_attention", "conv", "hybrid"})
 # The share of the free memory that states may take; the cache and the passes need the rest.
 _STATE_SHARE = 0.5
 # States for each program of a full batch are at most this many.
@@ -43,7 +41,7 @@ def is_hybrid(model: torch.nn.Module) -> bool:
 def has_recurrent_layers(config: PretrainedConfig) -> bool:
     """Tell from a configuration whether its model has recurrent or convolution layers."""
     kinds = set(getattr(config.get_text_config(), "layer_types", None) or ())
-    return bool(kinds & RECURRENT_LAYERS)
+    return bool(kinds & _RECURRENT_LAYERS)
 
 
 def unknown_layers(config: PretrainedConfig, class_name: str) -> list[str]:
@@ -53,9 +51,7 @@ def unknown_layers(config: PretrainedConfig, class_name: str) -> list[str]:
         config: The model's configuration.
         class_name: Its class in transformers.
     """
-    known = set(ATTENTION_LAYERS - {"hybrid"})
-    if class_name in HYBRIDS:
-        known |= ATTENTION_LAYERS | RECURRENT_LAYERS | _OTHER_LAYERS
+    known = (_ATTENTION_LAYERS - {"hybrid"}) | HYBRIDS.get(class_name, frozenset())
     kinds = set(getattr(config.get_text_config(), "layer_types", None) or ())
     return sorted(kinds - known)
 
@@ -64,7 +60,7 @@ def attention_layers(config: PretrainedConfig) -> list[int]:
     """Return the numbers of the layers that attend."""
     text = config.get_text_config()
     kinds = getattr(text, "layer_types", None) or ["full_attention"] * text.num_hidden_layers
-    return [number for number, kind in enumerate(kinds) if kind in ATTENTION_LAYERS]
+    return [number for number, kind in enumerate(kinds) if kind in _ATTENTION_LAYERS]
 
 
 def _mixer_of(module: torch.nn.Module) -> type[Mixer] | None:

@@ -4,6 +4,7 @@ import torch
 
 from raypd.decoding.layers.sources import Rope
 from raypd.decoding.models.decoder import DecoderModel
+from raypd.decoding.models.rotation import in_dtype
 
 
 class LayerRopes(DecoderModel):
@@ -13,6 +14,5 @@ class LayerRopes(DecoderModel):
         ropes: dict[str, Rope] = {}
         for layer_type in self.rotary.layer_types:
             cos, sin = self.rotary(hidden[None], positions[None], layer_type)
-            # Some families have them in float32.
-            ropes[layer_type] = Rope(cos[0].to(hidden.dtype), sin[0].to(hidden.dtype))
+            ropes[layer_type] = in_dtype(Rope(cos[0], sin[0]), hidden.dtype)
         return ropes

@@ -106,6 +106,7 @@ def mlp_of(mlp: Any) -> MlpSource:
 
 
 LLAMA = Family(
+    "Llama, Qwen2, Qwen3, Ministral, Seed-OSS",
     (
         "LlamaForCausalLM",
         "MinistralForCausalLM",
@@ -115,4 +116,4 @@ LLAMA = Family(
     ),
     PreNormLayer,
 )
-MISTRAL = Family(("MistralForCausalLM",), MistralLayer)
+MISTRAL = Family("Mistral", ("MistralForCausalLM",), MistralLayer)

@@ -107,7 +107,7 @@ def _has_no_clipping(config: Any) -> bool:
     return config.clip_qkv is None
 
 
-OLMO2 = Family(("Olmo2ForCausalLM",), OlmoLayer, Olmo)
-OLMO3 = Family(("Olmo3ForCausalLM",), Olmo3Layer, Olmo3)
-OLMOE = Family(("OlmoeForCausalLM",), OlmoeLayer, small=SMALL, takes=_has_no_clipping)
-EXAONE4 = Family(("Exaone4ForCausalLM",), PostNormLayer)
+OLMO2 = Family("OLMo 2", ("Olmo2ForCausalLM",), OlmoLayer, Olmo)
+OLMO3 = Family("OLMo 3", ("Olmo3ForCausalLM",), Olmo3Layer, Olmo3)
+OLMOE = Family("OLMoE", ("OlmoeForCausalLM",), OlmoeLayer, small=SMALL, takes=_has_no_clipping)
+EXAONE4 = Family("EXAONE 4", ("Exaone4ForCausalLM",), PostNormLayer)

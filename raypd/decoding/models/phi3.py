@@ -39,4 +39,4 @@ def rotary_dim(config: Any, head_dim: int) -> int:
     return int(head_dim * rope.get("partial_rotary_factor", 1.0))
 
 
-PHI3 = Family(("Phi3ForCausalLM",), Phi3Layer)
+PHI3 = Family("Phi-3, Phi-4", ("Phi3ForCausalLM",), Phi3Layer)

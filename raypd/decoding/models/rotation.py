@@ -55,3 +55,10 @@ def widened(cos: torch.Tensor, sin: torch.Tensor, head_dim: int) -> Rope:
     half_cos = torch.nn.functional.pad(cos[:, :half], missing, value=1.0)
     half_sin = torch.nn.functional.pad(sin[:, :half], missing)
     return Rope(half_cos.repeat(1, 2), half_sin.repeat(1, 2))
+
+
+def in_dtype(rope: Rope, dtype: torch.dtype) -> Rope:
+    """Return a rotary embedding in the dtype of the hidden states; some families have float32."""
+    if rope.cos.dtype == dtype:
+        return rope
+    return Rope(rope.cos.to(dtype), rope.sin.to(dtype))

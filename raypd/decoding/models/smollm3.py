@@ -16,4 +16,4 @@ class SmolLm3Layer(PreNormLayer):
         return attention_of(attention, rotated=bool(attention.use_rope))
 
 
-SMOLLM3 = Family(("SmolLM3ForCausalLM",), SmolLm3Layer)
+SMOLLM3 = Family("SmolLM3", ("SmolLM3ForCausalLM",), SmolLm3Layer)

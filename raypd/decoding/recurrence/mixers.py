@@ -1,8 +1,9 @@
 """What recurrent and convolution layers of transformers compute, over the runs of a pass.
 
 A `Mixer` takes the place of the `forward` of a module of transformers and reads its weights. The
-tokens of all runs go through its products together, and its scan takes all runs at once (scans.py),
-or in batches by the kernels of flash-linear-attention or mamba-ssm where they are installed.
+tokens of all runs go through its products together. Its scan takes all runs at once (scans.py), or,
+on a GPU, in batches by the kernels of flash-linear-attention or mamba-ssm where they are installed.
+On a CPU native.c scans token by token, which keeps a head's state close to the processor.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import torch
 from torch.nn.functional import silu, softplus
 from transformers.activations import ACT2FN
 
+import raypd.decoding.native as native
 from raypd.decoding.recurrence.plan import RecurrentPass
 from raypd.decoding.recurrence.scans import DeltaInputs, MambaInputs, delta_chunks, mamba_chunks
 from raypd.decoding.recurrence.states import StateShape
@@ -81,6 +83,13 @@ class Mixer:
         """The file of transformers with the layer."""
         return sys.modules[type(self.source).__module__]
 
+    @cached_property
+    def in_c(self) -> bool:
+        """Whether native.c scans the runs. Rows of a state are whole vectors then."""
+        assert self.recurrent_shape is not None
+        is_on_cpu = self.source.out_proj.weight.device.type == "cpu"
+        return is_on_cpu and self.recurrent_shape[-1] % 16 == 0 and native.refusal() is None
+
     def installed(self, function: Callable[..., Any], package: str) -> Callable[..., Any] | None:
         """Return transformers' function if it is a package's kernel that can run here."""
         is_on_gpu = self.source.out_proj.weight.device.type == "cuda"
@@ -120,10 +129,12 @@ class GatedDelta(Mixer):
         beta = writing.sigmoid()
         decay = -source.A_log.float().exp() * softplus(forgetting.float() + source.dt_bias)
         out = torch.empty_like(value)
-        if self.scan_kernel is None:
-            self._scan_in_chunks(work, query, key, value, decay, beta, out)
-        else:
+        if self.scan_kernel is not None:
             self._scan_by_kernel(work, query, key, value, decay, beta, out)
+        elif self.in_c:
+            self._scan_in_c(work, query, key, value, decay, beta, out)
+        else:
+            self._scan_in_chunks(work, query, key, value, decay, beta, out)
         out = source.norm(out.flatten(0, 1), gates.flatten(0, 1)).unflatten(0, (len(x), -1))
         return source.out_proj(out.flatten(1))
 
@@ -162,6 +173,28 @@ class GatedDelta(Mixer):
             )
             batch.put(out, mixed)
             states.index_copy_(0, batch.ends, end.to(states.dtype))
+
+    def _scan_in_c(
+        self,
+        work: RecurrentPass,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        decay: torch.Tensor,
+        beta: torch.Tensor,
+        out: torch.Tensor,
+    ) -> None:
+        """Scan the runs token by token, and write the result to `out`; see `_scan_in_chunks`."""
+        query = _normed(query.float()) * query.shape[-1] ** -0.5
+        key = _normed(key.float())
+        value = value.float().contiguous()
+        kept = decay.float().exp()
+        beta = beta.float().contiguous()
+        scanned = torch.empty_like(value)
+        for runs in work.levels:
+            states = work.states(self.number)
+            native.delta_scan(states, runs, query, key, value, kept, beta, scanned)
+        out.copy_(scanned)
 
     def _scan_in_chunks(
         self,
@@ -245,10 +278,12 @@ class Mamba2(Mixer):
         steps = softplus(steps.float() + source.dt_bias.float()).clamp(*source.time_step_limit)
         rates = -source.A_log.float().exp()
         out = torch.empty_like(inputs, dtype=torch.float32)
-        if self.scan_kernel is None:
-            self._scan_in_chunks(work, inputs, steps, keys, queries, rates, out)
-        else:
+        if self.scan_kernel is not None:
             self._scan_by_kernel(work, inputs, steps, keys, queries, rates, out)
+        elif self.in_c:
+            self._scan_in_c(work, inputs, steps, keys, queries, rates, out)
+        else:
+            self._scan_in_chunks(work, inputs, steps, keys, queries, rates, out)
         return source.out_proj(self._gate(out.flatten(1), gates).to(x.dtype))
 
     def _project(self, x: torch.Tensor) -> torch.Tensor:
@@ -298,6 +333,26 @@ class Mamba2(Mixer):
             )
             batch.put(out, mixed)
             states.index_copy_(0, batch.ends, end.to(states.dtype))
+
+    def _scan_in_c(
+        self,
+        work: RecurrentPass,
+        inputs: torch.Tensor,
+        steps: torch.Tensor,
+        keys: torch.Tensor,
+        queries: torch.Tensor,
+        rates: torch.Tensor,
+        out: torch.Tensor,
+    ) -> None:
+        """Scan the runs token by token, and write the result to `out`; see `_scan_in_chunks`."""
+        inputs = inputs.float()
+        written = (inputs * steps[..., None]).contiguous()
+        keys = keys.float().contiguous()
+        queries = queries.float().contiguous()
+        kept = (steps * rates).exp()
+        for runs in work.levels:
+            native.mamba_scan(work.states(self.number), runs, written, keys, queries, kept, out)
+        out.addcmul_(self.source.D.float()[:, None], inputs)
 
     def _scan_in_chunks(
         self,

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+from raypd.decoding.native import Runs
 from raypd.decoding.recurrence.chains import Run
 from raypd.decoding.recurrence.states import StatePool
 from raypd.decoding.transfer import to_device
@@ -16,7 +17,7 @@ from raypd.decoding.transfer import to_device
 # Runs of 2 to this many tokens go into one batch, however their lengths differ.
 _SHORT_RUN = 16
 # The sizes to which chunks are padded. Longer runs are cut into chunks of the largest size.
-_CHUNK_SIZES = (1, 8, 16, 32, 64)
+_CHUNK_SIZES = (1, 8, 16, 32)
 
 
 @dataclass(eq=False)
@@ -52,7 +53,7 @@ class RunBatch:
         taken = self.take(values)
         if self.is_token is None:
             return taken
-        return taken * self.is_token
+        return taken * self.is_token.to(taken.dtype)
 
     def put(self, target: torch.Tensor, values: torch.Tensor) -> None:
         """Write values [runs, length, ...] to the tokens' rows in a target [tokens, ...]."""
@@ -93,7 +94,7 @@ class ChunkGroup:
         """Return the tokens' values [tokens, heads] as [chunks, heads, size], 0 for padding."""
         taken = values.index_select(0, self.rows).unflatten(0, (-1, self.size))
         if self.is_token is not None:
-            taken = taken * self.is_token
+            taken = taken * self.is_token.to(taken.dtype)
         return taken.transpose(1, 2)
 
     def put(self, target: torch.Tensor, values: torch.Tensor) -> None:
@@ -172,6 +173,26 @@ class RecurrentPass:
     def batches(self) -> list[RunBatch]:
         """The runs in batches, in the order in which they must be computed."""
         return [self._batch(members) for members in _batches(self._runs)]
+
+    @cached_property
+    def levels(self) -> list[Runs]:
+        """The runs of each level, in rising order."""
+        members: dict[int, list[Run]] = {}
+        for run in self._runs:
+            members.setdefault(run.level, []).append(run)
+        levels: list[Runs] = []
+        for level in sorted(members):
+            runs = members[level]
+            lengths = [len(run.rows) for run in runs]
+            levels.append(
+                Runs(
+                    torch.tensor([run.start for run in runs]),
+                    torch.tensor([run.end for run in runs]),
+                    torch.from_numpy(np.cumsum([0, *lengths])),
+                    torch.from_numpy(np.concatenate([run.rows for run in runs])),
+                )
+            )
+        return levels
 
     @cached_property
     def chunks(self) -> ChunkPlan:

@@ -1,0 +1,133 @@
+"""Models with recurrent layers: which are loaded, and which methods decode them."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from raypd.answering.check import check_method
+from raypd.config import ModelConfig
+from raypd.errors import ModelError
+from raypd.models.load import check_model_config, load_model
+from raypd.training.weights import _check_attention
+from tests.runs import run_config
+from tests.tiny import HYBRIDS, save_tiny
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny(tmp_path_factory.mktemp("hybrid"), "lfm2")
+
+
+def model_config(folder: Path) -> ModelConfig:
+    return ModelConfig(name=str(folder), device="cpu", dtype="float32")
+
+
+@pytest.mark.parametrize("kind", HYBRIDS)
+def test_families_are_loaded(tmp_path: Path, kind: str) -> None:
+    config = model_config(save_tiny(tmp_path, kind, vocab_size=272))
+    check_model_config(config)
+    loaded = load_model(config)
+    # Outside of an engine the model is what it was.
+    assert type(loaded.model).__module__.startswith("transformers.models.")
+    with pytest.raises(
+        ModelError, match=r"recurrent or convolution layers: .* cannot train it yet"
+    ):
+        _check_attention(loaded.model, "hybrid")
+
+
+@pytest.mark.parametrize(
+    ("kind", "keys", "words"),
+    [
+        # Of a family without them.
+        ("llama", {"layer_types": ["linear_attention"] * 2}, "has layers of type linear_attention"),
+        # Of another family.
+        ("qwen3_5_text", {"layer_types": ["conv"] * 4}, "has layers of type conv"),
+        # Of no family.
+        ("lfm2", {"layer_types": ["conv", "warp", "conv", "conv"]}, "config.json cannot be read"),
+        # Fewer than there are layers.
+        ("lfm2", {"layer_types": ["conv"]}, r"num_hidden_layers` \(4\) must be equal"),
+    ],
+)
+def test_layers_that_the_family_does_not_have_are_named(
+    tmp_path: Path, kind: str, keys: dict, words: str
+) -> None:
+    folder = _with_keys(save_tiny(tmp_path, kind), keys)
+    for refuses in (check_model_config, load_model):
+        with pytest.raises(ModelError, match=words) as error:
+            refuses(model_config(folder))
+        assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("kind", "keys"),
+    [
+        ("lfm2", {"layer_types": ["full_attention", "conv", "conv", "full_attention"]}),
+        ("qwen3_5_text", {"layer_types": ["full_attention"] * 4}),
+        ("granitemoehybrid", {"layer_types": ["mamba"] * 4}),
+    ],
+)
+def test_layers_that_are_not_those_of_the_weights_are_named(
+    tmp_path: Path, kind: str, keys: dict
+) -> None:
+    folder = _with_keys(save_tiny(tmp_path, kind), keys)
+    with pytest.raises(ModelError, match=r"weights are missing .*config\.json is another") as error:
+        load_model(model_config(folder))
+    assert "\n" not in str(error.value)
+
+
+def _with_keys(folder: Path, keys: dict) -> Path:
+    """Change a model's config.json."""
+    file = folder / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | keys))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("task", "decoding"),
+    [
+        (None, {"method": "autoregressive"}),
+        (None, {"method": "guided"}),
+        (None, {"method": "hyper_parallel", "isolate": "values"}),
+        (None, {"method": "hyper_parallel", "isolate": "values", "skeleton": "slots"}),
+        ("question_answering", {"method": "intra_prompt"}),
+        ("generation", {"method": "autoregressive"}),
+    ],
+)
+def test_methods_that_recurrent_layers_can_follow(
+    folder: Path, task: str | None, decoding: dict
+) -> None:
+    check_method(run_config(task, model={"name": str(folder)}, decoding=decoding))
+
+
+@pytest.mark.parametrize(
+    ("task", "decoding", "words"),
+    [
+        (None, {"method": "hyper_parallel"}, "set decoding.isolate: values"),
+        (
+            None,
+            {"method": "hyper_parallel", "isolate": "none"},
+            "decoding.isolate none: .* set decoding.isolate: values",
+        ),
+        (
+            None,
+            {"method": "speculative"},
+            "speculative: .* set decoding.method: hyper_parallel or autoregressive or guided",
+        ),
+        ("generation", {"method": "pasta"}, "pasta: .* set decoding.method: autoregressive$"),
+        ("generation", {"method": "skeleton_of_thought"}, "set decoding.method: autoregressive$"),
+    ],
+)
+def test_methods_that_they_cannot_follow_are_named(
+    folder: Path, task: str | None, decoding: dict, words: str
+) -> None:
+    with pytest.raises(ModelError, match=words):
+        check_method(run_config(task, model={"name": str(folder)}, decoding=decoding))
+
+
+def test_a_draft_model_with_recurrent_layers_is_refused(folder: Path, tmp_path: Path) -> None:
+    options = {"draft_model": str(folder)}
+    decoding = {"method": "speculative", "options": options}
+    main = save_tiny(tmp_path)
+    with pytest.raises(ModelError, match="has recurrent layers, which cannot take rejected drafts"):
+        check_method(run_config("generation", model={"name": str(main)}, decoding=decoding))
