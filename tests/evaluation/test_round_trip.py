@@ -11,7 +11,7 @@ from raypd.config.load import make_config
 from raypd.dataset.label_file import label_rows
 from raypd.errors import InputError
 from raypd.evaluation.score import evaluate
-from raypd.tasks import columns
+from raypd.tasks import record_of, value_row
 from raypd.tasks.labels import labels_of, typed
 from raypd.testing import fake
 from raypd.verify.export import export
@@ -52,8 +52,8 @@ def answered(name, category) -> dict:
     for attribute in category.attributes:
         value = VALUES[attribute.name]
         status = "null" if value is None else "ok"
-        values.append(columns.value_row(attribute.name, value, status, 0.5))
-    record = json.dumps(columns.record_of(category, VALUES))
+        values.append(value_row(attribute.name, value, status, 0.5))
+    record = json.dumps(record_of(category, VALUES))
     return {"category": name, "record": record, "values": values, "truncated": False}
 
 
