@@ -36,10 +36,6 @@ if TYPE_CHECKING:
     )
     from raypd.models.endpoint_batch import BatchEngine as BatchEngine
     from raypd.models.families import families_table as families_table, untrainable as untrainable
-    from raypd.models.families import (
-        families_table as families_table,
-        untrainable as untrainable,
-    )
     from raypd.models.load import (
         LoadedModel as LoadedModel,
         Purpose as Purpose,
