@@ -235,3 +235,12 @@ def test_what_is_imported_at_once_is_of_a_dependency() -> None:
             }:
                 owners = {owner.lower().replace("_", "-") for owner in distributions[name]}
                 assert owners & (required | BROUGHT), f"{file}: {name} is in no dependency"
+
+
+def test_readme_makefile_and_package_name_the_same_versions_of_python() -> None:
+    """The classifiers list what is tried; the README and the Makefile name the same versions."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    tried = re.findall(r"Python :: (3\.\d+)", " ".join(project["classifiers"]))
+    for name in ("README.md", "Makefile"):
+        ranges = re.findall(r"Python (3\.\d+) to (3\.\d+)", (ROOT / name).read_text())
+        assert set(ranges) == {(tried[0], tried[-1])}, name

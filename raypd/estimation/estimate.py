@@ -335,6 +335,7 @@ def _notes(config: RunConfig, sample: CorpusSample, profiled: Profile) -> list[s
     notes = []
     if scan.left_out:
         notes.append(left_out.describe(scan.left_out))
+    notes += scan.unsplit
     if config.model.is_fake:
         notes.append("model: fake. These figures are made up: no model read the documents")
     if len(sample.documents) < _SMALL_SAMPLE:
@@ -387,6 +388,7 @@ def _with_given_speed(config: RunConfig | None, options: EstimateOptions) -> Est
         documents = corpus.documents
         if corpus.left_out:
             notes.append(left_out.describe(corpus.left_out))
+        notes += corpus.unsplit
     elif options.model is not None:
         documents = bootstrap.exact(_MILLION)
         notes.append("for a million documents; --documents sets another number")

@@ -8,7 +8,7 @@ again.
 import math
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -16,6 +16,7 @@ import raypd.estimation.bootstrap as bootstrap
 from raypd.config import ExtractionConfig, QuestionAnsweringConfig, RunConfig
 from raypd.dataset import Plan, planner, read_unit
 from raypd.errors import InputError
+from raypd.estimation.unsplit import UnsplitObjects
 from raypd.run import LeftOutFiles, Unit
 from raypd.tasks import Document
 from raypd.text import counted
@@ -49,6 +50,8 @@ class Scan:
     documents: bootstrap.Array  # of the whole corpus, counted or estimated
     units_planned: int
     left_out: list[LeftOutFiles]  # files of the input that are not read
+    # Notes on large objects that cannot be split.
+    unsplit: list[str] = field(default_factory=list)
 
     @property
     def complete(self) -> bool:
@@ -132,7 +135,9 @@ def scan(config: RunConfig) -> Scan:
     units: list[Unit] = []
     scanned: list[ScannedDocument] = []
     last_error: InputError | None = None
+    objects = UnsplitObjects()
     for unit_index, unit in enumerate(plan):
+        objects.add(unit)
         if unit_index not in unit_indices:
             continue
         try:
@@ -156,7 +161,7 @@ def scan(config: RunConfig) -> Scan:
         rng = np.random.default_rng(SEED)
         unit_bytes = [unit.bytes for unit in units]
         total = bootstrap.ratio(counts, unit_bytes, rng, plan.units) * plan.bytes
-    return Scan(units, counts, scanned, total, plan.units, plan.left_out)
+    return Scan(units, counts, scanned, total, plan.units, plan.left_out, objects.notes())
 
 
 def _unit_indices(plan: Plan) -> set[int]:

@@ -4,6 +4,7 @@ paper's own example.
 
 import contextlib
 import functools
+import gzip
 import itertools
 import json
 import math
@@ -13,6 +14,8 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from raypd.answering.request_queue import RequestQueue, UnitState
@@ -31,6 +34,7 @@ from raypd.estimation import (
     machines,
     profile,
     sampling,
+    unsplit,
     views,
     workload,
 )
@@ -765,6 +769,34 @@ def test_an_instance_type_that_the_speed_says_nothing_about_is_named(tmp_path) -
     says(notes[None][1], "--instance m7i.2xlarge is not in the tables", "its CPU")
     says(notes["NVIDIA H100 80GB HBM3"][0], "--instance g6e.xlarge", "holds for H100")
     assert [note.split()[1] for note in notes["NVIDIA L40S"]] == ["m7i.2xlarge"]
+
+
+def test_large_objects_that_cannot_be_split_are_named_with_the_way_out(
+    tmp_path, monkeypatch
+) -> None:
+    """A file of lines can be split, and so can a table of many row groups."""
+    rows = [{"id": str(number), "category": "a", "title": "x" * 50} for number in range(400)]
+    lines = "\n".join(map(json.dumps, rows)).encode()
+    folder = tmp_path / "in"
+    folder.mkdir()
+    (folder / "plain.jsonl").write_bytes(lines)
+    (folder / "packed.jsonl.gz").write_bytes(gzip.compress(lines))
+    table = pa.Table.from_pylist(rows)
+    pq.write_table(table, folder / "one.parquet")
+    pq.write_table(table, folder / "many.parquet", row_group_size=20)
+    config = with_changes(corpus(tmp_path, 10), {"input.format": "auto"})
+    notes = {}
+    for name in ("plain.jsonl", "packed.jsonl.gz", "one.parquet", "many.parquet"):
+        own = with_changes(config, {"input.path": str(folder / name)})
+        assert sampling.scan(own).unsplit == []  # these are small
+        with monkeypatch.context() as patch:
+            patch.setattr(unsplit, "_LARGE_BYTES", 100)
+            notes[name] = sampling.scan(own).unsplit
+            given = EstimateOptions(throughput=["L40S=6.28"])
+            assert set(notes[name]) <= set(estimate(own, given).notes)
+    assert notes["plain.jsonl"] == notes["many.parquet"] == []
+    says(notes["packed.jsonl.gz"][0], "packed.jsonl.gz: gz", "cannot be split", "128 MB")
+    says(notes["one.parquet"][0], "1 row group of", "rewrite it with row groups of")
 
 
 def test_a_fake_model_that_costs_nothing_is_not_told_to_take_longer(tmp_path) -> None:
