@@ -16,7 +16,6 @@ import raypd.estimation.bootstrap as bootstrap
 from raypd.config import ExtractionConfig, QuestionAnsweringConfig, RunConfig
 from raypd.dataset import Plan, planner, read_unit
 from raypd.errors import InputError
-from raypd.estimation.unsplit import UnsplitObjects
 from raypd.run import LeftOutFiles, Unit
 from raypd.tasks import Document
 from raypd.text import counted
@@ -135,9 +134,7 @@ def scan(config: RunConfig) -> Scan:
     units: list[Unit] = []
     scanned: list[ScannedDocument] = []
     last_error: InputError | None = None
-    objects = UnsplitObjects()
     for unit_index, unit in enumerate(plan):
-        objects.add(unit)
         if unit_index not in unit_indices:
             continue
         try:
@@ -161,7 +158,7 @@ def scan(config: RunConfig) -> Scan:
         rng = np.random.default_rng(SEED)
         unit_bytes = [unit.bytes for unit in units]
         total = bootstrap.ratio(counts, unit_bytes, rng, plan.units) * plan.bytes
-    return Scan(units, counts, scanned, total, plan.units, plan.left_out, objects.notes())
+    return Scan(units, counts, scanned, total, plan.units, plan.left_out, plan.unsplit)
 
 
 def _unit_indices(plan: Plan) -> set[int]:

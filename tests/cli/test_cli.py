@@ -2,6 +2,7 @@
 twice; and a job.
 """
 
+import io
 import json
 import os
 import re
@@ -13,8 +14,9 @@ from unittest.mock import Mock
 import pyarrow.dataset as ds
 import pytest
 import yaml
+from rich.console import Console
 
-from raypd.cli.summary import _values
+from raypd.cli.summary import _table, _values
 from raypd.config import RunConfig
 from raypd.config.load import load_config
 from raypd.config.render import render
@@ -231,6 +233,27 @@ def test_config_show_names_the_method_that_will_run(
     method = load_config(file, overrides).decoding.method
     assert f"\n  method: {method} " in shown
     assert (f"auto (here: {method})" in shown) == open_method
+
+
+@pytest.mark.parametrize("width", [60, 80, 160])
+def test_the_preview_of_answers_fits_and_shows_them(width: int) -> None:
+    """A long question does not push its answer out of the terminal."""
+    row = {
+        "id": "context-" + "9" * 40,
+        "status": "ok",
+        "question_id": "0",
+        "question": "Which of the following is said of the city " + "in the text " * 10 + "?",
+        "answer": "Oslo" + " and more" * 30,
+        "answer_status": "ok",
+        "truncated": False,
+    }
+    out = io.StringIO()
+    console = Console(file=out, width=width, highlight=False, markup=False)
+    console.print(_table([row]))
+    lines = out.getvalue().splitlines()
+    assert max(map(len, lines)) <= width
+    assert "Which of the" in lines[-1]
+    assert "Oslo" in lines[-1]
 
 
 def test_the_readme_puts_the_command_on_the_path() -> None:

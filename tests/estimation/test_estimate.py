@@ -12,6 +12,7 @@ import random
 import threading
 from dataclasses import replace
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import numpy as np
 import pyarrow as pa
@@ -25,7 +26,7 @@ from raypd.billing.meter import WorkerTime
 from raypd.cluster import driver, one_worker
 from raypd.config import RunConfig
 from raypd.config.load import with_changes
-from raypd.dataset import planner
+from raypd.dataset import planner, unsplit
 from raypd.errors import ConfigError, InputError, RunError
 from raypd.estimation import (
     bootstrap,
@@ -34,7 +35,6 @@ from raypd.estimation import (
     machines,
     profile,
     sampling,
-    unsplit,
     views,
     workload,
 )
@@ -797,6 +797,17 @@ def test_large_objects_that_cannot_be_split_are_named_with_the_way_out(
     assert notes["plain.jsonl"] == notes["many.parquet"] == []
     says(notes["packed.jsonl.gz"][0], "packed.jsonl.gz: gz", "cannot be split", "128 MB")
     says(notes["one.parquet"][0], "1 row group of", "rewrite it with row groups of")
+
+
+def test_planning_a_run_says_which_objects_cannot_be_split(tmp_path, monkeypatch, capsys) -> None:
+    lines = [json.dumps({"id": str(n), "category": "a", "title": "x" * 50}) for n in range(100)]
+    (tmp_path / "packed.jsonl.gz").write_bytes(gzip.compress("\n".join(lines).encode()))
+    config = with_changes(corpus(tmp_path, 10), {"input.path": str(tmp_path / "packed.jsonl.gz")})
+    monkeypatch.setattr(unsplit, "_LARGE_BYTES", 100)
+    monkeypatch.setattr(driver.writer, "committed", Mock(side_effect=RunError("planned")))
+    with pytest.raises(RunError, match="planned"):
+        driver.run_extract(config)
+    says(capsys.readouterr().err, "packed.jsonl.gz: gz", "cannot be split: one process at a time")
 
 
 def test_a_fake_model_that_costs_nothing_is_not_told_to_take_longer(tmp_path) -> None:
