@@ -63,6 +63,9 @@ def _print_check(manifest: Manifest, console: Console) -> str:
         check = answer_check.check_run(manifest.output, progress)
     except NoRun:
         return ""
+    except OSError as error:
+        console.print(one_line(f"answers were not checked: {error}"), style="yellow")
+        return ""
     for line in answer_check.lines(check):
         style = "yellow" if line.startswith("warning") else None
         console.print(one_line(line), style=style, soft_wrap=True)

@@ -35,7 +35,8 @@ def check_target(target: Path, source: Path) -> None:
         mark
     ):
         raise ConfigError(
-            f"{target}: is there already and not from raypd tune; --output names another file"
+            f"{target} already exists and was not written by raypd tune; choose another file with "
+            "--output"
         )
     if not target.parent.is_dir():
         raise ConfigError(f"--output {target}: the folder {target.parent} does not exist")

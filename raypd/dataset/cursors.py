@@ -12,8 +12,11 @@ from collections.abc import Hashable
 from dataclasses import replace
 from itertools import islice
 
+import pyarrow as pa
+
 from raypd.config import InputConfig
 from raypd.dataset.formats import FORMATS, SourceRow
+from raypd.errors import InputError
 from raypd.run import Part
 
 # Open files between two units. An open row group holds its compressed columns in memory.
@@ -46,20 +49,26 @@ class _Cursor:
                 return None
         elif gap < 0:
             return self._take_kept(part)
-        elif gap > _KEPT_ROWS and self._format.enters_groups:
+        elif (gap > _KEPT_ROWS and self._format.enters_groups) or not self._pass_over(gap):
             return None
-        else:
-            self._pass_over(gap)
         rows = list(islice(self._rows, part.expected))
         self._position = part.end
         return rows
 
-    def _pass_over(self, count: int) -> None:
-        """Keep the rows of units that may come later; others may have been processed before."""
-        for number, row in enumerate(islice(self._rows, count), self._position):
-            self._kept[number] = row
-            if len(self._kept) > _KEPT_ROWS:
-                del self._kept[next(iter(self._kept))]
+    def _pass_over(self, count: int) -> bool:
+        """Keep the rows of units that may come later; others may have been processed before.
+
+        Returns:
+            False if a row cannot be read. The rows behind it may be readable.
+        """
+        try:
+            for number, row in enumerate(islice(self._rows, count), self._position):
+                self._kept[number] = row
+                if len(self._kept) > _KEPT_ROWS:
+                    del self._kept[next(iter(self._kept))]
+        except (InputError, OSError, ValueError, pa.ArrowException):
+            return False
+        return True
 
     def _take_kept(self, part: Part) -> list[SourceRow] | None:
         numbers = range(part.start, part.end)

@@ -45,8 +45,8 @@ def fit_calibration(values: Sequence[LabelledValue]) -> Calibration:
         if len(values) >= MIN_VALUES and right.all():
             reason = "all are right"
         raise InputError(
-            f"{len(values)} labelled values, of which {reason}: a calibration needs {MIN_VALUES} "
-            "of both kinds"
+            f"{len(values)} labelled values, and {reason}: a calibration needs {MIN_VALUES}, "
+            "some of them right and some wrong"
         )
     attributes, attribute_of_value = np.unique(
         [f"{value.category}/{value.attribute}" for value in values], return_inverse=True

@@ -80,7 +80,8 @@ def tune_cascade(
     second = config.second_model()
     if second is None:
         raise ConfigError(
-            "cascade.model: name the second model, of which --cascade finds when to ask it"
+            "cascade.model: name the second model; --cascade finds the threshold below which it is "
+            "asked"
         )
     storage.configure(config.storage)
     check_model(config)

@@ -85,7 +85,7 @@ def run_fit(
     except BudgetReached as reached:
         result.stopped = str(reached)
     except (KeyboardInterrupt, console.Interrupted):
-        raise console.Interrupted("interrupted; the same command goes on from there") from None
+        raise console.Interrupted("interrupted; run the same command again to resume") from None
     result.usd = context.spent()
     result.recommended = recommend(result)
     _write_recommended(result, path, overrides)
@@ -245,11 +245,12 @@ class Fit:
         budget = self.config.cost.budget_usd
         if budget is not None and self.context.spent() >= budget:
             raise BudgetReached(
-                f"cost.budget_usd {usd(budget)} is spent; the same command with more goes on"
+                f"cost.budget_usd {usd(budget)} is spent; raise it and run the same command to "
+                "resume"
             )
         if self.context.ends is not None and time.time() > self.context.ends:
             raise BudgetReached(
-                "cost.deadline is reached; the same command with a later one goes on"
+                "cost.deadline is reached; set a later one and run the same command to resume"
             )
 
 

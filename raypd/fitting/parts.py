@@ -51,9 +51,9 @@ def parts_of(context: FitContext) -> dict[str, list[Row]]:
                 storage.delete(path)
             total = counted(sum(map(len, parts.values())), "labelled document")
             raise InputError(
-                f"{total}, of which {len(rows)} are for {part}, which needs {MIN_DOCUMENTS[part]}: "
-                "label more documents, raise fit.documents, or change fit.test_share and "
-                "fit.validation_share"
+                f"{total}, but {len(rows)} of them are for {part}, which needs "
+                f"{MIN_DOCUMENTS[part]}: label more documents, raise fit.documents, or change "
+                "fit.test_share and fit.validation_share"
             )
     return parts
 

@@ -323,7 +323,7 @@ def convert_weights(file: Path, folder: Path, dtype: torch.dtype, config: Pretra
     in_model = sum(tensor.numel() for tensor in _distinct(model))
     if in_file > in_model:
         raise ModelError(
-            f"{file}: it has {in_file:,} numbers, of which transformers takes {in_model:,}; a "
+            f"{file}: it has {in_file:,} numbers, but transformers takes only {in_model:,}; a "
             "server of llama.cpp may answer in its place (model.endpoint)"
         )
     model.config._name_or_path = ""

@@ -114,7 +114,7 @@ def load_heads(folder: str | Path, model: PreTrainedModel | None = None) -> Medu
     heads.load_state_dict(load_file(Path(folder) / _WEIGHTS), assign=True)
     if model is not None:
         vocabulary, hidden_size = model.get_output_embeddings().weight.shape
-        check_fit(folder, config, model.name_or_path, hidden_size, vocabulary)
+        check_fit(folder, config, model.name_or_path or "the model", hidden_size, vocabulary)
         heads = heads.to(model.device, model.dtype)
     return heads.eval().requires_grad_(False)
 

@@ -103,7 +103,7 @@ def run_training(
                     f"{limits.reached}; what is trained is kept up to its latest checkpoint"
                 ) from None
             raise console.Interrupted(
-                "interrupted; the same command goes on from the latest checkpoint"
+                "interrupted; run the same command again to resume from the latest checkpoint"
             ) from None
         finally:
             ledger_actor.close(ledger)
@@ -137,7 +137,9 @@ class _Limits:
         if self.reached is not None:
             return
         if self.ends is not None and time.time() > self.ends:
-            self.reached = "cost.deadline is reached: the same command with a later one goes on"
+            self.reached = (
+                "cost.deadline is reached: set a later one and run the same command to resume"
+            )
         elif self.config.cost.budget_usd is not None:
             self._check_budget(self.config.cost.budget_usd)
         if self.reached is not None:
@@ -150,8 +152,8 @@ class _Limits:
             reserve = standing.usd_per_second * self.config.cost.reserve_seconds
             if total + reserve > budget:
                 self.reached = (
-                    f"cost.budget_usd {text.usd(budget)} is reached ({text.usd(total)}): the same "
-                    "command with more goes on"
+                    f"cost.budget_usd {text.usd(budget)} is reached ({text.usd(total)}): "
+                    "raise it and run the same command to resume"
                 )
 
 
@@ -318,7 +320,8 @@ def _explained(error: Exception) -> UserError:
         # Ray's own explanation has twenty lines.
         last = "the machine ran out of memory (a lower training.batch_tokens takes less)"
     return RunError(
-        f"a training worker ended: {last}; the same command goes on from the latest checkpoint"
+        f"a training worker ended: {last}; run the same command again to resume from the latest "
+        "checkpoint"
     )
 
 

@@ -315,7 +315,7 @@ def _merged_summary(
         reasons=failures.reasons,
         retriable=failures.retriable,
         seconds=round(summary.seconds + retried.seconds, 3),
-        busy_seconds=round(summary.busy_seconds + retried.busy_seconds, 3),
+        busy_seconds=round(summary.busy_seconds + retried.busy_seconds, 6),
         categories=added([*summary.categories.items(), *retried.categories.items()]),
     )
 

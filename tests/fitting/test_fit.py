@@ -146,7 +146,7 @@ def test_an_interrupted_fit_resumes_and_has_a_learning_curve(tmp_path, yaml_of, 
         if len(trainings) > 1:
             raise KeyboardInterrupt
 
-    with pytest.raises(Interrupted, match="the same command goes on"):
+    with pytest.raises(Interrupted, match="run the same command again to resume"):
         run_fit(path, [], say=stop_at_the_second)
     weights = next(folder.rglob("model.safetensors"))
     written = weights.stat().st_mtime_ns
@@ -326,7 +326,7 @@ class TestLabels:
 
 
 @pytest.mark.parametrize(
-    ("documents", "message"), [(10, "10 labelled documents, of which"), (0, "no labelled")]
+    ("documents", "message"), [(10, "10 labelled documents, but"), (0, "no labelled")]
 )
 def test_too_few_labels_are_refused_with_what_to_do(documents, message, yaml_of, ray_here):
     path = yaml_of(max(documents, 1))

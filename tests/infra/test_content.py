@@ -242,14 +242,14 @@ def test_the_image_with_vllm_has_versions_that_raypd_and_vllm_take_and_names_the
     pinned = dict(line.split("==") for line in lines if not line.startswith("#"))
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = re.search(r"EXTRA=(vllm\S*)", text("docker/Dockerfile"))[1].split(",")
-    assert extras == ["vllm", "delta", "iceberg", "cloud"]
+    assert extras == ["vllm", "delta", "iceberg", "cloud", "ocr"]
     wanted = [Requirement(r) for r in project["dependencies"]]
     for extra in extras:
         own = [Requirement(r) for r in project["optional-dependencies"][extra]]
         if extra == "vllm":
             of_own = []
         else:
-            of_own = [Requirement(r) for one in own for r in requires(one.name)]
+            of_own = [Requirement(r) for one in own for r in requires(one.name) or []]
         wanted += own + [r for r in of_own if r.marker is None or "extra" not in str(r.marker)]
     # VLLM 0.33's own.
     wanted += [Requirement("torch==2.14.0"), Requirement("transformers>=5.16.1,<5.21")]

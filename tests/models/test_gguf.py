@@ -230,7 +230,7 @@ def test_a_rotation_that_is_scaled_by_keys(tmp_path: Path) -> None:
 def test_a_tensor_that_transformers_drops_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "tiny.gguf"
     write_gguf(file, tensors={"blk.0.attn_sinks.weight": np.ones(4, dtype=np.float32)})
-    with pytest.raises(ModelError, match="numbers, of which transformers takes"):
+    with pytest.raises(ModelError, match="numbers, but transformers takes"):
         load_model(config_of(file))
 
 

@@ -24,7 +24,7 @@ def bill() -> Bill:
         2.0,
         open={"u": (1.0, 2.0)},
         spans=[(2.0, 3.5, "startup", None)],
-        categories={UsageKey("c"): {"documents": 3, "seconds": 0.5}},
+        lost_usage={UsageKey("c"): {"documents": 3, "seconds": 0.5}},
     )
     return Bill(
         "s",
@@ -72,7 +72,7 @@ def test_files_of_other_versions_are_read():
     record = from_json(Bill, {**tree, "later": 1}, "s.json")
     assert record == Bill(**{**vars(bill()), "shares": []})
     assert (
-        type(record.workers[0].categories[UsageKey("c")]["documents"]) is int
+        type(record.workers[0].lost_usage[UsageKey("c")]["documents"]) is int
     )  # as it stands in the file
 
 

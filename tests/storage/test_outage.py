@@ -176,7 +176,9 @@ def test_an_object_that_is_forbidden_is_left_out_and_listed(proxy, corpus, bucke
     assert [unit.name for unit in units.damaged()] == ["07.parquet", "08.jsonl"]
     assert all("forbidden: " in str(unit.damaged) for unit in units.damaged())
     console = Console(file=io.StringIO(), width=100)
-    print_summary(driver.finish(run, run.output.path, run_here(run, planned=units)), console)
+    manifest = driver.finish(run, run.output.path, run_here(run, planned=units))
+    storage.configure(run.storage)
+    print_summary(manifest, console)
     words = (
         "left out: 2 units of the input that cannot be read",
         f"rows:     {bucket}/out/units/*.parquet",

@@ -82,7 +82,12 @@ def test_the_prompt_shares_its_instruction_and_ends_in_the_skeleton_and_no_docum
     text, shared, begin = (tiny_tokenizer().decode(list(first.tokens[:end])) for end in ends)
     assert first.shared == second.shared > 100
     assert first.tokens[: first.shared] == second.tokens[: second.shared]
-    says(shared, "- Brand: the maker\n", "Größe (a number)", "(one of: red, red wine, größer)")
+    says(
+        shared,
+        "- Brand (meaning: the maker)\n",
+        "Größe (a number)",
+        "(one of: red, red wine, größer)",
+    )
     assert "Boot" not in shared
     assert '<document>\ntitle: Boot 15.6" {x}\n</document>' in text
     assert begin.endswith('"Größe":')

@@ -145,7 +145,9 @@ def test_values_of_an_object_that_may_be_missing_are_null_without_a_label(make):
     ]
     learned = [values(example) for example in examples(labelled)]
     assert learned == [[" n"] * 3, [' "Ulm"', " n"], [" n", " n", ' "x"']]
-    says("".join(examples.skipped), "attributes without a label", "a label of 'to' is no object")
+    says(
+        "".join(examples.skipped), "attributes without a label", "a label of 'to' is not an object"
+    )
 
 
 @settings(max_examples=10, deadline=None)

@@ -112,7 +112,7 @@ def cut_off(config, files):
         if any(name.endswith("checkpoint_manager_snapshot.json") for name in files()):
             _thread.interrupt_main()
 
-    with pytest.raises(Interrupted, match="the same command goes on"):
+    with pytest.raises(Interrupted, match="run the same command again to resume"):
         run_training(config, say=interrupt)
 
 

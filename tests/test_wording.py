@@ -1,0 +1,108 @@
+"""Phrases that were replaced stay out of what users read."""
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import typer.main
+
+from raypd.cli.main import app
+
+ROOT = Path(__file__).resolve().parents[1]
+REPLACED = {
+    "is there already": "already exists",
+    "goes on": "resumes, continues",
+    "going away": "is being preempted",
+    "where there is none": "if there is none, if it is absent",
+    "of which": "a sentence of its own",
+}
+PATTERN = re.compile(r"\b(" + "|".join(REPLACED).replace(" ", r"\s+") + r")\b", re.IGNORECASE)
+PAGES = (
+    "README.md",
+    "CHANGELOG.md",
+    "CONTRIBUTING.md",
+    "docs/*.md",
+    "infra/README.md",
+    "configs/**/*.yaml",
+)
+
+
+def replaced_phrases(text: str) -> list[str]:
+    """Return the replaced phrases in a text, each with what to write instead."""
+    phrases = []
+    for match in PATTERN.finditer(text):
+        phrase = " ".join(match.group().lower().split())
+        phrases.append(f"{phrase!r}: write {REPLACED[phrase]!r}")
+    return phrases
+
+
+def docstrings(tree: ast.AST) -> set[int]:
+    """Return the ids of the nodes that are docstrings, which users do not read."""
+    ids = set()
+    for node in ast.walk(tree):
+        body = getattr(node, "body", None)
+        if not isinstance(body, list):
+            continue
+        for statement in body:
+            if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant):
+                ids.add(id(statement.value))
+    return ids
+
+
+def texts(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """Yield the line and the text of each string of a module but for docstrings.
+
+    A part of an f-string is a string too; a phrase that a placeholder interrupts is not seen.
+    """
+    skipped = docstrings(tree)
+    for node in ast.walk(tree):
+        if id(node) in skipped or not isinstance(node, ast.Constant):
+            continue
+        if isinstance(node.value, str):
+            yield node.lineno, node.value
+
+
+def commands(command: typer.main.TyperCommand | typer.main.TyperGroup, name: str) -> Iterator:
+    """Yield each command below a command, with its name."""
+    yield name, command
+    for part, child in getattr(command, "commands", {}).items():
+        yield from commands(child, f"{name} {part}")
+
+
+def test_pages_have_none() -> None:
+    problems = []
+    for pattern in PAGES:
+        files = sorted(ROOT.glob(pattern))
+        assert files, pattern
+        for file in files:
+            for phrase in replaced_phrases(file.read_text()):
+                problems.append(f"{file.relative_to(ROOT)}: {phrase}")
+    assert not problems, "\n".join(problems)
+
+
+def test_messages_and_descriptions_of_keys_have_none() -> None:
+    problems = []
+    for file in sorted((ROOT / "raypd").rglob("*.py")):
+        for line, value in texts(ast.parse(file.read_text())):
+            for phrase in replaced_phrases(value):
+                problems.append(f"{file.relative_to(ROOT)}:{line}: {phrase}")
+    assert not problems, "\n".join(problems)
+
+
+def test_help_has_none() -> None:
+    problems = []
+    names = []
+    for name, command in commands(typer.main.get_command(app), "raypd"):
+        names.append(name)
+        for phrase in replaced_phrases(command.help or ""):
+            problems.append(f"{name} --help: {phrase}")
+    assert "raypd extract" in names
+    assert not problems, "\n".join(problems)
+
+
+def test_a_phrase_is_seen_across_a_line_break_and_not_within_a_word() -> None:
+    assert replaced_phrases("configs is there\nalready") == [
+        "'is there already': write 'already exists'"
+    ]
+    assert replaced_phrases("which of whichever") == []
