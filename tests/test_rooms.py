@@ -235,3 +235,18 @@ def test_what_is_imported_at_once_is_of_a_dependency() -> None:
             }:
                 owners = {owner.lower().replace("_", "-") for owner in distributions[name]}
                 assert owners & (required | BROUGHT), f"{file}: {name} is in no dependency"
+
+
+def test_readme_makefile_and_package_name_the_same_versions_of_python() -> None:
+    """The classifiers list the versions that are tried; another that is allowed is said to be
+    untried.
+    """
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    tried = re.findall(r"Python :: (3\.\d+)", " ".join(project["classifiers"]))
+    first, below = re.findall(r"3\.(\d+)", project["requires-python"])
+    allowed = [f"3.{minor}" for minor in range(int(first), int(below))]
+    (untried,) = set(allowed) - set(tried)
+    for name in ("README.md", "Makefile"):
+        text = (ROOT / name).read_text()
+        ranges = re.findall(r"Python (3\.\d+) to (3\.\d+)( \(untried on [^)]*\))?", text)
+        assert set(ranges) == {(allowed[0], allowed[-1], f" (untried on {untried})")}, name

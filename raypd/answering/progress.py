@@ -5,7 +5,7 @@ import time
 from collections.abc import Iterator
 
 from rich.console import Console, RenderableType
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, TextColumn
 from rich.text import Text
 
 from raypd.text import duration, number, said
@@ -14,6 +14,10 @@ from raypd.text import duration, number, said
 _LINE_SECONDS = 10.0
 # Seconds before a rate is shown; an earlier one would say little.
 _RATE_SECONDS = 1.0
+# The time left is not known before so many documents are answered, or before one is answered and a
+# minute has passed: the first documents also fill the engine.
+_LEFT_DOCUMENTS = 10
+_LEFT_SECONDS = 60.0
 _LOADING = "loading the model"
 
 
@@ -81,13 +85,19 @@ class RunDisplay:
             BarColumn(),
             TextColumn("{task.completed:.0f}/{task.fields[planned]} documents"),
             TextColumn("{task.fields[rate]}/s"),
-            TimeRemainingColumn(compact=True),
+            TextColumn("{task.fields[left]}"),
             TextColumn("{task.fields[failed]} failed"),
             console=console,
             disable=not console.is_terminal,
         )
         self._row = self._bar.add_task(
-            _LOADING, total=total, completed=done, failed=0, rate="0", planned=self._planned
+            _LOADING,
+            total=total,
+            completed=done,
+            failed=0,
+            rate="-",
+            left="",
+            planned=self._planned,
         )
 
     def __enter__(self) -> None:
@@ -129,6 +139,7 @@ class RunDisplay:
             planned=self._planned,
             failed=failed,
             rate="-" if rate is None else number(rate),
+            left=self._left(rate),
         )
         if self._bar.disable and self._has_begun:
             line = self._line(rate, failed)
@@ -145,13 +156,26 @@ class RunDisplay:
             return None
         return (self._done - self._done_before) / seconds
 
+    def _left(self, rate: float | None) -> str:
+        """Return the time left in words; "" until it can be known.
+
+        Args:
+            rate: Documents per second; None if it is too early to tell.
+        """
+        seconds = time.monotonic() - self._started
+        answered = self._done - self._done_before
+        too_early = answered < _LEFT_DOCUMENTS and seconds < _LEFT_SECONDS
+        if not rate or too_early:
+            return ""
+        return f"{duration((self.total - self._done) / rate)} left"
+
     def _line(self, rate: float | None, failed: int) -> str:
         parts = [f"{self._done}/{self._planned} documents"]
         if rate is not None:
             parts.append(f"{number(rate)}/s")
-        if rate:
-            seconds = (self.total - self._done) / rate
-            parts.append(f"{duration(seconds)} left")
+        left = self._left(rate)
+        if left:
+            parts.append(left)
         parts.append(f"{failed} failed")
         return ", ".join(parts)
 

@@ -21,7 +21,7 @@ import raypd
 import raypd.cli.options as o
 from raypd import storage
 from raypd.cli.run import config_over, run_task
-from raypd.config import RunConfig, load_config, render
+from raypd.config import RunConfig, leaves_method_open, load_config, render
 from raypd.errors import ConfigError, RunError, UserError, raised_as
 from raypd.run import layout, load
 from raypd.text import clean, said
@@ -31,7 +31,11 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     # The tables of rich cut off the names of options in a terminal with 80 columns.
     rich_markup_mode=None,
-    context_settings={"help_option_names": ["-h", "--help"]},
+    context_settings={
+        "help_option_names": ["-h", "--help"],
+        # Click's help stays within 80 columns of a wider terminal unless it is told otherwise.
+        "max_content_width": 200,
+    },
 )
 _config_app = typer.Typer(help="Look at configurations.", no_args_is_help=True)
 app.add_typer(_config_app, name="config")
@@ -392,7 +396,7 @@ def estimate(
     throughput: o.Throughput = None,
     baseline_throughput: o.BaselineThroughput = None,
     model: o.PredictedModel = None,
-    tokens: o.PredictedTokens = (400, 300, 80, 80, 5),
+    tokens: o.PredictedTokens = None,
     documents: Annotated[
         float | None, Option(min=1, help="Size of the corpus, in place of counting")
     ] = None,
@@ -570,18 +574,23 @@ def status(
 @_config_app.command()
 def show(config: o.Shown = None, overrides: o.Overrides = None) -> None:
     """Print the whole configuration, or one section, with defaults and explanations."""
+    width = shutil.get_terminal_size().columns
     if config is None:
-        print(render.render(), end="")
+        print(render.render(width=width), end="")
     elif config in RunConfig.model_fields and not os.path.isfile(config):
         sections = []
-        for section in render.render().split("\n\n"):
+        for section in render.render(width=width).split("\n\n"):
             if re.match(rf"(# )?{config}:", section):
                 sections.append(section)
         print("\n\n".join(sections).rstrip())
     elif "=" in config and not os.path.exists(config):
         raise typer.BadParameter(f"{config!r}: give the configuration first, then key=value")
     else:
-        print(render.render(load_config(config, overrides or [])), end="")
+        loaded = load_config(config, overrides or [])
+        remarks = {}
+        if leaves_method_open(config, overrides or []):
+            remarks["decoding.method"] = f"auto (here: {loaded.decoding.method})"
+        print(render.render(loaded, width, remarks), end="")
 
 
 @_schema_app.command("suggest")

@@ -107,9 +107,12 @@ PredictedModel = Annotated[
     str | None, Option("--model", help="Predict the speed of a model without measuring it")
 ]
 PredictedTokens = Annotated[
-    tuple[float, float, float, float, float],
+    tuple[float, float, float, float, float] | None,
     Option(
-        "--tokens", metavar="SHARED OWN KEYS VALUES PASSES", help="Of a document, to predict it"
+        "--tokens",
+        metavar="SHARED OWN KEYS VALUES PASSES",
+        help="Of a document, to predict it; default: those of the configuration, or 400 300 80 80 "
+        "5",
     ),
 ]
 TunedTo = Annotated[

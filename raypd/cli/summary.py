@@ -187,7 +187,8 @@ def _values(row: dict[str, Any]) -> Text:
     parts = []
     for answer in values:
         value = _short(answer.value or answer.status, 200)
-        parts.append(f"{_short(answer.name, 60)} {value}".strip())
+        # A short question leaves room for its answer in a terminal of 80 columns.
+        parts.append(f"{_short(answer.name)} {value}".strip())
     return Text(" ".join(parts))
 
 

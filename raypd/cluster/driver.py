@@ -80,6 +80,8 @@ def run_extract(
     planned = planned or planner.plan(config, output)
     if planned.left_out:
         say(left_out.describe(planned.left_out))
+    for note in planned.unsplit:
+        say(note)
     done = writer.committed(output)
     _documents_done(planned, done, output)
     if len(done) == planned.units:

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
         validator as validator,
     )
     from raypd.config.load import (
+        leaves_method_open as leaves_method_open,
         load_config as load_config,
         make_config as make_config,
         value_at as value_at,
@@ -102,7 +103,14 @@ __getattr__ = LazyExports(
             "unsupported_keyword",
             "validator",
         ),
-        "load": ("load_config", "make_config", "value_at", "value_of", "with_changes"),
+        "load": (
+            "leaves_method_open",
+            "load_config",
+            "make_config",
+            "value_at",
+            "value_of",
+            "with_changes",
+        ),
         "model": (
             "CascadeConfig",
             "DecodingConfig",

@@ -54,6 +54,19 @@ def load_config(
     return load_config(path, [*overrides, *defaults])
 
 
+def leaves_method_open(path: str | Path, overrides: Sequence[str]) -> bool:
+    """Return whether raypd chooses the decoding method, because nothing names one.
+
+    Args:
+        path: The YAML file of a configuration that can be loaded.
+        overrides: `key=value` texts with dotted keys.
+    """
+    source = YamlFile.read(Path(path))
+    override(source.tree, overrides)
+    decoding: dict[str, Any] = source.tree.get("decoding") or {}
+    return decoding.get("method", "auto") == "auto"
+
+
 def _defaults_of_training(source: YamlFile, config: RunConfig) -> list[str]:
     """Return overrides for what a configuration leaves open and training decides otherwise."""
     decoding = config.decoding

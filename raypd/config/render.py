@@ -2,7 +2,9 @@
 beside it.
 """
 
-from types import NoneType, UnionType
+import textwrap
+from collections.abc import Mapping
+from types import MappingProxyType, NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel
@@ -14,6 +16,8 @@ from raypd.config.tasks import KINDS
 from raypd.config.yaml_file import dump
 
 _WIDTH = 48  # column of the comments
+_LEAST_ROOM = 24  # columns of a wrapped comment, even in a narrower terminal
+_NONE: Mapping[str, str] = MappingProxyType({})
 _WORDS = {
     str: "text",
     int: "integer",
@@ -24,14 +28,59 @@ _WORDS = {
 }
 
 
-def render(config: RunConfig | None = None) -> str:
+def render(
+    config: RunConfig | None = None, width: int | None = None, remarks: Mapping[str, str] = _NONE
+) -> str:
     """YAML of a configuration, or of the defaults; a key that must be given stands as `null  #
     required`.
+
+    Args:
+        config: The configuration; None for the defaults.
+        width: Columns into which the comments are wrapped; None does not wrap them.
+        remarks: What is special about the values of some dotted keys, for their comments.
     """
-    return "\n".join(_section(RunConfig, config, 0)) + "\n"
+    return "\n".join(_section(RunConfig, config, 0, width, remarks)) + "\n"
 
 
-def _section(model: type[BaseModel], values: BaseModel | None, depth: int) -> list[str]:
+def _commented(head: str, note: str, column: int, width: int | None) -> list[str]:
+    """Return a line of YAML with its comment, which goes on in further lines where it is long.
+
+    Args:
+        head: The line.
+        note: The comment.
+        column: The column of the comment, if the line does not reach it.
+        width: Columns that a line may take; None for any number.
+    """
+    if width is None or max(len(head), column) + len("  # ") + len(note) <= width:
+        return [f"{head.ljust(column)}  # {note}"]
+    indent = len(head) - len(head.lstrip(" "))
+    column = max(indent + 2, min(column, width // 3))
+    room = max(_LEAST_ROOM, width - column - len("  # "))
+    notes = textwrap.wrap(note, room, break_long_words=False, break_on_hyphens=False)
+    further = [f"{'':{column}}  # {part}" for part in notes[1:]]
+    if len(head) + len("  # ") + len(notes[0]) <= width and len(head) <= column:
+        return [f"{head.ljust(column)}  # {notes[0]}", *further]
+    return [head, f"{'':{column}}  # {notes[0]}", *further]
+
+
+def _section(
+    model: type[BaseModel],
+    values: BaseModel | None,
+    depth: int,
+    width: int | None,
+    remarks: Mapping[str, str],
+    parent: str = "",
+) -> list[str]:
+    """Return the lines of a section.
+
+    Args:
+        model: The class of the section.
+        values: The section; None for the defaults.
+        depth: Levels of keys above it.
+        width: Columns into which the comments are wrapped; None does not wrap them.
+        remarks: What is special about the values of some dotted keys.
+        parent: The dotted key of the section with a final dot; "" for the whole configuration.
+    """
     out: list[str] = []
     for name, info in model.model_fields.items():
         inner = info.annotation
@@ -43,19 +92,38 @@ def _section(model: type[BaseModel], values: BaseModel | None, depth: int) -> li
             kinds = [type(value)] if isinstance(value, BaseModel) else list(KINDS.values())
             for kind in kinds:  # a run has one: the others stand as comments
                 note = (kind.__doc__ or "").strip().splitlines()[0]
+                room = width
+                if kind is not kinds[0] and width is not None:
+                    room = width - len("# ")
                 lines = [
-                    f"task:  # {note}",
-                    *_section(kind, value if isinstance(value, BaseModel) else None, 1),
+                    *_commented("task:", note, 0, room),
+                    *_section(
+                        kind,
+                        value if isinstance(value, BaseModel) else None,
+                        1,
+                        room,
+                        remarks,
+                        "task.",
+                    ),
                 ]
                 out += lines if kind is kinds[0] else ["", *(f"# {line}" for line in lines)]
         elif isinstance(inner, type) and issubclass(inner, BaseModel):
-            note = f"  # {(inner.__doc__ or '').strip().splitlines()[0]}"
-            out.append(f"{'  ' * depth}{name}:{note}")
-            out += _section(inner, value if isinstance(value, BaseModel) else None, depth + 1)
+            note = (inner.__doc__ or "").strip().splitlines()[0]
+            out += _commented(f"{'  ' * depth}{name}:", note, 0, width)
+            out += _section(
+                inner,
+                value if isinstance(value, BaseModel) else None,
+                depth + 1,
+                width,
+                remarks,
+                f"{parent}{name}.",
+            )
         else:
-            out += _leaf(name, info, value, values is None and info.is_required(), depth)
+            required = values is None and info.is_required()
+            remark = remarks.get(f"{parent}{name}", "")
+            out += _leaf(name, info, value, required, depth, width, remark)
             for options in _options_of(info):
-                out += _options(options, depth + 1)
+                out += _options(options, depth + 1, width)
         if depth == 0:
             out.append("")
     return out[:-1] if depth == 0 else out
@@ -66,29 +134,57 @@ def _options_of(info: FieldInfo) -> list[OptionsOf]:
     return [part for part in info.metadata if isinstance(part, OptionsOf)]
 
 
-def _options(options: OptionsOf, depth: int) -> list[str]:
+def _options(options: OptionsOf, depth: int, width: int | None) -> list[str]:
     """Comments that name all options that a mapping may have, with their defaults.
 
     Args:
         options: Which classes check the mapping.
         depth: Levels of keys above the options.
+        width: Columns into which the comments are wrapped; None does not wrap them.
     """
     lines = []
     indent = "  " * depth
+    room = None
+    if width is not None:
+        room = width - len(indent) - len("# ")
     for owner, section in options.sections.items():
         if owner and section.model_fields:
             lines.append(f"{indent}# {options.chosen_by} {owner}:")
         for name, info in section.model_fields.items():
-            for line in _leaf(name, info, info.get_default(), False, 0):
+            for line in _leaf(name, info, info.get_default(), False, 0, room):
                 lines.append(f"{indent}# {line}")
     return lines
 
 
-def _leaf(name: str, info: FieldInfo, value: Any, required: bool, depth: int) -> list[str]:
+def _leaf(
+    name: str,
+    info: FieldInfo,
+    value: Any,
+    required: bool,
+    depth: int,
+    width: int | None,
+    remark: str = "",
+) -> list[str]:
+    """Return the lines of a key that holds no section.
+
+    Args:
+        name: The key.
+        info: What the key takes.
+        value: Its value.
+        required: Whether it must be given.
+        depth: Levels of keys above it.
+        width: Columns into which its comment is wrapped; None does not wrap it.
+        remark: What is special about this value, for the comment.
+    """
     description = " ".join((info.description or "").split())
-    note = ". ".join(
-        [_type(info.annotation), *["required"] * required, *filter(None, [description])]
-    )
+    parts = [_type(info.annotation)]
+    if remark:
+        parts.insert(0, remark)
+    if required:
+        parts.append("required")
+    if description:
+        parts.append(description)
+    note = ". ".join(parts)
     plain = _plain(value)
     if isinstance(plain, dict) and plain:
         body = dump(plain).rstrip().splitlines()
@@ -96,7 +192,7 @@ def _leaf(name: str, info: FieldInfo, value: Any, required: bool, depth: int) ->
         lines = [f"{'  ' * (depth + 1)}{line}" for line in body]
     else:
         head, lines = f"{'  ' * depth}{name}: {dump(plain, flow=True, width=10_000).strip()}", []
-    return [f"{head.ljust(_WIDTH)}  # {note}", *lines]
+    return [*_commented(head, note, _WIDTH, width), *lines]
 
 
 def _type(annotation: Any) -> str:

@@ -18,6 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from raypd import storage
+from raypd.dataset.unsplit import UnsplitObjects
 from raypd.errors import RunError
 from raypd.run import (
     LeftOutFiles,
@@ -97,6 +98,8 @@ class Plan:
         self.changes = ""
         # Files that are no input, and input files without a document.
         self.left_out: list[LeftOutFiles] = []
+        # Notes on large objects that cannot be split; only a plan that was made now has them.
+        self.unsplit: list[str] = []
 
     def __iter__(self) -> Iterator[Unit]:
         """Yield the units that can be read.
@@ -226,6 +229,7 @@ class PlanWriter:
         self._buffer: list[Unit] = []
         self._buffered_parts = 0
         self._totals = PlanTotals(uuid.uuid4().hex[:12])
+        self._unsplit = UnsplitObjects()
 
     def add(self, unit: Unit) -> None:
         """Add a unit, which may be damaged."""
@@ -237,6 +241,7 @@ class PlanWriter:
             totals.documents += unit.expected
             totals.bytes += unit.bytes
             totals.exact &= unit.rows is not None
+            self._unsplit.add(unit)
         self._buffer.append(unit)
         self._buffered_parts += len(unit.parts)
         if self._buffered_parts >= _CHUNK_PARTS:
@@ -267,4 +272,6 @@ class PlanWriter:
         if self._buffer:
             self._flush()
         totals = replace(self._totals, objects=objects, listing=listing, alone=alone, cut=cut)
-        return Plan(totals, self._spool.path, self._spool)
+        plan = Plan(totals, self._spool.path, self._spool)
+        plan.unsplit = self._unsplit.notes()
+        return plan

@@ -49,6 +49,7 @@ def estimate_from(config: RunConfig, options: EstimateOptions) -> Estimate:
         documents = corpus.documents
         if corpus.left_out:
             notes.append(left_out.describe(corpus.left_out))
+        notes += corpus.unsplit
     result = assemble(config, options, documents, [speed], [], _overhead(bills), notes)
     micro_usd = _server_micro_usd(config, units)
     if micro_usd:

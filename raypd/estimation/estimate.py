@@ -17,6 +17,7 @@ import raypd.estimation.hosted as hosted
 import raypd.estimation.prediction as prediction
 import raypd.estimation.profile as profile
 import raypd.estimation.sampling as sampling
+import raypd.estimation.workload as workload
 from raypd import storage
 from raypd.answering import check_model
 from raypd.billing import prices
@@ -334,6 +335,7 @@ def _notes(config: RunConfig, sample: CorpusSample, profiled: Profile) -> list[s
     notes = []
     if scan.left_out:
         notes.append(left_out.describe(scan.left_out))
+    notes += scan.unsplit
     if config.model.is_fake:
         notes.append("model: fake. These figures are made up: no model read the documents")
     if len(sample.documents) < _SMALL_SAMPLE:
@@ -354,9 +356,21 @@ def _with_given_speed(config: RunConfig | None, options: EstimateOptions) -> Est
     The corpus is planned unless its size is given.
     """
     notes: list[str] = []
+    corpus: sampling.Scan | None = None
     if options.model is not None:
         instances = options.instances or prices.INSTANCES
-        main, baseline = prediction.speeds(options.model, options.tokens, instances)
+        tokens = prediction.DocumentTokens(*(options.tokens or ()))
+        source = "workload W1 of docs/benchmark.md; a configuration or --tokens gives yours"
+        if options.tokens:
+            source = "as --tokens gives them"
+        elif config is not None:
+            sample = sampling.draw(config, options.sample)
+            corpus = sample.scan
+            of_config = workload.of_config(config, sample)
+            tokens = of_config.tokens
+            source = of_config.source
+        main, baseline = prediction.speeds(options.model, tokens, instances)
+        notes.append(f"assumed per document: {tokens.describe()} ({source})")
         notes.append(_PREDICTED)
     else:
         method = "given"
@@ -369,10 +383,12 @@ def _with_given_speed(config: RunConfig | None, options: EstimateOptions) -> Est
     if options.documents is not None:
         documents = bootstrap.exact(options.documents)
     elif config is not None:
-        corpus = sampling.scan(config)
+        if corpus is None:
+            corpus = sampling.scan(config)
         documents = corpus.documents
         if corpus.left_out:
             notes.append(left_out.describe(corpus.left_out))
+        notes += corpus.unsplit
     elif options.model is not None:
         documents = bootstrap.exact(_MILLION)
         notes.append("for a million documents; --documents sets another number")

@@ -37,7 +37,8 @@ class EstimateOptions:
     throughput: list[str] | None = None  # each `[GPU=]RATE`, documents per second of one GPU
     baseline_throughput: list[str] | None = None  # likewise, of autoregressive decoding
     model: str | None = None  # the model whose speed is predicted
-    tokens: tuple[float, ...] = ()  # for a prediction: see prediction.DocumentTokens
+    # For a prediction: see prediction.DocumentTokens; None for those of the configuration.
+    tokens: tuple[float, ...] | None = None
     documents: float | None = None  # size of the corpus; None to count it
     instances: list[str] | None = None  # restricts the table to these instance types
     nodes: int = 8  # the largest number of nodes in the table
@@ -202,6 +203,7 @@ def assemble(
         machines += _machines(
             config, options, documents, speed, baselines.get(speed.gpu), overhead, notes
         )
+    notes += _missing_instances(options, main, machines)
     machines.sort(key=lambda machine: (machine.usd_per_1000.value, machine.workers))
     if overhead is None:
         notes.append("start-up is not in the bill: it was not measured")
@@ -218,6 +220,34 @@ def assemble(
         startup_seconds=overhead.startup if overhead is not None else None,
         notes=list(dict.fromkeys(notes)),
     )
+
+
+def _missing_instances(
+    options: EstimateOptions, speeds: Sequence[MethodSpeed], machines: Sequence[MachineEstimate]
+) -> list[str]:
+    """Say why the table lacks instance types that --instance names."""
+    shown = {machine.instance_type for machine in machines}
+    gpus = {speed.gpu for speed in speeds if speed.gpu is not None}
+    notes = []
+    for name in options.instances or []:
+        gpu = prices.INSTANCES[name].gpu
+        if name in shown or gpu in gpus:
+            # A type whose GPU is known has a note already: it lacks a price.
+            continue
+        measured = ", ".join(sorted(gpus))
+        if not measured:
+            measured = ", ".join(speed.machine for speed in speeds if speed.machine) or "no GPU"
+        kind = f"its {gpu}"
+        if not gpu:
+            kind = "its CPU"
+        advice = "estimate on such a machine"
+        if gpu:
+            advice += f", give --throughput '{gpu}=RATE', or predict with --model NAME"
+        notes.append(
+            f"--instance {name} is not in the tables: the speed holds for {measured}, and says "
+            f"nothing about {kind}; {advice}"
+        )
+    return notes
 
 
 def _machines(

@@ -109,6 +109,13 @@ class DocumentTokens(NamedTuple):
     values: float = 80
     passes: float = 5
 
+    def describe(self) -> str:
+        """Return the tokens in words."""
+        return (
+            f"{self.shared:g} tokens that all prompts share, {self.own:g} of its own, "
+            f"{self.keys:g} of keys, {self.values:g} of values in {self.passes:g} passes"
+        )
+
 
 def shape_of(name: str) -> Shape:
     """Return the sizes of a model.

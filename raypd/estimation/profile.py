@@ -632,7 +632,13 @@ def check_sample(profiled: Profile) -> None:
     """
     answered = [cost for cost in profiled.costs if cost is not None]
     failed = [cost for cost in answered if cost.error is not None]
-    if not answered or profiled.seconds <= 0:
+    if answered and profiled.seconds <= 0:
+        raise RunError(
+            f"{counted(len(answered), 'document')} took no time that can be measured: raise "
+            "--sample; of the fake model, model.fake sets the costs (step_seconds, "
+            "decode_tokens_per_second)"
+        )
+    if not answered:
         advice = "raise --minutes (of a fit: fit.sample_minutes) or lower engine.max_num_seqs"
         raise RunError(
             f"none of {counted(len(profiled.costs), 'document')} was answered in the time "

@@ -8,7 +8,7 @@ again.
 import math
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -49,6 +49,8 @@ class Scan:
     documents: bootstrap.Array  # of the whole corpus, counted or estimated
     units_planned: int
     left_out: list[LeftOutFiles]  # files of the input that are not read
+    # Notes on large objects that cannot be split.
+    unsplit: list[str] = field(default_factory=list)
 
     @property
     def complete(self) -> bool:
@@ -156,7 +158,7 @@ def scan(config: RunConfig) -> Scan:
         rng = np.random.default_rng(SEED)
         unit_bytes = [unit.bytes for unit in units]
         total = bootstrap.ratio(counts, unit_bytes, rng, plan.units) * plan.bytes
-    return Scan(units, counts, scanned, total, plan.units, plan.left_out)
+    return Scan(units, counts, scanned, total, plan.units, plan.left_out, plan.unsplit)
 
 
 def _unit_indices(plan: Plan) -> set[int]:

@@ -1,6 +1,7 @@
 """The tables of an estimate as text, for `raypd estimate` and for the page of a report."""
 
 import math
+from collections.abc import Iterable
 
 from raypd import text
 from raypd.billing import is_old
@@ -26,6 +27,14 @@ def with_interval(figure: Figure, show: text.Show, separator: str = " ") -> str:
     return f"{value}{separator}[{show(figure.low)}-{show(figure.high)}]"
 
 
+def heading(name: str, figures: Iterable[Figure | None]) -> str:
+    """Return the heading of a column, with [95%] if any of its figures has an interval."""
+    for figure in figures:
+        if figure is not None and figure.low is not None and not figure.counted:
+            return f"{name} [95%]"
+    return name
+
+
 def sentences(estimate: Estimate) -> list[str]:
     """Say where the speeds are from, and how they compare."""
     speeds = [*estimate.speeds, *estimate.baseline]
@@ -42,7 +51,8 @@ def speeds(estimate: Estimate) -> Cells:
     all_speeds = [*estimate.speeds, *estimate.baseline]
     measured_kinds = {kind for speed in all_speeds for kind in speed.tokens_per_document}
     kinds = [kind for kind in TOKENS if kind in measured_kinds]
-    headings = ["one worker", "documents/s [95%]", *(TOKENS[kind] for kind in kinds)]
+    rates = heading("documents/s", [speed.documents_per_second for speed in all_speeds])
+    headings = ["one worker", rates, *(TOKENS[kind] for kind in kinds)]
     rows = []
     for speed in all_speeds:
         row = [speed.name, with_interval(speed.documents_per_second, text.number)]
@@ -56,7 +66,9 @@ def speeds(estimate: Estimate) -> Cells:
 def prices(estimate: Estimate) -> Cells:
     """Return the price of 1,000 documents on each machine, and the savings over the corpus."""
     has_baseline = any(machine.baseline_usd_per_1000 for machine in estimate.machines)
-    headings = ["machine", "$/h", "$ per 1,000 [95%]"]
+    priced = [machine for machine in estimate.machines if machine.usd_per_hour]
+    per_1000 = heading("$ per 1,000", [machine.usd_per_1000 for machine in priced])
+    headings = ["machine", "$/h", per_1000]
     if has_baseline:
         headings += ["autoregressive", "saves"]
     rows = [[machine.title, *_price_cells(machine, has_baseline)] for machine in estimate.machines]

@@ -17,6 +17,7 @@ from huggingface_hub import (
     HfApi,
     constants,
     errors,
+    get_session,
     hf_hub_download,
     snapshot_download,
     try_to_load_from_cache,
@@ -36,6 +37,8 @@ from raypd.models.text_part import text_config
 HUB_ID = re.compile(r"[\w][\w.-]*(/[\w][\w.-]*)?", re.ASCII)
 # Characters of another library's error that a message shows.
 _MAX_ERROR = 400
+# Seconds to wait for the Hub's first answer.
+_HUB_SECONDS = 10.0
 # The type of the weights in a GGUF file, such as Q4_K_M, IQ3_XXS, BF16 or UD-Q4_K_XL.
 _GGUF_KIND = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")
 
@@ -116,7 +119,40 @@ def find_source(config: ModelConfig, weights: bool = False) -> Source:
         if snapshot is not None:
             folder = staged(str(snapshot))
             return Source(name, str(folder), True, None, config.trust_remote_code)
-    return Source(name, name, False, config.revision, config.trust_remote_code)
+    source = Source(name, name, False, config.revision, config.trust_remote_code)
+    if not constants.is_offline_mode() and not _in_cache(source, weights):
+        _check_hub(source)
+    return source
+
+
+def _in_cache(source: Source, weights: bool) -> bool:
+    """Return whether the Hub's cache holds what will be read of a model."""
+    if weights:
+        return _cached(source.location, source.revision) is not None
+    file = try_to_load_from_cache(source.location, "config.json", revision=source.revision)
+    return isinstance(file, str)
+
+
+def _check_hub(source: Source) -> None:
+    """Raise ModelError at once if the Hub cannot be reached.
+
+    The Hub's client would retry each file five times, for half a minute in all.
+    """
+    try:
+        _reach_hub(constants.ENDPOINT)
+    except Exception as error:  # Whatever the network, or its absence, raises.
+        message = f"model {source.name!r}: {_missing_from_cache(source)}"
+        raise ModelError(message) from error
+
+
+@cache
+def _reach_hub(endpoint: str) -> None:
+    """Ask the Hub for anything; only a success is remembered.
+
+    Args:
+        endpoint: The Hub's address.
+    """
+    get_session().head(endpoint, timeout=_HUB_SECONDS)
 
 
 def _local_folder(name: str, remote: bool, weights: bool) -> Path:

@@ -3,6 +3,7 @@
 Reasons that differ only in numbers and locations are of one kind.
 """
 
+import codecs
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -10,10 +11,20 @@ from functools import lru_cache
 from typing import Any
 
 import raypd.run.read as read
+from raypd.config import RunConfig
 
 # Kinds of reasons that a unit's summary counts; further ones are counted together.
 _MAX_KINDS = 50
 OTHER = "(other reasons)"
+# Numbers, with the words that tell whether they are the same for all documents of a run: the name
+# of an encoding, a limit, and the value of a key of the configuration.
+_NUMBERS = re.compile(
+    r"\b(?P<encoding>[A-Za-z]+(?:[-_]?\d+)+)\b"
+    r"|(?P<limit>\b(?:more than|over|at most|up to|larger than|longer than|within) \d+(?:[.,]\d+)*)"
+    rf"|(?P<key>\b(?:{'|'.join(RunConfig.model_fields)})(?:\.[a-z_]+)+"
+    r"(?: is |, | |: |=)\d+(?:[.,]\d+)*)"
+    r"|\d+(?:[.,]\d+)*"
+)
 
 
 @dataclass
@@ -75,7 +86,7 @@ def _location(source: str) -> re.Pattern[str]:
 
 def normalize(source: str, reason: str | None) -> str:
     """Remove the location, the numbers and the addresses of a reason, so that similar ones are
-    equal.
+    equal. Limits and names of encodings stay: they are the same for all documents of a run.
 
     >>> normalize("a.jsonl", "a.jsonl:13: not JSON: Expecting ',' delimiter: line 1 column 30 (char
         29)")
@@ -87,4 +98,17 @@ def normalize(source: str, reason: str | None) -> str:
     if text.startswith("Traceback"):
         line = lines[-1]
     line = re.sub(r"0x[0-9a-fA-F]+|\b[0-9a-f]{12,}\b", "X", line)
-    return re.sub(r"(UTF-\d+)|\d+(?:[.,]\d+)*", lambda match: match[1] or "N", line)[:300]
+    return _NUMBERS.sub(_masked, line)[:300]
+
+
+def _masked(match: re.Match[str]) -> str:
+    """Return a number as N, unless it is a part of what the reason says to do."""
+    if match["limit"] or match["key"]:
+        return match[0]
+    if match["encoding"]:
+        try:
+            codecs.lookup(match["encoding"])
+        except LookupError:
+            return re.sub(r"\d+", "N", match[0])
+        return match[0]
+    return "N"

@@ -118,8 +118,7 @@ class TrainingProgress:
             parts.append(f"validation loss {self.validation_loss:.4f}")
         rate = self.tokens / self.seconds if self.seconds else 0.0
         parts.append(f"{rate:,.0f} tokens/s")
-        remaining = 0
         if self.done:
             remaining = int(self.seconds / self.done * (self.steps - self.step))
-        parts.append(f"{remaining // 60}:{remaining % 60:02d} left")
+            parts.append(f"{remaining // 60}:{remaining % 60:02d} left")
         return ", ".join(parts)

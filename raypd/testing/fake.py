@@ -222,6 +222,13 @@ class FakeTask:
         for name, stack in stacks.items():
             yield self._extraction(name, stack)
 
+    def key_tokens(self, program: Program) -> int:
+        """Return the tokens of the keys in the prompt of an extraction; 0 for another task."""
+        if REGISTRY[self._method].whole_record:
+            return 0
+        _, keys = self._prompts.get(program.prefix, (0, 0))
+        return keys
+
     def _unknown_kind(self, document: Document) -> Iterator[Request]:
         """Yield one answer per document, with `fake` in every text column."""
         prompt = self._tokens(text_of(document, self.config.text_columns()))

@@ -2,6 +2,7 @@
 twice; and a job.
 """
 
+import io
 import json
 import os
 import re
@@ -13,10 +14,12 @@ from unittest.mock import Mock
 import pyarrow.dataset as ds
 import pytest
 import yaml
+from rich.console import Console
 
-from raypd.cli.summary import _values
+from raypd.cli.summary import _table, _values
 from raypd.config import RunConfig
 from raypd.config.load import load_config
+from raypd.config.render import render
 from raypd.tasks.columns import value_row
 from raypd.verify.verification import verify
 from tests.faults.trial import Trial
@@ -179,6 +182,78 @@ def test_the_help_of_estimate_fits_80_columns(raypd, monkeypatch) -> None:
         "--baseline / --no-baseline",
     ):
         assert any(line.startswith(f"  {option}") for line in lines), option
+
+
+def test_help_uses_the_width_of_the_terminal(raypd, monkeypatch) -> None:
+    """An explanation that takes two lines in 80 columns takes one in 150."""
+    text = "A second run with the same output.path resumes."
+    monkeypatch.setenv("COLUMNS", "80")
+    assert text not in raypd("extract", "--help").out
+    monkeypatch.setenv("COLUMNS", "150")
+    lines = raypd("extract", "--help").out.splitlines()
+    assert any(line.endswith(text) and len(line) > 80 for line in lines)
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_config_show_wraps_and_still_reads_back(raypd, monkeypatch, tmp_path, width) -> None:
+    """No word is lost, and what is shown is the same configuration."""
+    file = tmp_path / "run.yaml"
+    tree = {
+        "input": {"path": str(tmp_path / "a.jsonl"), "text_columns": ["t"]},
+        "task": {"attributes": [{"name": "a", "description": "x  # " + "long " * 40 + "end"}]},
+        "output": {"path": str(tmp_path / "out")},
+    }
+    file.write_text(yaml.safe_dump(tree))
+    monkeypatch.setenv("COLUMNS", str(width))
+    shown = raypd("config", "show", str(file)).out
+    whole = render(load_config(file))
+    assert yaml.safe_load(shown) == yaml.safe_load(whole)
+    too_long = [line for line in shown.splitlines() if len(line) > width and "  # " in line]
+    assert [line for line in too_long if "long long" not in line] == []
+    note = "auto: by its name; json: each .json is an object or an array"
+    words = " ".join(part.strip(" #") for part in shown.splitlines())
+    assert note in whole
+    assert note in " ".join(words.split())
+
+
+@pytest.mark.parametrize(
+    ("overrides", "open_method"),
+    [([], True), (["decoding.method=auto"], True), (["decoding.method=guided"], False)],
+)
+def test_config_show_names_the_method_that_will_run(
+    raypd, monkeypatch, tmp_path, overrides, open_method
+) -> None:
+    file = tmp_path / "run.yaml"
+    file.write_text(
+        "input: {path: a.jsonl, text_columns: [t]}\ntask: {attributes: [a]}\n"
+        f"output: {{path: {tmp_path}/out}}\nmodel: {{name: fake}}\n"
+    )
+    monkeypatch.setenv("COLUMNS", "100")
+    shown = raypd("config", "show", str(file), *overrides).out
+    method = load_config(file, overrides).decoding.method
+    assert f"\n  method: {method} " in shown
+    assert (f"auto (here: {method})" in shown) == open_method
+
+
+@pytest.mark.parametrize("width", [60, 80, 160])
+def test_the_preview_of_answers_fits_and_shows_them(width: int) -> None:
+    """A long question does not push its answer out of the terminal."""
+    row = {
+        "id": "context-" + "9" * 40,
+        "status": "ok",
+        "question_id": "0",
+        "question": "Which of the following is said of the city " + "in the text " * 10 + "?",
+        "answer": "Oslo" + " and more" * 30,
+        "answer_status": "ok",
+        "truncated": False,
+    }
+    out = io.StringIO()
+    console = Console(file=out, width=width, highlight=False, markup=False)
+    console.print(_table([row]))
+    lines = out.getvalue().splitlines()
+    assert max(map(len, lines)) <= width
+    assert "Which of the" in lines[-1]
+    assert "Oslo" in lines[-1]
 
 
 def test_the_readme_puts_the_command_on_the_path() -> None:

@@ -304,6 +304,24 @@ def test_a_run_without_progress_says_so_once_and_shows_no_rate(clock, capsys) ->
     assert capsys.readouterr().err.splitlines()[-1] == "2/1536 documents, 0 failed"
 
 
+def test_no_time_left_is_shown_before_it_can_be_known(clock, capsys) -> None:
+    """Two documents of a million say nothing, and after a minute one slow document says much."""
+    display = progress.RunDisplay(1_000_000, 0)
+    with display:
+        display.begin()
+        for second in range(12):
+            clock.now = second
+            display.update(2, 0)
+        early = capsys.readouterr().err
+        for second in range(12, 75):
+            clock.now = second
+            display.update(3, 0)
+        later = capsys.readouterr().err
+    assert "2/1000000 documents" in early
+    assert "left" not in early
+    assert "left" in later.splitlines()[-1]
+
+
 def test_a_summary_says_that_there_is_no_price_and_uses_the_singular() -> None:
     cost = RunCost(
         0.0,

@@ -4,6 +4,7 @@ paper's own example.
 
 import contextlib
 import functools
+import gzip
 import itertools
 import json
 import math
@@ -11,8 +12,11 @@ import random
 import threading
 from dataclasses import replace
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from raypd.answering.request_queue import RequestQueue, UnitState
@@ -22,9 +26,18 @@ from raypd.billing.meter import WorkerTime
 from raypd.cluster import driver, one_worker
 from raypd.config import RunConfig
 from raypd.config.load import with_changes
-from raypd.dataset import planner
-from raypd.errors import ConfigError, InputError
-from raypd.estimation import bootstrap, earlier, estimate as estimates, machines, profile, sampling
+from raypd.dataset import planner, unsplit
+from raypd.errors import ConfigError, InputError, RunError
+from raypd.estimation import (
+    bootstrap,
+    earlier,
+    estimate as estimates,
+    machines,
+    profile,
+    sampling,
+    views,
+    workload,
+)
 from raypd.estimation.bootstrap import Array, exact, figure
 from raypd.estimation.estimate import estimate
 from raypd.estimation.machines import EstimateOptions, NodeKind, Overhead
@@ -689,6 +702,124 @@ def test_names_of_gpus(name: str, memory: float, gpu: str | None) -> None:
 def test_mistakes_are_told(given: dict, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         estimate(None, EstimateOptions(**given))
+
+
+def test_a_prediction_takes_the_tokens_of_the_configuration(tmp_path, capsys) -> None:
+    """With three times the text per document it has three times the text in its workload."""
+    model = "Qwen/Qwen3-8B"
+    (tmp_path / "long").mkdir()
+    short = corpus(tmp_path, 60)
+    written = (tmp_path / "corpus.jsonl").read_text().splitlines()
+    lines = [json.loads(line) for line in written]
+    rows = [json.dumps(line | {"title": line["title"] * 3}) for line in lines]
+    (tmp_path / "long/corpus.jsonl").write_text("\n".join(rows))
+    long = with_changes(short, {"input.path": str(tmp_path / "long/corpus.jsonl")})
+    counts = []
+    for config in (short, long):
+        sample = sampling.draw(config, 60)
+        counts.append(workload.of_config(config, sample).tokens)
+    texts = [len(line["title"]) for line in lines]
+    characters = short.model.fake_costs.characters_per_token
+    assert counts[0].own == pytest.approx(sum(texts) / 60 / characters, abs=2)
+    assert counts[1].own == pytest.approx(3 * counts[0].own, abs=3)
+    assert counts[1]._replace(own=0) == counts[0]._replace(own=0)
+    by_options = [
+        estimate(config, EstimateOptions(model=model, instances=["g6e.xlarge"]))
+        for config in (short, long)
+    ]
+    rates = [result.speeds[0].documents_per_second.value for result in by_options]
+    assert rates[0] > 1.5 * rates[1]
+    views.show_estimate(by_options[1])
+    out = capsys.readouterr().out
+    says(out, "assumed per document: ", f"{counts[1].own:g} of its own", "assumed)")
+    given = EstimateOptions(model=model, instances=["g6e.xlarge"], tokens=(400, 300, 80, 80, 5))
+    assert estimate(long, given).speeds == estimate(short, given).speeds
+    alone = estimate(None, replace(given, tokens=None))
+    assert any("workload W1" in note for note in alone.notes)
+    assert alone.speeds == estimate(short, given).speeds
+
+
+def test_95_percent_stands_only_over_intervals(capsys) -> None:
+    given = {"documents": 5e6, "instances": ["g6e.xlarge"]}
+    result = estimate(None, EstimateOptions(throughput=["6.28"], **given))
+    views.show_estimate(result)
+    out = capsys.readouterr().out
+    assert "documents/s" in out
+    assert "95%" not in out
+    speed = replace(result.speeds[0], documents_per_second=Figure(6.0, 5.0, 7.0))
+    result.speeds = [speed]
+    views.show_estimate(result)
+    assert "documents/s [95%]" in capsys.readouterr().out
+
+
+def test_an_instance_type_that_the_speed_says_nothing_about_is_named(tmp_path) -> None:
+    """A CPU was measured, or another GPU: --instance is not dropped silently."""
+    config = corpus(tmp_path, 100)
+    sample = sampling.draw(config, 20)
+    options = EstimateOptions(instances=["g6e.xlarge", "m7i.2xlarge"])
+    notes = {}
+    for gpu, memory in ((None, 0), ("NVIDIA H100 80GB HBM3", 79.1), ("NVIDIA L40S", 44.4)):
+        profiled = _profile([DocumentCost(1.0, 10, 0, 2)] * 20, gpu, memory)
+        speed = estimates.speed_of(sample, profiled, [])
+        result = machines.assemble(
+            config, options, sample.scan.documents, [speed], [], Overhead(60.0), []
+        )
+        notes[gpu] = [note for note in result.notes if note.startswith("--instance")]
+    says(notes[None][0], "--instance g6e.xlarge is not in the tables", "here", "L40S=RATE")
+    says(notes[None][1], "--instance m7i.2xlarge is not in the tables", "its CPU")
+    says(notes["NVIDIA H100 80GB HBM3"][0], "--instance g6e.xlarge", "holds for H100")
+    assert [note.split()[1] for note in notes["NVIDIA L40S"]] == ["m7i.2xlarge"]
+
+
+def test_large_objects_that_cannot_be_split_are_named_with_the_way_out(
+    tmp_path, monkeypatch
+) -> None:
+    """A file of lines can be split, and so can a table of many row groups."""
+    rows = [{"id": str(number), "category": "a", "title": "x" * 50} for number in range(400)]
+    lines = "\n".join(map(json.dumps, rows)).encode()
+    folder = tmp_path / "in"
+    folder.mkdir()
+    (folder / "plain.jsonl").write_bytes(lines)
+    (folder / "packed.jsonl.gz").write_bytes(gzip.compress(lines))
+    table = pa.Table.from_pylist(rows)
+    pq.write_table(table, folder / "one.parquet")
+    pq.write_table(table, folder / "many.parquet", row_group_size=20)
+    config = with_changes(corpus(tmp_path, 10), {"input.format": "auto"})
+    notes = {}
+    for name in ("plain.jsonl", "packed.jsonl.gz", "one.parquet", "many.parquet"):
+        own = with_changes(config, {"input.path": str(folder / name)})
+        assert sampling.scan(own).unsplit == []  # these are small
+        with monkeypatch.context() as patch:
+            patch.setattr(unsplit, "_LARGE_BYTES", 100)
+            notes[name] = sampling.scan(own).unsplit
+            given = EstimateOptions(throughput=["L40S=6.28"])
+            assert set(notes[name]) <= set(estimate(own, given).notes)
+    assert notes["plain.jsonl"] == notes["many.parquet"] == []
+    says(notes["packed.jsonl.gz"][0], "packed.jsonl.gz: gz", "cannot be split", "128 MB")
+    says(notes["one.parquet"][0], "1 row group of", "rewrite it with row groups of")
+
+
+def test_planning_a_run_says_which_objects_cannot_be_split(tmp_path, monkeypatch, capsys) -> None:
+    lines = [json.dumps({"id": str(n), "category": "a", "title": "x" * 50}) for n in range(100)]
+    (tmp_path / "packed.jsonl.gz").write_bytes(gzip.compress("\n".join(lines).encode()))
+    config = with_changes(corpus(tmp_path, 10), {"input.path": str(tmp_path / "packed.jsonl.gz")})
+    monkeypatch.setattr(unsplit, "_LARGE_BYTES", 100)
+    monkeypatch.setattr(driver.writer, "committed", Mock(side_effect=RunError("planned")))
+    with pytest.raises(RunError, match="planned"):
+        driver.run_extract(config)
+    says(capsys.readouterr().err, "packed.jsonl.gz: gz", "cannot be split: one process at a time")
+
+
+def test_a_fake_model_that_costs_nothing_is_not_told_to_take_longer(tmp_path) -> None:
+    free = {"step_seconds": 0, "prefill_tokens_per_second": 1e15, "decode_tokens_per_second": 1e15}
+    config = corpus(tmp_path, 20, model={"name": "fake", "fake": free | {"load_seconds": 0}})
+    documents = sampling.draw(config, 10).documents
+    profiled = Profiler().profile(config, documents)
+    with pytest.raises(RunError, match=r"no time that can be measured.*model\.fake") as caught:
+        profile.check_sample(profiled)
+    assert "--minutes" not in str(caught.value)
+    with pytest.raises(RunError, match="raise --minutes"):
+        profile.check_sample(replace(profiled, costs=[None] * 10))
 
 
 @pytest.mark.slow

@@ -376,9 +376,12 @@ def test_a_model_of_the_hub(hub: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_no_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     point_client(monkeypatch, "http://127.0.0.1:9", tmp_path)  # nobody listens there
-    monkeypatch.setattr(time, "sleep", lambda _: None)  # between the client's tries
+    waits: list[float] = []
+    monkeypatch.setattr(time, "sleep", waits.append)  # between the client's tries
     absent = "'owner/{}': is not in the Hub's cache"
     says(refused(name="owner/tiny"), absent.format("tiny"), "cannot be reached", str(tmp_path))
+    # It is said at once: nothing is tried five times.
+    assert waits == []
     says(
         refused(name=str(save_tiny(tmp_path / "base")), adapter="owner/adapter"),
         absent.format("adapter"),

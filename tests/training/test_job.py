@@ -19,7 +19,7 @@ from raypd.config.load import make_config
 from raypd.config.model_card_file import CARD
 from raypd.errors import InputError, ModelError
 from raypd.run.console import Interrupted
-from raypd.run.training import TrainingAttempt, TrainingData
+from raypd.run.training import TrainingAttempt, TrainingData, TrainingProgress
 from raypd.training import job
 from raypd.training.job import _train_on_worker, run_training
 from tests.tiny import save_tiny
@@ -233,3 +233,10 @@ def test_an_interrupted_training_on_s3_resumes_from_its_checkpoint(
     assert done.weights == f"{bucket}/trained/adapter"
     first_progress = next(line for line in lines if "step " in line)
     assert step_of(first_progress) > 6, lines
+
+
+def test_a_training_shows_no_time_left_before_its_first_step() -> None:
+    before = TrainingProgress(0, 100, None, None, 0, 0, 0.0)
+    assert before.describe() == "step 0 of 100, 0 tokens/s"
+    later = TrainingProgress(10, 100, None, None, 10, 500, 20.0)
+    assert later.describe() == "step 10 of 100, 25 tokens/s, 3:00 left"

@@ -284,6 +284,13 @@ def test_reasons_are_grouped_without_their_numbers_and_places(faulty) -> None:
         ("a.jsonl: not UTF-8: invalid byte", "not UTF-8: invalid byte"),
         ("b.jsonl:13: not JSON", "b.jsonl:N: not JSON"),
         ("the document has 1,234.5 bytes", "the document has N bytes"),
+        (
+            "the document has 2,345 bytes; input.max_document_bytes is 1000",
+            "the document has N bytes; input.max_document_bytes is 1000",
+        ),
+        ("more than 65536 bytes of blank lines at 17", "more than 65536 bytes of blank lines at N"),
+        ("it can be another, such as cp1252", "it can be another, such as cp1252"),
+        ("not iso8859-15 at 7 of doc12", "not iso8859-15 at N of docN"),
         ("object at 0x7f3a21 is gone", "object at X is gone"),
         (None, "no reason"),
         ("Traceback (most recent call last):\n  File\nKeyError: 'x'", "KeyError: 'x'"),
