@@ -356,9 +356,9 @@ def _store(  # type: ignore[no-untyped-def]
     token = (tl.load(item, volatile=True) + row // REPEAT).to(tl.int64)
     is_row = row < tl.load(item + 1, volatile=True) * REPEAT
     is_value_dim = (value_dim < VALUE_DIM)[None, :]
-    lse = high + tl.log(tl.where(total == 0, 1.0, total))
     mixed = mixed / tl.where(total == 0, 1.0, total)[:, None]
     if SINKS:
+        lse = high + tl.log(tl.where(total == 0, 1.0, total))
         is_complete = is_row
         if SPLIT:
             is_complete = is_row & (tl.load(item + 9) < 0)
@@ -372,7 +372,8 @@ def _store(  # type: ignore[no-untyped-def]
         part = (split_row + row // REPEAT).to(tl.int64) * HEADS + head
         offset = part[:, None] * VALUE_DIM + value_dim[None, :]
         tl.store(split + offset, mixed, mask=is_part[:, None] & is_value_dim)
-        # It is -inf for a row that has seen no key.
+        # It is -inf for a row that has seen no key. Computing it only here saves registers.
+        lse = high + tl.log(tl.where(total == 0, 1.0, total))
         tl.store(split_lse + part, lse, mask=is_part)
     offset = (token * HEADS + head)[:, None] * VALUE_DIM + value_dim[None, :]
     tl.store(out + offset, mixed.to(out.dtype.element_ty), mask=is_row[:, None] & is_value_dim)
