@@ -612,7 +612,7 @@ def test_paths_keep_their_meaning_in_another_folder(command, tmp_path) -> None:
     ("error", "message", "overrides", "options"),
     [
         (ConfigError, "never writes over it", [], {"output": "run.yaml"}),
-        (ConfigError, "not from raypd tune", [], {"output": "mine.yaml"}),
+        (ConfigError, "was not written by raypd tune", [], {"output": "mine.yaml"}),
         (ConfigError, "is a folder", [], {"output": "."}),
         (ConfigError, "does not exist", [], {"output": "no/x.yaml"}),
         (ConfigError, "did you mean 'max_num_seqs'", ["engine.max_num_sequences=3"], {}),
