@@ -1,4 +1,4 @@
-"""What is typed: the commands, their options, and what they print and return."""
+"""The commands, their options, and what they print and return."""
 
 from typing import TYPE_CHECKING
 

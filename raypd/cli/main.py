@@ -85,7 +85,7 @@ def init(
     Looks at the columns of its first rows, and chooses a model. raypd init tickets.jsonl --schema
     ticket.json --for laptop"""
     import raypd.cli.init as init_command
-    from raypd.cli import init_model
+    import raypd.cli.init_model as init_model
 
     if target is None and sys.stdin.isatty() and sys.stdout.isatty():
         question = f"Which model ({', '.join(init_model.TARGETS)})?"
