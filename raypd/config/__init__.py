@@ -38,6 +38,7 @@ if TYPE_CHECKING:
         validator as validator,
     )
     from raypd.config.load import (
+        COMMAND_LINE as COMMAND_LINE,
         leaves_method_open as leaves_method_open,
         load_config as load_config,
         make_config as make_config,
@@ -104,6 +105,7 @@ __getattr__ = LazyExports(
             "validator",
         ),
         "load": (
+            "COMMAND_LINE",
             "leaves_method_open",
             "load_config",
             "make_config",

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from raypd.config.options import OptionsOf
+from raypd.config.options import OptionsOf, options_in
 from raypd.config.run import RunConfig
 from raypd.config.tasks import KINDS
 from raypd.config.yaml_file import dump
@@ -122,16 +122,11 @@ def _section(
             required = values is None and info.is_required()
             remark = remarks.get(f"{parent}{name}", "")
             out += _leaf(name, info, value, required, depth, width, remark)
-            for options in _options_of(info):
+            for options in options_in(info):
                 out += _options(options, depth + 1, width)
         if depth == 0:
             out.append("")
     return out[:-1] if depth == 0 else out
-
-
-def _options_of(info: FieldInfo) -> list[OptionsOf]:
-    """What a key says about the mapping that it holds: a list of at most one item."""
-    return [part for part in info.metadata if isinstance(part, OptionsOf)]
 
 
 def _options(options: OptionsOf, depth: int, width: int | None) -> list[str]:
