@@ -270,7 +270,7 @@ class DecodeWorker(EngineActor):
         if writer.is_committed(self.spec.output, unit.id, self.config.output.partition):
             summary = writer.read_summary(self.spec.output, unit.id)
             return UnitResult(ok=summary.ok, failed=summary.failed)
-        attempt, _ = self.log.next(unit.id)
+        attempt = self.log.next(unit.id)
         if attempt is None:
             self.log.end(unit.id)
             reason = retry_policy.failure_reason(self.spec.output, unit.id)
