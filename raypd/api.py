@@ -6,6 +6,7 @@ interrupted run. `LLM` processes a few texts in the current process, without Ray
 
 from __future__ import annotations
 
+import copy
 import glob
 import hashlib
 import json
@@ -434,14 +435,15 @@ def _extracted(record: Record, schema: Any) -> Answer:
     """Return a record of an extraction as an answer."""
     if record.error is not None:
         return Answer(error=record.error)
-    text = record.columns["record"]
+    # Documents with the same content share one record.
+    value = copy.deepcopy(record.columns["record"])
     values = record.columns["values"]
     parsed = None
     # An AttributeError shows that the schema is not a pydantic model.
     with suppress(ValidationError, AttributeError):
-        parsed = schema.model_validate_json(text)
+        parsed = schema.model_validate_json(json.dumps(value))
     return Answer(
-        value=json.loads(text),
+        value=value,
         confidence={value["name"]: value.get("confidence") for value in values},
         status={value["name"]: value.get("status") for value in values},
         span={value["name"]: value.get("span") for value in values},

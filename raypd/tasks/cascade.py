@@ -4,7 +4,6 @@ The record of such a document has the first model's values where they are sure, 
 model's values elsewhere.
 """
 
-import json
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -172,7 +171,7 @@ def merged(first: Record, second: Record, category: Category, under: float) -> R
     """
     if second.error is not None:
         return Record(first.index, error=f"the cascade's second model: {second.error}")
-    records = [json.loads(record.columns["record"]) for record in (first, second)]
+    records = [first.columns["record"], second.columns["record"]]
     values = []
     value_of: dict[str, Any] = {}
     for attribute, first_row, second_row in zip(
@@ -187,7 +186,7 @@ def merged(first: Record, second: Record, category: Category, under: float) -> R
         value_of[attribute.name] = value_in(records[model], attribute)
     columns = {
         **first.columns,
-        "record": json.dumps(record_of(category, value_of), ensure_ascii=False),
+        "record": record_of(category, value_of),
         "values": values,
         "truncated": first.columns["truncated"] or second.columns["truncated"],
     }

@@ -370,7 +370,7 @@ def _record(name: str, category: Category) -> dict[str, Any]:
             status = "ok"
         value_of[attribute.name] = value
         values.append(columns.value_row(attribute.name, value, status, None))
-    record = json.dumps(record_of(category, value_of), ensure_ascii=False)
+    record = record_of(category, value_of)
     return {"category": name, "record": record, "values": values, "truncated": False}
 
 

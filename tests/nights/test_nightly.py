@@ -83,7 +83,7 @@ class Task(fakes.FakeTask):
                 ]
                 answer = {
                     "category": category,
-                    "record": json.dumps(texts),
+                    "record": texts,
                     "values": values,
                     "truncated": False,
                 }
