@@ -303,7 +303,7 @@ class Processor:
             RunError, "the bill is lost with the actor that kept it", ray.exceptions.RayError
         ):
             if self._ledger is None:
-                return ledger_actor.PipelineLedger(self.run, lambda _: []).bill()
+                return ledger_actor.PipelineLedger(self.run, list).bill()
             bill: WorkersBill = ray.get(self._ledger.bill.remote())
             return bill
 
@@ -475,7 +475,7 @@ def _sampled_rows(dataset: ray_data.Dataset, count: int, sample: int) -> pa.Tabl
 
 def _usd_per_second(nodes: Nodes, node: str) -> float | None:
     """Return the price of a worker on a node; None if the node has no price."""
-    for node_time in nodes({node}):
+    for node_time in nodes():
         if node_time.node == node:
             if not node_time.usd_per_hour:
                 return None

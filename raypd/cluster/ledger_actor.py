@@ -56,7 +56,7 @@ class PipelineLedger:
 
     Args:
         config: The configuration of the pipeline.
-        nodes: Returns the nodes of the cluster, given the ids of nodes that had a worker.
+        nodes: Returns the nodes of the cluster.
     """
 
     def __init__(self, config: RunConfig, nodes: machines.Nodes) -> None:
@@ -71,8 +71,7 @@ class PipelineLedger:
     def bill(self) -> book.WorkersBill:
         """Return the bill as of now."""
         now = time.time()
-        worker_nodes = {worker.node for worker in list(self.book.workers.values())}
-        self.book.see(self._nodes(worker_nodes), 1, now)
+        self.book.see(self._nodes(), 1, now)
         return self.book.workers_bill(now)
 
 
@@ -86,7 +85,7 @@ class Ledger:
         output: The folder of the run.
         session: The id of the session.
         began: When the session began, in unix seconds.
-        nodes: Returns the nodes of the cluster, given the ids of nodes that had a worker.
+        nodes: Returns the nodes of the cluster.
     """
 
     def __init__(
@@ -170,7 +169,7 @@ class Ledger:
             print("raypd: the ledger continues with the next round", file=sys.stderr, flush=True)
 
     def _look(self) -> None:
-        nodes = self._nodes({worker.node for worker in list(self.book.workers.values())})
+        nodes = self._nodes()
         runs = machines.runs()
         if runs > 1:
             self.book.note(
@@ -231,7 +230,7 @@ def start(
 
 def _check_prices(config: RunConfig, nodes: machines.Nodes) -> None:
     """Raise ConfigError if a node has no price, because it could then run without end."""
-    for node in nodes(set()):
+    for node in nodes():
         instance_type = node.instance_type or prices.LOCAL
         if node.ended is not None or node.usd_per_hour or instance_type in config.cost.prices:
             continue

@@ -311,6 +311,9 @@ def test_the_prompt_begins_with_the_instruction() -> None:
     ("override", "replacement"),
     [
         ("storage.profile=nightly", "storage.options.profile"),
+        ("storage.region=eu-west-1", "storage.options.region"),
+        ("storage.endpoint_url=http://host:9000", "storage.options.endpoint_url"),
+        ("fit.validation_share=0.2", "training.validation_share"),
         ("training.lora_rank=3", "training.lora.rank"),
         ("training.accumulate=3", "training.trainer.gradient_accumulation_steps"),
         ("decoding.max_threads=3", "decoding.options.max_threads"),
@@ -328,13 +331,21 @@ def test_a_key_of_an_earlier_release_is_refused_with_its_replacement(override, r
     assert len(str(error.value).splitlines()) == 1
 
 
-def test_the_executor_of_an_earlier_release_is_refused_with_its_replacement_and_read_in_records():
-    with pytest.raises(
-        ConfigError, match=r"cluster\.executor=.*: this key is gone.*cluster\.readers"
-    ):
-        make_config(config_tree(), ["cluster.executor=ray_data"])
-    recorded = config_tree(cluster={"executor": "ray_data", "max_workers": 3})
-    assert make_config(with_current_keys(recorded)).cluster.max_workers == 3
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("cluster.executor=ray_data", "this key is gone.*cluster\\.readers"),
+        ("cost.bill_head=false", "this key is gone.*cost\\.prices"),
+        ("cost.reserve_seconds=1", "this key is gone.*cost\\.budget_usd"),
+    ],
+)
+def test_a_removed_key_is_refused_with_what_to_use_and_read_in_records(override, message):
+    with pytest.raises(ConfigError, match=message) as error:
+        make_config(config_tree(), [override])
+    assert len(str(error.value).splitlines()) == 1
+    section, _, key = override.partition("=")[0].partition(".")
+    recorded = config_tree(**{section: {key: "recorded"}, "fit": {"documents": 3}})
+    assert make_config(with_current_keys(recorded)).fit.documents == 3
 
 
 @pytest.mark.parametrize(
@@ -387,6 +398,13 @@ def test_a_record_of_an_earlier_release_is_read_with_todays_keys():
     config = make_config(with_current_keys(recorded))
     assert config.decoding.options == {"max_threads": 7}
     assert config.storage.requests.max_attempts == 4
+    recorded["storage"] = {"endpoint_url": "http://host:9000", "options": {"max_attempts": 4}}
+    recorded["fit"]["validation_share"] = 0.3
+    del recorded["training"]
+    config = make_config(with_current_keys(recorded))
+    assert config.storage.requests.endpoint_url == "http://host:9000"
+    assert config.storage.requests.max_attempts == 4
+    assert config.training.validation_share == 0.3
 
 
 @pytest.mark.parametrize(
