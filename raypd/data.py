@@ -352,7 +352,9 @@ class AnswerStage(EngineActor):
         _check_columns(batch.column_names, self.config, self.prefix, missing=False)
         documents = read_table(batch, self.config)
         unit = uuid.uuid4().hex
-        categories = {row.index: billed_as(row, self.config) for row in documents}
+        categories = {}
+        for document in documents:
+            categories[document.index] = billed_as(document, self.config.task, self.config.input)
         try:
             with self.request_queue.unit(unit) as state:
                 self.request_queue.count(state, categories)
@@ -426,7 +428,7 @@ class AnswerStage(EngineActor):
         prefill_seconds, decode_seconds, prefilled, decoded = self.meter.totals()
         seconds_per_prefilled = prefill_seconds / max(1, prefilled)
         seconds_per_decoded = decode_seconds / max(1, decoded)
-        models = models_of(self.config)
+        models = models_of(self.config.model, self.config.cascade)
         usage_by_row = dict(state.usage_by_row)
         costs = []
         for row in rows:

@@ -61,7 +61,8 @@ class PipelineLedger:
 
     def __init__(self, config: RunConfig, nodes: machines.Nodes) -> None:
         self._nodes = nodes
-        self.book = book.Book(Bill("", time.time(), 0.0), config, workers_only=True)
+        models = book.models_of(config.model, config.cascade)
+        self.book = book.Book(Bill("", time.time(), 0.0), models, workers_only=True)
 
     def report(self, report: WorkerTime) -> Receipt:
         """Take a worker's report."""
@@ -96,7 +97,8 @@ class Ledger:
         self._nodes = nodes
         cost = config.cost
         new_bill = Bill(session, began, 0.0, budget_usd=cost.budget_usd, deadline=cost.deadline)
-        self.book = book.Book(_stored_bill(output, session) or new_bill, config)
+        models = book.models_of(config.model, config.cascade)
+        self.book = book.Book(_stored_bill(output, session) or new_bill, models)
         self._metrics: Metrics | None = None
         self._writing = threading.Lock()
         self._ended = threading.Event()

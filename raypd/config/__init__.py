@@ -84,6 +84,7 @@ if TYPE_CHECKING:
         ExtractionConfig as ExtractionConfig,
         GenerationConfig as GenerationConfig,
         QuestionAnsweringConfig as QuestionAnsweringConfig,
+        TaskSection as TaskSection,
     )
     from raypd.config.training import PreferenceConfig as PreferenceConfig
     from raypd.config.yaml_file import dump as dump
@@ -138,6 +139,7 @@ __getattr__ = LazyExports(
             "METHODS",
             "OWN_COLUMNS",
             "QuestionAnsweringConfig",
+            "TaskSection",
         ),
         "training": ("PreferenceConfig",),
         "yaml_file": ("dump",),

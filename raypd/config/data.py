@@ -40,7 +40,6 @@ ENDINGS = {
 # Formats of documents, which have one column of text.
 _TEXT_FORMATS = ("files", "warc")
 _COMPRESSED = (".gz", ".zst")
-WHOLE = ("json", "excel")  # formats whose files each unit reads whole
 
 TABLES = ("delta", "iceberg")
 

@@ -129,7 +129,7 @@ def _random_key(text: str, config: RunConfig) -> bytes:
 
 def _texts_in_prompt(config: RunConfig) -> set[str]:
     """Return the words of the examples that every prompt shows."""
-    examples = LabelledExamples(config)
+    examples = LabelledExamples(config.extraction, config.input)
     words = set()
     for category in config.extraction.categories:
         for text, _ in examples.in_common(category):

@@ -5,12 +5,12 @@ model's values elsewhere.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from raypd.config import Category, RunConfig
+from raypd.config import CascadeConfig, Category
 from raypd.run import FIRST, SECOND
 from raypd.tasks.base import Document, Record, Request, Task
 from raypd.tasks.record import Row, record_of, value_in
@@ -32,21 +32,27 @@ class Cascade:
     """The task of a run with a second model."""
 
     def __init__(
-        self, first: Task, second: Task, config: RunConfig, second_sampling: Any = None
+        self,
+        first: Task,
+        second: Task,
+        settings: CascadeConfig,
+        categories: Mapping[str, Category],
+        second_sampling: Any = None,
     ) -> None:
         """Combine the tasks of both models.
 
         Args:
             first: The task of the first model, which answers all documents.
             second: The same task for the second model.
-            config: The configuration of the run.
+            settings: Section `cascade`.
+            categories: The categories of the documents.
             second_sampling: The sampling of the second model's requests; None: that of the run.
         """
         self.first = first
         self.second = second
         self.second_sampling = second_sampling
-        self.settings = config.cascade
-        self.categories = config.extraction.categories
+        self.settings = settings
+        self.categories = categories
 
     def plan(self, documents: Sequence[Document]) -> Iterator[Request | Record]:
         """Yield the first model's requests; the second model's follow from their answers."""

@@ -116,7 +116,7 @@ def _check(config: RunConfig) -> None:
     check_training(config)
     # `check_training` opened other runs, and each of them configured its own storage.
     storage.configure(config.storage)
-    check_template(config)
+    check_template(config.task, config.input, config.model)
     check_model_config(config.model, machine=False)
     check_task(config)
     check_input(config)

@@ -303,7 +303,8 @@ def test_the_quickstart_is_decoded_as_its_adapter_was_trained_and_weights_withou
 
 
 def test_the_prompt_begins_with_the_instruction() -> None:
-    (message,) = messages(config(instruction="Read support tickets.")).values()
+    made = config(instruction="Read support tickets.")
+    (message,) = messages(made.task, made.model).values()
     assert message.startswith("Read support tickets.\n")
 
 

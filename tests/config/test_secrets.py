@@ -205,7 +205,7 @@ def test_credentials_are_refused_by_name_and_not_repeated(tmp_path: Path, key: s
         (
             "storage.options.max_attemps",
             2,
-            "max_attemps: unknown option; did you mean 'max_attempts'",
+            "unknown option; did you mean 'max_attempts'",
         ),
         ("storage.options.max_attempts", 0, "greater than or equal to 1"),
     ],

@@ -139,7 +139,9 @@ def test_yaml_names_the_type(tmp_path: Path) -> None:
     config = load_config(file)
     (category,) = config.extraction.categories.values()
     assert isinstance(category.attributes[0].value_type, ColourType)
-    assert "- paint (meaning: a colour, as #rrggbb)\n" in messages(config)["record"]
+    assert (
+        "- paint (meaning: a colour, as #rrggbb)\n" in messages(config.task, config.model)["record"]
+    )
 
 
 def test_a_server_is_asked_for_the_type() -> None:

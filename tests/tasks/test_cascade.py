@@ -110,7 +110,10 @@ def cascaded(first, second, **settings):
         ),
         None,
     )
-    parts.task, parts.engine = Cascade(*tasks, config), LastInFirstOut()
+    parts.task, parts.engine = (
+        Cascade(*tasks, config.cascade, config.task.categories),
+        LastInFirstOut(),
+    )
     records = answer(
         parts, [Document(index, name, {}) for index, name in enumerate(first)], Meter("", "guided")
     )

@@ -173,7 +173,8 @@ def test_typed_slots_never_come_out_invalid(isolate, skeleton):
         assert all(0 < value["confidence"] <= 1 for value in record.columns["values"])
         assert found["Größe"] in ("ok", "null", "ambiguous", "truncated")
         assert {found["Waterproof"], found["Color"]} <= {"ok", "null"}
-        pa.RecordBatch.from_pylist([record.columns], schema=EXTRACTION)
+        columns = {**record.columns, "record": json.dumps(typed)}
+        pa.RecordBatch.from_pylist([columns], schema=EXTRACTION)
         statuses |= {*found.values()}
     assert len(statuses) > 1
 
