@@ -54,8 +54,8 @@ REMOVED = {
         "this key is gone, because the energy of a bill is what NVML counts; multiply it yourself"
     ),
     "cost.bill_head": (
-        "this key is gone, because the head node costs money like any other: to leave it out of the "
-        "bill, give its instance type the price 0 in cost.prices"
+        "this key is gone, because the head node costs money like any other: to leave it out, give "
+        "its instance type the price 0 in cost.prices"
     ),
     "cost.reserve_seconds": (
         "this key is gone: the price of 10 seconds of all nodes is kept of the budget; change "
