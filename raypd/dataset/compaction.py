@@ -302,6 +302,8 @@ def compact(output: str, plan: Iterable[Unit], target_mb: int) -> Compacted:
             as they are.
     """
     with held(output, say, records_session=False) as lease:
+        for part in (layout.TABLE, layout.TABLE_UNITS):
+            storage.clean_temporary(storage.join(output, part))
         table = compacted.table_of(output)
         sources = _Sources(output, table)
         loose = sources.loose

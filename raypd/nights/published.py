@@ -105,6 +105,8 @@ class _Publishing:
 
     def write(self, earlier: list[TableFile]) -> list[TableFile]:
         """Write the objects that no earlier table file has, and return all table files."""
+        for part in (layout.TABLE, layout.TABLE_UNITS):
+            storage.clean_temporary(storage.join(self._root, part))
         kept, held = self._kept(earlier)
         with TemporaryFolder("night") as folder:
             table_writer = TableWriter(self._root, self._night, self._target_bytes, folder)

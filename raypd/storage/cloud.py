@@ -129,7 +129,7 @@ class CloudStore(ObjectStore):
 
     def put_file(self, path: str, file: str) -> None:
         with self.opened(path, "write") as (obstore, store, key):
-            obstore.put(store, key, Path(file), mode="overwrite")
+            obstore.put(store, key, Path(file), mode="overwrite", use_multipart=False)
 
     def _put(self, path: str, data: bytes, mode: Any) -> str:
         with self.opened(path, "write") as (obstore, store, key):
