@@ -26,7 +26,7 @@ from raypd.decoding.pack import layers_error
 from raypd.decoding.quantized import E4M3, in_fp8, quantize
 from raypd.decoding.visibility import Reach
 from tests.decoding.cases import CASES, _stacked, pair
-from tests.decoding.drivers import built, logits_of, never, prompts_of
+from tests.decoding.drivers import INSTRUCTION, built, logits_of, never, prompts_of
 from tests.decoding.kernel_cases import compare, random_pass, slow
 from tests.decoding.test_properties import check
 from tests.tiny import in_float64, tiny_model
@@ -240,6 +240,27 @@ def test_a_method_decodes_what_the_unmodified_model_says(method, kind):
     in_torch = Engine(copied, **sizes).run(case.programs())
     case.check(by_kernel, 1e-9)
     assert tokens_in(by_kernel) == tokens_in(in_torch)
+
+
+@pytest.mark.parametrize("method", ["hyper_parallel", *slow(("autoregressive",))])
+def test_documents_read_the_prefix_that_they_share_once(method, monkeypatch):
+    monkeypatch.setattr(plan, "_MIN_PART", 16)
+    monkeypatch.setattr(triton_kernel, "gpu_of", lambda _: triton_kernel.Gpu((9, 0), 132))
+    shared = []  # Blocks that read a prefix for several documents at once.
+    split = plan._split
+
+    def recorded(items, fill):
+        shared.extend(item for _, item in items if item.own_keys == 0)
+        return split(items, fill)
+
+    monkeypatch.setattr(plan, "_split", recorded)
+    model, stock = (in_float64(loaded) for loaded in pair("qwen3"))
+    cases = {"hyper_parallel": _stacked((1,) * 6, isolate_values=False)}
+    case = cases.get(method, CASES[method])(stock)
+    engine = Engine(model, max_num_seqs=8, max_num_batched_tokens=200, attention="triton")
+    case.check(engine.run(case.programs()), 1e-9)
+    assert shared
+    assert {item.prefix for item in shared} == {len(INSTRUCTION)}
 
 
 class Replays:
