@@ -92,7 +92,7 @@ SCRIPTS := exactness speed profile
 # No setup: as it is run on a machine that has these packages and gets no others.
 gpu:
 	status=0; for script in $(SCRIPTS); do \
-	OMP_NUM_THREADS=1 timeout -s INT -k 10 250 $(PYTHON) -m benchmarks.gpu.$$script --seconds 225 || status=1; done; exit $$status
+	OMP_NUM_THREADS=1 timeout -s INT -k 10 240 $(PYTHON) -m benchmarks.gpu.$$script --seconds 225 || status=1; done; exit $$status
 
 lint: setup
 	$(BIN)/ruff check raypd jobs infra examples benchmarks tests

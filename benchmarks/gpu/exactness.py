@@ -64,8 +64,6 @@ _ROW_SECONDS = 30.0
 _MAX_WORKERS = 12
 COLUMNS = ("family", "methods", *PRECISIONS)
 
-Logits = Callable[[PreTrainedModel], torch.Tensor]
-
 
 @dataclass
 class Sample:
@@ -118,10 +116,10 @@ class Trace(Replay):
 
     def _logits_of_texts(self, model: PreTrainedModel) -> dict[int, torch.Tensor]:
         """Return the same where a token is read behind the text that it sees, in order."""
-        found: dict[int, torch.Tensor] = {}
+        logits_of_row: dict[int, torch.Tensor] = {}
         rows = sorted({sample.row for sample in self.samples}, key=lambda row: -len(self.seen[row]))
         for last in rows:
-            if last in found:
+            if last in logits_of_row:
                 continue
             text = sorted(self.seen[last], key=lambda row: (self.positions[row], row))
             tokens = [self.tokens[row] for row in text]
@@ -132,8 +130,8 @@ class Trace(Replay):
             for index, row in enumerate(text):
                 before.add(row)
                 if self.seen[row] == before:
-                    found[row] = logits[index]
-        return found
+                    logits_of_row[row] = logits[index]
+        return logits_of_row
 
 
 @dataclass(frozen=True)
@@ -361,16 +359,16 @@ def cell(family: Family, precision: str, figures: Figures) -> str:
     methods: Figures = figures.get(precision) or {}
     if not methods:
         return "-"
-    wrong = [name for name, one in methods.items() if not is_right(family, precision, one)]
-    computed = [one for one in methods.values() if "failed" not in one]
+    wrong = [name for name in methods if not is_right(family, precision, methods[name])]
     said = f"{len(methods) - len(wrong)} of {len(methods)}"
     if wrong:
         reasons = [f"{name} ({reason(methods[name])})" for name in wrong]
         return f"{said}; NOT {', '.join(reasons)}"
     if precision == "float64":
-        return f"{said}, to {max(one['largest'] for one in computed):.0e}"
-    median = statistics.median(one["engine"][0] for one in computed)
-    stock = statistics.median(one["stock"][0] for one in computed)
+        largest = max(errors["largest"] for errors in methods.values())
+        return f"{said}, to {largest:.0e}"
+    median = statistics.median(errors["engine"][0] for errors in methods.values())
+    stock = statistics.median(errors["stock"][0] for errors in methods.values())
     return f"{said}, {median:.2g} ({stock:.2g})"
 
 

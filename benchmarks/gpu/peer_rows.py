@@ -138,10 +138,10 @@ def missing(args: argparse.Namespace, engine: str) -> str:
     python = getattr(args, f"{engine}_python")
     code = f"import importlib.util, sys; sys.exit(importlib.util.find_spec({engine!r}) is None)"
     try:
-        found = subprocess.run([python, "-c", code], capture_output=True, check=False)
+        checked = subprocess.run([python, "-c", code], capture_output=True, check=False)
     except OSError as error:
         return f"{python}: {error.strerror}"
-    if found.returncode == 0:
+    if checked.returncode == 0:
         return ""
     return (
         f"{python} has no {engine}: pip install {engine} into an environment of its own, and "
@@ -348,7 +348,10 @@ def lines(args: argparse.Namespace, results: Results, width: int) -> list[list[o
 def _lines_of(row: PeerRow, results: Results, width: int) -> list[list[object]]:
     figures = results.rows[row.name]
     # Measured before the rows of raypd, on the same machine.
-    rates = [row["product_rate"] for row in results.rows.values() if "product_rate" in row]
+    rates = []
+    for measured in results.rows.values():
+        if "product_rate" in measured:
+            rates.append(measured["product_rate"])
     form = f"{row.engine}, {row.form}"
     if "failed" in figures:
         return [[row.model, "-", form, figures["failed"], *["-"] * (width - 4)]]

@@ -27,7 +27,7 @@ from torch.autograd import DeviceType
 from benchmarks.gpu.device import DEVICE, machine, release, synchronize
 from benchmarks.gpu.key_reads import KeyReads, key_reads
 from benchmarks.gpu.results import Figures, Results, add_options, number, table
-from benchmarks.gpu.shapes import SHAPES, random_model
+from benchmarks.gpu.shapes import SHAPES, model_of
 from benchmarks.gpu.works import works
 from raypd.decoding.attention.step import Step
 from raypd.decoding.counts import Finished
@@ -189,7 +189,7 @@ def measure(model: str, rehearse: bool) -> Figures:
     shape = SHAPES[model]
     config = shape.config(rehearse)
     engine = TimedEngine(
-        pack_model(random_model(config)),
+        pack_model(model_of(shape, rehearse)),
         max_num_seqs=2 if rehearse else _MAX_NUM_SEQS,
         max_num_batched_tokens=64 if rehearse else _MAX_BATCHED_TOKENS,
         # The kernels of a graph are started together, which would hide what the host does.
@@ -212,7 +212,7 @@ def measure(model: str, rehearse: bool) -> Figures:
     profiled = list(passes(engine, profiled=True))
     figures: Figures = {}
     for kind in ("prefill", "decode"):
-        candidates = [number for number, one in enumerate(timed) if one.kind == kind]
+        candidates = [number for number in range(len(timed)) if timed[number].kind == kind]
         if not candidates:
             continue
         largest = max(candidates, key=lambda number: timed[number].tokens)
@@ -241,7 +241,8 @@ def pass_figures(timed: Pass, profiled: Pass, layers: int) -> Figures:
     ]
     on_gpu = bool(events)
     if on_gpu:
-        busy = busy_seconds([(e.time_range.start, e.time_range.end) for e in events])
+        ranges = [(event.time_range.start, event.time_range.end) for event in events]
+        busy = busy_seconds(ranges)
         figures["kernels"] = len(events)
         figures["kernels_per_layer"] = len(events) / layers
         figures["busy"] = busy
@@ -281,23 +282,23 @@ def lines(model: str, figures: Figures) -> list[list[object]]:
     if "failed" in figures:
         return [[model, "-", figures["failed"], *["-"] * (len(COLUMNS) - 3)]]
     made: list[list[object]] = []
-    for kind, one in figures.items():
-        reads = one.get("reads") or {}
-        times = [one[key] for key in ("seconds", "plan", "start", "wait", "resume")]
+    for kind, of_pass in figures.items():
+        reads = of_pass.get("reads") or {}
+        times = [of_pass[key] for key in ("seconds", "plan", "start", "wait", "resume")]
         made.append(
             [
                 model,
                 kind,
-                one["tokens"],
+                of_pass["tokens"],
                 *[milliseconds(seconds) for seconds in times],
-                one.get("kernels", "-"),
-                number(one.get("kernels_per_layer")),
-                milliseconds(one.get("busy")),
-                milliseconds(one.get("gaps")),
+                of_pass.get("kernels", "-"),
+                number(of_pass.get("kernels_per_layer")),
+                milliseconds(of_pass.get("busy")),
+                milliseconds(of_pass.get("gaps")),
                 reads.get("read", "-"),
                 reads.get("unshared", "-"),
                 reads.get("distinct", "-"),
-                "; ".join(one["longest"]),
+                "; ".join(of_pass["longest"]),
             ]
         )
     return made

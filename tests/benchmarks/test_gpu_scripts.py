@@ -19,6 +19,7 @@ from benchmarks.gpu.shapes import SHAPES
 from benchmarks.gpu.works import WORKS, works
 from raypd.decoding.engine import Engine
 from raypd.decoding.scheduler import Scheduler
+from tests.benchmarks.rows_in_processes import squared
 from tests.runs import says
 from tests.tiny import tiny_model
 
@@ -81,13 +82,6 @@ def test_a_budget_is_obeyed(results_file):
     assert results.rows == {}
     assert results.left == ["long", "slower than it says", "behind it"]
     says(results.describe_left(), "3 rows", "long", "Run the same command again")
-
-
-def squared(name: str) -> tuple[str, dict]:
-    """A row that a process of its own measures; the last one takes too long."""
-    if name == "9":
-        time.sleep(60)
-    return name, {"square": int(name) ** 2}
 
 
 def test_rows_are_measured_side_by_side_within_the_budget(results_file):
