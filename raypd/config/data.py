@@ -208,6 +208,10 @@ class OutputConfig(Section, use_attribute_docstrings=True):
     """Folder level of the units as Hive, Spark and Athena name it, {date: 2026-11-21} ->
     units/date=2026-11-21/; the same for all that one start of a run writes
     """
+    target_file_mb: int | None = Field(128, ge=1)
+    """Size of table files. At its end, a run whose units together hold as much is compacted: few
+    large files in table/ replace the units; null: only by `raypd compact`
+    """
 
 
 def _endpoint_is_a_url(url: str | None) -> str | None:

@@ -84,6 +84,8 @@ class TrainingConfig(Section, use_attribute_docstrings=True):
     )
     lora: Annotated[dict[str, Any], OptionsOf({"": LoraOptions})] = Field({})
     """Of `weights: lora`, such as {rank: 32, alpha: 64}"""
+    train_routers: bool = False
+    """Of a mixture of experts: whether what chooses the experts of a token is trained, too"""
     learning_rates: list[float] = Field([1e-4], min_length=1)
     """Each is tried, and the one with the lowest validation loss is kept"""
     epochs: float = Field(3.0, gt=0)

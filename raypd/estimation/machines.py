@@ -37,7 +37,7 @@ class EstimateOptions:
     throughput: list[str] | None = None  # each `[GPU=]RATE`, documents per second of one GPU
     baseline_throughput: list[str] | None = None  # likewise, of autoregressive decoding
     model: str | None = None  # the model whose speed is predicted
-    # For a prediction: see prediction.DocumentTokens; None for those of the configuration.
+    # For a prediction: see roofline.DocumentTokens; None for those of the configuration.
     tokens: tuple[float, ...] | None = None
     documents: float | None = None  # size of the corpus; None to count it
     instances: list[str] | None = None  # restricts the table to these instance types

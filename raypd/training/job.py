@@ -25,7 +25,7 @@ from raypd.billing import RESERVE_SECONDS, BudgetReached, book
 from raypd.cluster import ledger_actor, ray_session
 from raypd.config import RunConfig
 from raypd.errors import ConfigError, InputError, ModelError, RunError, UserError
-from raypd.models import check_gpu, check_model_config
+from raypd.models import check_gpu
 from raypd.run import (
     Curve,
     TemporaryFolder,
@@ -40,7 +40,7 @@ from raypd.run import (
 )
 from raypd.tasks import calibration as tasks_calibration, check_task, check_template, write_card
 from raypd.training.data import check_input, check_training, prepare
-from raypd.training.weights import export, kind_of_weights, load_for_training
+from raypd.training.weights import check_weights, export, kind_of_weights, load_for_training
 
 _SHOWN_SECONDS = 1.0  # between two lines of progress
 _CHECK_SECONDS = 3.0  # between two checks of the budget and the deadline
@@ -117,7 +117,7 @@ def _check(config: RunConfig) -> None:
     # `check_training` opened other runs, and each of them configured its own storage.
     storage.configure(config.storage)
     check_template(config.task, config.input, config.model)
-    check_model_config(config.model, machine=False)
+    check_weights(config)
     check_task(config)
     check_input(config)
 
