@@ -1,41 +1,39 @@
 """Which methods can decode, and be trained on, a model with recurrent or convolution layers."""
 
 import raypd.models.embedded as embedded
-from raypd.config import RunConfig
+from raypd.config import DecodingConfig, ModelConfig
 from raypd.decoding import REGISTRY, has_recurrent_layers
 from raypd.errors import ModelError
 from raypd.models.source import find_source, read_config
 
 
-def check_recurrence(config: RunConfig) -> None:
+def check_recurrence(model: ModelConfig, decoding: DecodingConfig, kind: str) -> None:
     """Check that the method suits a model with recurrent layers, if the model has any.
 
     Args:
-        config: The configuration of a run of raypd's own engine, or of a training.
+        model: Section `model` of a run of raypd's own engine, or of a training.
+        decoding: Section `decoding`.
+        kind: The kind of task.
 
     Raises:
         ModelError: If its method, or its `decoding.isolate`, does not.
     """
-    name = config.model.name
-    if name == embedded.NAME:
+    if model.name == embedded.NAME:
         return
-    base = read_config(find_source(config.model))
+    base = read_config(find_source(model))
     if not has_recurrent_layers(base):
         return
-    model = f"model {name!r} ({base.model_type}) has recurrent layers"
-    decoding = config.decoding
+    description = f"model {model.name!r} ({base.model_type}) has recurrent layers"
     if decoding.method == "hyper_parallel" and decoding.isolate != "values":
         raise ModelError(
-            f"decoding.isolate {decoding.isolate}: {model}, and a recurrence has no order for "
-            "tokens of several values that arrive at the same time; set decoding.isolate: values"
+            f"decoding.isolate {decoding.isolate}: {description}, and a recurrence has no order "
+            "for tokens of several values that arrive at the same time; set decoding.isolate: values"
         )
     if not REGISTRY[decoding.method].recurrent:
         able = [
-            other
-            for other, spec in REGISTRY.items()
-            if spec.recurrent and config.task.kind in spec.answer_keys
+            other for other, spec in REGISTRY.items() if spec.recurrent and kind in spec.answer_keys
         ]
         raise ModelError(
-            f"decoding.method {decoding.method}: {model}, which cannot take tokens back or join "
-            "threads; set decoding.method: " + " or ".join(able)
+            f"decoding.method {decoding.method}: {description}, which cannot take tokens back or "
+            "join threads; set decoding.method: " + " or ".join(able)
         )
