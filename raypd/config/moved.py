@@ -49,6 +49,10 @@ REMOVED = {
         "this key is gone, because a pool of workers is the only executor: use cluster.readers, "
         "the number of tasks in which Ray Data reads the input ahead of the pool"
     ),
+    "training.batch_tokens": (
+        "this key is gone: a pass has at most 4,096 tokens, or one longer example; set "
+        "training.batch_size to make passes smaller"
+    ),
     "cost.watts_per_gpu": "this key is gone, because the energy of a bill is what NVML counts",
     "cost.co2e_grams_per_kwh": (
         "this key is gone, because the energy of a bill is what NVML counts; multiply it yourself"

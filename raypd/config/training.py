@@ -91,9 +91,6 @@ class TrainingConfig(Section, use_attribute_docstrings=True):
     epochs: float = Field(3.0, gt=0)
     batch_size: int = Field(8, ge=1)
     """Examples of one pass of one worker; they share their instruction, or have none"""
-    batch_tokens: int = Field(
-        4096, ge=1, description="Most tokens of one pass; a longer example goes alone"
-    )
     trainer: Keys = Field({})
     """Fields of transformers' TrainingArguments over raypd's own, such as {warmup_steps: 0.1,
     weight_decay: 0.01, gradient_accumulation_steps: 4}; docs/training.md has the defaults

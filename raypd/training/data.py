@@ -25,6 +25,8 @@ METHODS = {
     "generation": ("autoregressive", "apar", "pasta", "space", "medusa", "apar_medusa"),
 }
 _SHOWN_REASONS = 5
+# Tokens of one pass at most; a longer example goes alone.
+_MAX_BATCH_TOKENS = 4096
 
 
 def check_training(config: RunConfig) -> None:
@@ -152,7 +154,7 @@ def _passes(examples: list[Example], config: RunConfig, seed: int) -> list[list[
     """Group examples into passes; of a preference round every pass is a pair."""
     if config.training.preference is not None:
         return [list(pair) for pair in zip(examples[::2], examples[1::2], strict=True)]
-    return list(batches(examples, config.training.batch_size, config.training.batch_tokens, seed))
+    return list(batches(examples, config.training.batch_size, _MAX_BATCH_TOKENS, seed))
 
 
 def _documents(config: RunConfig) -> list[Document]:

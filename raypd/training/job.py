@@ -318,7 +318,7 @@ def _explained(error: Exception) -> UserError:
     last = [line for line in explanation.splitlines() if line.strip()][-1]
     if "low on memory" in explanation:
         # Ray's own explanation has twenty lines.
-        last = "the machine ran out of memory (a lower training.batch_tokens takes less)"
+        last = "the machine ran out of memory (a lower training.batch_size takes less)"
     return RunError(
         f"a training worker ended: {last}; run the same command again to resume from the latest "
         "checkpoint"

@@ -12,7 +12,7 @@ import yaml
 from pydantic import BaseModel
 
 from raypd import storage
-from raypd.config import KINDS, METHODS, DecodingConfig, RunConfig
+from raypd.config import KINDS, METHODS, DecodingConfig, EndpointConfig, RunConfig
 from raypd.config.load import make_config
 from raypd.config.model import METHOD_OPTIONS
 from raypd.config.render import render
@@ -321,6 +321,13 @@ def test_every_key_tells_what_it_takes_in_words_of_yaml(kind: str | None) -> Non
 )
 def test_some_of_them(key: str, takes: str) -> None:
     assert notes(render(run_config()))[key] == takes
+
+
+def test_the_keys_of_an_optional_section_stand_in_comments_below_it() -> None:
+    shown = render(run_config())
+    section = shown[shown.index("\n  endpoint: null") : shown.index("\ndecoding:")]
+    written = re.findall(r"^    # (\w+): ", section, re.MULTILINE)
+    assert written == list(EndpointConfig.model_fields)
 
 
 def test_what_is_shown_reads_back() -> None:

@@ -337,6 +337,7 @@ def test_a_key_of_an_earlier_release_is_refused_with_its_replacement(override, r
     [
         ("cluster.executor=ray_data", "this key is gone.*cluster\\.readers"),
         ("cost.bill_head=false", "this key is gone.*cost\\.prices"),
+        ("training.batch_tokens=9", "this key is gone.*training\\.batch_size"),
         ("cost.reserve_seconds=1", "this key is gone.*cost\\.budget_usd"),
     ],
 )
