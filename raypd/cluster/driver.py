@@ -81,7 +81,7 @@ def run_extract(
         Interrupted: At SIGINT or SIGTERM. Committed units are complete, and the same call resumes.
     """
     storage.configure(config.storage)
-    check_template(config)
+    check_template(config.task, config.input, config.model)
     output = layout.output_folder(config)
     if output != storage.absolute(config.output.path):
         say(

@@ -249,7 +249,12 @@ def typed_table(rows: pa.Table, config: RunConfig) -> pa.Table:
     """
     if "record" not in rows.column_names:
         return rows
-    typed = [row | typed_row(row, config) for row in rows.to_pylist()]
+    typed = []
+    for row in rows.to_pylist():
+        # A table of several nights may have categories that the schema does not have any more.
+        if row["record"] is not None and row["category"] in config.extraction.categories:
+            row |= typed_row({**row, "record": json.loads(row["record"])}, config)
+        typed.append(row)
     return pa.Table.from_pylist(typed, output_schema(columns_of(config)))
 
 

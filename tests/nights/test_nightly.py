@@ -84,7 +84,7 @@ class Task(fakes.FakeTask):
                 ]
                 answer = {
                     "category": category,
-                    "record": json.dumps(texts),
+                    "record": texts,
                     "values": values,
                     "truncated": False,
                 }
@@ -887,7 +887,9 @@ def test_two_commands_with_one_list_commit_it_once(nights, write) -> None:
 def test_nights_on_s3_by_the_settings_of_raypd(nights, write, bucket, s3_server) -> None:
     write("a.jsonl", DOCUMENTS)
     config = with_keys(
-        nights, output={"path": f"{bucket}/my nights"}, storage={"endpoint_url": s3_server.url}
+        nights,
+        output={"path": f"{bucket}/my nights"},
+        storage={"options": {"endpoint_url": s3_server.url}},
     )
     night(config)
     write("a.jsonl", {**DOCUMENTS, "d7": "other"})

@@ -18,7 +18,7 @@ from tests.runs import write_jsonl
 @pytest.fixture
 def run(proxy: Proxy, bucket: str, config, tmp_path) -> RunConfig:
     """A run of four units of ten documents, whose input and output are behind the proxy."""
-    settings = {"endpoint_url": proxy.url}
+    settings = {"options": {"endpoint_url": proxy.url}}
     storage.configure(StorageConfig.model_validate(settings))
     path = write_jsonl(tmp_path / "a.jsonl", [f"title {i}" for i in range(40)])
     storage.put(f"{bucket}/in/a.jsonl", path.read_bytes())

@@ -205,7 +205,7 @@ def test_fresh_rows_of_a_typed_run_are_typed(run, monkeypatch) -> None:
     def plan(self: Task, documents: Any) -> Any:
         for document in documents:
             values = [{"name": "a", "status": "ok"}]
-            answer = {"category": "c", "record": '{"a": "x"}', "values": values, "truncated": False}
+            answer = {"category": "c", "record": {"a": "x"}, "values": values, "truncated": False}
             fails = document.id == "12" and not Task.mended
             yield fakes.Record(
                 document.index, {} if fails else answer, "it failed" if fails else None
@@ -442,14 +442,14 @@ def test_a_subset_of_a_unit_is_a_unit_with_an_id_of_its_own(run) -> None:
 def test_on_s3(bucket, config, connected) -> None:
     lines = [f'{{"id": "{i}", "title": "{"program" if i == 7 else "a"}"}}\n' for i in range(25)]
     storage.put(f"{bucket}/in/a.jsonl", "".join(lines).encode())
-    made = config(f"{bucket}/in", f"{bucket}/out", {"endpoint_url": connected.url})
+    made = config(f"{bucket}/in", f"{bucket}/out", {"options": {"endpoint_url": connected.url}})
     driver.run_extract(made, build=build)
     assert dead_letters.summarize(made.output.path).documents == 1
     Task.mended = True
     assert again(made).ok == 1
     assert rows(made)["7"]["category"] == "MENDED"
     storage.configure(StorageConfig())
-    given = [f"storage.endpoint_url={connected.url}"]
+    given = [f"storage.options.endpoint_url={connected.url}"]
     assert verify(made.output.path, load_run(made.output.path, given)).passed
     storage.delete(f"{bucket}/out/units/{sorted(commit.committed(made.output.path))[0]}.parquet")
     done = CliRunner().invoke(app, ["verify", made.output.path, *given])
