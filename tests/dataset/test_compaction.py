@@ -144,7 +144,8 @@ def everything_read(config: RunConfig, tmp_path: Path) -> dict[str, Any]:
     """What the commands say about a run."""
     output = config.output.path
     forget()
-    overrides = [f"storage.endpoint_url={config.storage.endpoint_url or 'null'}"]
+    endpoint = config.storage.requests.endpoint_url
+    overrides = [f"storage.options.endpoint_url={endpoint or 'null'}"]
     totals = summaries.totals(summaries.read(CommittedUnits(output)))
     export.export(output, str(tmp_path / "answers.csv"), overrides)
     verification = verify(output, config)
