@@ -27,7 +27,7 @@ from raypd.billing import book
 from raypd.billing.bill import Bill
 from raypd.cli.main import app
 from raypd.config import Category, RunConfig
-from raypd.dataset import planner, table_writer
+from raypd.dataset import compaction, planner, table_writer
 from raypd.dataset.reader import read_unit
 from raypd.errors import ConfigError, InputError, RunError
 from raypd.nights import changes, delta, nightly, published
@@ -792,6 +792,9 @@ def test_a_large_table_is_published_in_table_files(nights, write, monkeypatch, t
         assert (action["min.id"], action["max.id"]) == (min(ids), max(ids))
     # raypd's own commands read them, too.
     assert verify_table(root, nights).passed
+    for folder in (root, f"{root}/nights/{first.name}"):
+        with pytest.raises(ConfigError, match="holds nightly runs"):
+            compaction.compact_run(nights, folder)
     export(root, str(tmp_path / "answers.csv"))
     assert (tmp_path / "answers.csv").read_text().count("\n") == 121
     summary = dead_letters.summarize(root)
