@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     )
     from raypd.dataset.committed import (
         CommittedUnits as CommittedUnits,
+        DigestSet as DigestSet,
         unit_objects as unit_objects,
     )
     from raypd.dataset.label_file import (
@@ -59,7 +60,7 @@ if TYPE_CHECKING:
 __getattr__ = LazyExports(
     __name__,
     {
-        "committed": ("CommittedUnits", "unit_objects"),
+        "committed": ("CommittedUnits", "DigestSet", "unit_objects"),
         "label_file": ("LABEL_ENDINGS", "label_rows", "was_reviewed", "without_documents"),
         "look": ("Look", "MOST_ROWS", "batch_rows", "look_for_columns"),
         "plan": ("Plan", "PlanTotals", "PlanWriter", "stored", "take_apart"),
