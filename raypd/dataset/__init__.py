@@ -53,6 +53,7 @@ if TYPE_CHECKING:
         read_table as read_table,
         read_unit as read_unit,
     )
+    from raypd.dataset.stretches import stretch_of as stretch_of
     from raypd.dataset.tables import kind_of as kind_of
     from raypd.dataset.unit_rows import rows_of as rows_of
     from raypd.dataset.writer import typed_table as typed_table
@@ -66,6 +67,7 @@ __getattr__ = LazyExports(
         "plan": ("Plan", "PlanTotals", "PlanWriter", "stored", "take_apart"),
         "planner": ("documents_of_last_unit",),
         "reader": ("filled", "may_have", "read_table", "read_unit"),
+        "stretches": ("stretch_of",),
         "tables": ("kind_of",),
         "unit_rows": ("rows_of",),
         "writer": ("typed_table",),

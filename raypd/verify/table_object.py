@@ -26,7 +26,10 @@ def read_object(path: str, columns: list[str] | None = None) -> pa.Table:
     """
     try:
         with storage.open_file(path) as file:
-            return pq.ParquetFile(file, page_checksum_verification=True).read(columns)
+            # Callers read many objects at the same time, and each object is small.
+            return pq.ParquetFile(file, page_checksum_verification=True).read(
+                columns, use_threads=False
+            )
     except (pa.ArrowException, OSError) as error:
         outage = storage.outage(error, path)
         if outage:

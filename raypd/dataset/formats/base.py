@@ -14,6 +14,7 @@ from raypd.dataset.formats.ranges import (
     even_boundaries,
     parts_between,
     row_parts,
+    with_groups,
 )
 from raypd.run import Part
 
@@ -171,4 +172,7 @@ class RowFormat(Format):
         groups, columns = self.count(part, config)
         bounds = cut_rows(groups, config.cluster.unit_documents, config.cluster.unit_bytes)
         rows = sum(group_rows for group_rows, _ in groups)
-        return Split(row_parts(part, bounds, rows), columns)
+        parts = row_parts(part, bounds, rows)
+        if self.enters_groups:
+            parts = with_groups(parts, groups)
+        return Split(parts, columns)
