@@ -323,12 +323,13 @@ def _compare(result: Verification, scratch: Scratch) -> None:
     for row in other_columns:
         message = f"{row['path']}: has other columns than most objects; delete it"
         result.damaged.add(0, 1, [message])
+    # One join or one grouping at a time: several in one statement share the memory.
     scratch.run("""
-        CREATE TABLE found AS
-        SELECT bool_and(ok) AS ok
-        FROM output SEMI JOIN input USING (id, source, row, object)
-        GROUP BY source, row
+        CREATE TABLE present AS
+        SELECT source, row, ok FROM output SEMI JOIN input USING (id, source, row, object)
         """)
+    scratch.run("CREATE TABLE found AS SELECT bool_and(ok) AS ok FROM present GROUP BY source, row")
+    scratch.run("DROP TABLE present")
     result.add_counts(scratch, "input", "found")
     missing = """
         SELECT id, source, row, NULL AS object
@@ -350,16 +351,23 @@ def _find_doubled(result: Verification, scratch: Scratch) -> None:
     """Report documents that are in several objects, or more than once in one."""
     # Numbers take little memory, so names are looked up for the examples alone.
     scratch.run("""
-        CREATE TABLE doubled AS
-        SELECT source, row
-        FROM (
-            SELECT source, row, object, part, count(*) AS times
-            FROM output SEMI JOIN input USING (id, source, row)
-            GROUP BY source, row, object, part
-        )
-        GROUP BY source, row
-        HAVING max(times) > 1 OR min(hash(object)) <> max(hash(object))
+        CREATE TABLE places AS
+        SELECT source, row, hash(object) AS object, hash(part) AS part
+        FROM output SEMI JOIN input USING (id, source, row)
         """)
+    scratch.run("""
+        CREATE TABLE times AS
+        SELECT source, row, object, count(*) AS times FROM places
+        GROUP BY source, row, object, part
+        """)
+    scratch.run("""
+        CREATE TABLE doubled AS
+        SELECT source, row FROM times
+        GROUP BY source, row
+        HAVING max(times) > 1 OR min(object) <> max(object)
+        """)
+    scratch.run("DROP TABLE places")
+    scratch.run("DROP TABLE times")
     examples = f"""
         SELECT any_value(id) AS id, source, row,
             CASE WHEN count(DISTINCT object) > 1 THEN string_agg(DISTINCT object, ' and ') END

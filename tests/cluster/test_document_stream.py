@@ -127,7 +127,7 @@ def test_readers_read_a_file_that_cannot_be_split_about_once(
         f"{bucket}/{file.name}",
         unit_documents=100,
         readers=3,
-        storage={"endpoint_url": proxy.url},
+        storage={"options": {"endpoint_url": proxy.url}},
     )
     storage.configure(run.storage)
     plan = planner.plan(run)
@@ -142,15 +142,15 @@ def test_readers_read_a_file_that_cannot_be_split_about_once(
     stream.close()
     assert ids == [row["id"] for row in rows]
     size = file.stat().st_size
-    assert size < requested_bytes(proxy, size) < 1.5 * size
+    assert size <= requested_bytes(proxy, size) < 1.5 * size
 
 
 def test_row_groups_and_files_are_read_side_by_side(tmp_path, config, monkeypatch) -> None:
-    monkeypatch.setattr(ranges, "_LARGE_GROUP_BYTES", 1000)
+    monkeypatch.setattr(ranges, "_LARGE_GROUP_BYTES", 400)
     rows = pa.table({"id": [str(n) for n in range(80)], "title": ["some text"] * 80})
     (tmp_path / "in").mkdir()
-    pq.write_table(rows, tmp_path / "in/a.parquet", row_group_size=40)
-    pq.write_table(rows, tmp_path / "in/b.parquet", row_group_size=8)
+    pq.write_table(rows, tmp_path / "in/a.parquet", row_group_size=40, use_dictionary=False)
+    pq.write_table(rows, tmp_path / "in/b.parquet", row_group_size=8, use_dictionary=False)
     for name in "cd":
         lines = "".join(json.dumps(row) + "\n" for row in rows.to_pylist())
         (tmp_path / f"in/{name}.jsonl.gz").write_bytes(gzip.compress(lines.encode()))

@@ -20,8 +20,8 @@ def table(request, proxy: Proxy, bucket: str):
     made = request.param(f"{bucket}/table")
     for number in range(0, 40, 2):
         made.write(rows(*WANTED[number : number + 2]))
-    options = {"max_attempts": 6, "read_timeout": 3}
-    storage.configure(StorageConfig(endpoint_url=proxy.url, options=options))
+    options = {"endpoint_url": proxy.url, "max_attempts": 6, "read_timeout": 3}
+    storage.configure(StorageConfig(options=options))
     made.format = request.param.__name__.lower()
     return made
 
