@@ -32,6 +32,7 @@ from raypd.cluster.unit_block import (
     UnitBlock,
 )
 from raypd.config import ClusterConfig, RunConfig
+from raypd.dataset import stretch_of
 from raypd.run import ReadingRecord, Unit
 from raypd.text import counted, number
 
@@ -42,6 +43,8 @@ if TYPE_CHECKING:  # importing Ray Data takes a second, which a run without read
 # ends, so a run is read in several. The first one is small, because it has to start quickly.
 _FIRST_PASS_UNITS = 64
 _MAX_PASS_UNITS = 4096
+# A pass is longer if a file that has to be read from its beginning ends only there.
+_MAX_STRETCH_UNITS = 16 * _MAX_PASS_UNITS
 # Units that are read quickly share a block, and so the work that Ray Data has with each block.
 _BLOCK_SECONDS = 1.0
 _MAX_BLOCK_UNITS = 16
@@ -171,7 +174,7 @@ class DocumentStream:
                     unit = self._unbegun_unit(self._pass)
                     if unit is not None:
                         return StreamedUnit(unit, None, READERS_BEHIND)
-                if starved is not None and self._is_stalled():
+                if starved is not None and self._is_stalled(self._pass):
                     return self._late_unit(self._pass)
                 return None
         return self.checked(self._ready.popleft())
@@ -196,9 +199,13 @@ class DocumentStream:
             progress.waiting_bytes += self._pass.waiting_bytes
         return progress
 
-    def _is_stalled(self) -> bool:
+    def _is_stalled(self, current: ReadPass) -> bool:
         """Return whether a worker had better read the next unit itself."""
-        if time.monotonic() - self._moved > _STALL_SECONDS:
+        seconds = _STALL_SECONDS
+        if current.units and stretch_of(current.units[0]) is not None:
+            # Each worker would read the stretch from its beginning, and be no faster.
+            seconds = _HANG_SECONDS
+        if time.monotonic() - self._moved > seconds:
             return True
         # The node of the readers may be gone.
         return self._current_share().cpus < 1
@@ -218,14 +225,32 @@ class DocumentStream:
         units += islice(self._source, self._pass_units - len(units))
         if not units:
             return False
+        self._add_rest_of_stretch(units)
         from raypd.cluster.read_pass import ReadPass
 
         self._pass = ReadPass(
-            self.name, self._in_blocks(units), self.config, self._max_readers, self._current_share
+            self.name,
+            _in_tasks(self._in_blocks(units)),
+            self.config,
+            self._max_readers,
+            self._current_share,
         )
         self._pass_units = min(4 * self._pass_units, _MAX_PASS_UNITS)
         self._moved = time.monotonic()
         return True
+
+    def _add_rest_of_stretch(self, units: list[Unit]) -> None:
+        """Add units until the last one ends its stretch, which would otherwise be read twice."""
+        stretch = stretch_of(units[-1])
+        while stretch is not None and len(units) < _MAX_STRETCH_UNITS:
+            try:
+                following = self._next_unread()
+            except StopIteration:
+                return
+            if stretch_of(following) != stretch:
+                self._unread.appendleft(following)
+                return
+            units.append(following)
 
     def _in_blocks(self, units: Sequence[Unit]) -> list[list[Unit]]:
         """Divide units into blocks, several to a block if units are read quickly."""
@@ -294,16 +319,18 @@ class DocumentStream:
         """Return the first unit that neither a reader nor a worker has begun; None if none is left.
 
         These are the units behind the current pass. At the end of the plan the pass gives units
-        back.
+        back. A unit of a stretch is left to the readers, because a worker would have to read the
+        stretch from its beginning.
         """
         if not self._unread:
             unit = next(self._source, None)
             if unit is not None:
-                return unit
-            readers = min(self._max_readers, int(self._current_share().cpus))
-            # Each reader works on a block, and may be about to begin the next one.
-            self._unread.extend(current.give_back(2 * readers * self._block_units))
-        if not self._unread:
+                self._unread.append(unit)
+            elif current.units and stretch_of(current.units[-1]) is None:
+                readers = min(self._max_readers, int(self._current_share().cpus))
+                # Each reader works on a block, and may be about to begin the next one.
+                self._unread.extend(current.give_back(2 * readers * self._block_units))
+        if not self._unread or stretch_of(self._unread[0]) is not None:
             return None
         return self._unread.popleft()
 
@@ -347,6 +374,20 @@ class DocumentStream:
         self._record.reader_seconds += ended.reader_seconds
         self._record.operators = ended.statistics()
         ended.close()
+
+
+def _in_tasks(blocks: Sequence[list[Unit]]) -> list[list[list[Unit]]]:
+    """Divide blocks into tasks: one for each, but all blocks of a stretch into one."""
+    tasks: list[list[list[Unit]]] = []
+    last_stretch = None
+    for block in blocks:
+        stretch = stretch_of(block[0])
+        if tasks and stretch is not None and stretch == last_stretch:
+            tasks[-1].append(block)
+        else:
+            tasks.append([block])
+        last_stretch = stretch_of(block[-1])
+    return tasks
 
 
 def free_share(

@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import pyarrow as pa
@@ -29,36 +30,41 @@ _END_SECONDS = 10.0  # to wait for the thread of an execution that is ended
 
 
 def _read_task(
-    units: Sequence[Unit], first: int, end: ray_private.ClusterNumber, config_reference: Any
+    blocks: Sequence[Sequence[Unit]],
+    first: int,
+    end: ray_private.ClusterNumber,
+    config_reference: Any,
 ) -> Iterator[pa.Table]:
-    """Read the block of one task, in a process of a reader.
+    """Read the blocks of one task, in a process of a reader.
 
     Args:
-        units: The units of the block.
-        first: The index of the first one among the units of the pass.
+        blocks: The units of each block.
+        first: The index of the first unit among those of the pass.
         end: The index of the first unit that the pass does not read any more.
         config_reference: Refers to the configuration of the run.
     """
     config: RunConfig = ray.get(config_reference)
     storage.configure(config.storage)
-    end_unit = end.get()
-    wanted_units = len(units)
-    if end_unit is not None:
-        wanted_units = max(0, min(wanted_units, end_unit - first))
-    yield read_block(units, config, wanted_units)
+    for units in blocks:
+        end_unit = end.get()
+        wanted_units = len(units)
+        if end_unit is not None:
+            wanted_units = max(0, min(wanted_units, end_unit - first))
+        yield read_block(units, config, wanted_units)
+        first += len(units)
 
 
 class PlannedUnits(data.Datasource):
-    """Blocks of units as a source of Ray Data, with a read task for each block."""
+    """Blocks of units as a source of Ray Data, with a read task for each item of `tasks`."""
 
     def __init__(
         self,
-        blocks: Sequence[Sequence[Unit]],
+        tasks: Sequence[Sequence[Sequence[Unit]]],
         end: ray_private.ClusterNumber,
         config_reference: Any,
     ) -> None:
         super().__init__()
-        self._blocks = blocks
+        self._tasks = tasks
         self._end = end
         self._config_reference = config_reference
 
@@ -74,11 +80,11 @@ class PlannedUnits(data.Datasource):
         """Return the read tasks in the order of the plan."""
         read_tasks = []
         first = 0
-        for units in self._blocks:
-            read = partial(_read_task, units, first, self._end, self._config_reference)
+        for blocks in self._tasks:
+            read = partial(_read_task, blocks, first, self._end, self._config_reference)
             metadata = data.block.BlockMetadata(None, None, None, None)
             read_tasks.append(data.ReadTask(read, metadata))
-            first += len(units)
+            first += sum(len(units) for units in blocks)
         return read_tasks
 
 
@@ -109,7 +115,8 @@ class ReadPass:
 
     Args:
         name: The name of the dataset in Ray's dashboard.
-        blocks: The units of each block.
+        tasks: The units of each block of each read task. The blocks of a task are read one after
+            the other, in one process.
         config: The configuration of the run.
         readers: Read tasks that run at the same time, at most.
         share: Returns what the readers may take of the cluster now. As many bytes again may wait
@@ -119,7 +126,7 @@ class ReadPass:
     def __init__(
         self,
         name: str,
-        blocks: Sequence[list[Unit]],
+        tasks: Sequence[Sequence[list[Unit]]],
         config: RunConfig,
         readers: int,
         share: Callable[[], ray_private.DatasetShare],
@@ -128,7 +135,8 @@ class ReadPass:
         self.waiting_bytes = 0
         self.reader_seconds = 0.0
         self.read_bytes = 0
-        self.units = deque(unit for units in blocks for unit in units)
+        blocks = list(chain.from_iterable(tasks))
+        self.units = deque(chain.from_iterable(blocks))
         self.end_unit = len(self.units)
         self.arrived_units = 0
         self.late_units = 0
@@ -143,10 +151,10 @@ class ReadPass:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message=".*ray_remote_args")
             dataset = data.read_datasource(
-                PlannedUnits(blocks, self._end, ray.put(config)),
+                PlannedUnits(tasks, self._end, ray.put(config)),
                 num_cpus=1,
-                concurrency=min(readers, len(blocks)),
-                override_num_blocks=len(blocks),
+                concurrency=min(readers, len(tasks)),
+                override_num_blocks=len(tasks),
                 ray_remote_args={"max_retries": _MAX_READ_RETRIES},
             )
         dataset.set_name(name)

@@ -57,6 +57,7 @@ if TYPE_CHECKING:
         read_table as read_table,
         read_unit as read_unit,
     )
+    from raypd.dataset.stretches import stretch_of as stretch_of
     from raypd.dataset.summary_rows import COUNTS as COUNTS
     from raypd.dataset.table_writer import TableWriter as TableWriter
     from raypd.dataset.tables import kind_of as kind_of
@@ -75,6 +76,7 @@ __getattr__ = LazyExports(
         "plan": ("Plan", "PlanTotals", "PlanWriter", "stored", "take_apart"),
         "planner": ("documents_of_last_unit",),
         "reader": ("filled", "may_have", "read_table", "read_unit"),
+        "stretches": ("stretch_of",),
         "summary_rows": ("COUNTS",),
         "table_writer": ("TableWriter",),
         "tables": ("kind_of",),

@@ -38,6 +38,7 @@ _TYPES: dict[Any, pa.DataType] = {
     str: pa.string(),
     str | None: pa.string(),
     int: pa.int64(),
+    int | None: pa.int64(),
     bool: pa.bool_(),
 }
 _PART = pa.struct([(column.name, _TYPES[column.type]) for column in fields(Part)])

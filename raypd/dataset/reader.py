@@ -39,16 +39,18 @@ def read_unit(unit: Unit, config: RunConfig, columns: Sequence[str] = ()) -> lis
     if unit.damaged is not None:
         raise InputError(unit.damaged)
     documents: list[Document] = []
+    rows = 0
+    wanted = None
+    if unit.only is not None:
+        wanted = frozenset(unit.only)
     for part in unit.parts:
-        documents += _read_part(part, config, columns, len(documents))
-    if unit.only is None:
-        return documents
-    if unit.only and unit.only[-1] >= len(documents):
+        rows += _read_part(part, config, columns, rows, wanted, documents)
+    if unit.only and unit.only[-1] >= rows:
         raise InputError(
             f"{unit.parts[0].path}: has changed {SINCE_PLANNED}: fewer documents than were "
             "wanted of it"
         )
-    return [documents[number] for number in unit.only]
+    return documents
 
 
 def may_have(unit: Unit, source: str, place: int) -> bool:
@@ -64,10 +66,27 @@ def may_have(unit: Unit, source: str, place: int) -> bool:
 
 
 def _read_part(
-    part: Part, config: RunConfig, columns: Sequence[str], first_number: int
-) -> list[Document]:
-    """Return the documents of one part; the first of them gets `first_number` in its unit."""
-    documents: list[Document] = []
+    part: Part,
+    config: RunConfig,
+    columns: Sequence[str],
+    first_number: int,
+    wanted: frozenset[int] | None,
+    documents: list[Document],
+) -> int:
+    """Read the documents of one part.
+
+    Args:
+        part: The part.
+        config: The run's configuration.
+        columns: Columns to read besides those of the configuration.
+        first_number: The number of the first document in its unit.
+        wanted: The numbers of the documents to read; None for all.
+        documents: Gets them.
+
+    Returns:
+        How many documents the part has.
+    """
+    count = 0
     source = config.input
     needed = {*columns, *_columns_read(config)}
     path_fields: Fields = {}
@@ -80,7 +99,9 @@ def _read_part(
         else:
             rows = FORMATS[part.format].read(part, source, needed)
         for number, row in enumerate(rows, first_number):
-            documents.append(_document(number, row, part, config, path_fields))
+            count += 1
+            if wanted is None or number in wanted:
+                documents.append(_document(number, row, part, config, path_fields))
     except storage.Changed as error:
         raise InputError(str(error)) from None
     except InputError as error:
@@ -92,10 +113,10 @@ def _read_part(
         if outage is not None:
             raise outage from error
         raise InputError(f"{part.path}: cannot be read: {error}") from error
-    if part.rows not in (None, len(documents)):
-        count = f"{len(documents)} documents where {part.rows} were planned"
-        raise InputError(f"{part.path}: has changed {SINCE_PLANNED}: {count}")
-    return documents
+    if part.rows not in (None, count):
+        counts = f"{count} documents where {part.rows} were planned"
+        raise InputError(f"{part.path}: has changed {SINCE_PLANNED}: {counts}")
+    return count
 
 
 def _columns_read(config: RunConfig) -> set[str | None]:

@@ -5,7 +5,9 @@ were deleted beside these files is refused. A plan keeps its version, so that a 
 the same rows.
 """
 
+import itertools
 import re
+import time
 from collections.abc import Collection
 from typing import Any
 from urllib.parse import unquote
@@ -19,6 +21,12 @@ from raypd.errors import ConfigError, InputError
 _METADATA = "metadata"  # the folder of an Iceberg table's metadata files
 _METADATA_FILE = re.compile(r"v?(\d+)[^/]*\.metadata\.json")
 _PHYSICAL_NAME = "delta.columnMapping.physicalName"
+# What deltalake says of a storage that does not answer, and of a body that broke off.
+_STORE_ERROR = re.compile(r"Generic \w+ error")
+_BROKEN_BODY = "body error"
+_COLORS = re.compile(r"\x1b\[[\d;]*m")
+_MAX_ATTEMPTS = 8
+_RETRY_SECONDS = 0.5
 # pyiceberg's names of the settings that reach S3, and those of the storage.
 _S3_PROPERTIES = {
     "s3.endpoint": "aws_endpoint_url",
@@ -202,13 +210,21 @@ def _delta(root: str, version: int | None) -> Any:
         raise ConfigError(
             "input.format delta needs the package deltalake: pip install 'raypd[delta]'"
         ) from None
-    try:
-        return DeltaTable(storage.absolute(root), version, storage.object_store(root))
-    except TableNotFoundError:
-        raise InputError(f"{root}: no Delta table here (no _delta_log)") from None
-    except (DeltaError, OSError) as error:
-        suffix = "" if version is None else f" in version {version}"
-        raise InputError(f"{root}: the Delta table cannot be read{suffix}: {error}") from None
+    for attempt in itertools.count(1):
+        try:
+            return DeltaTable(storage.absolute(root), version, storage.object_store(root))
+        except TableNotFoundError:
+            raise InputError(f"{root}: no Delta table here (no _delta_log)") from None
+        except (DeltaError, OSError) as error:
+            reason = " ".join(_COLORS.sub("", str(error)).split())
+            # deltalake repeats all requests but those whose body broke off.
+            if _BROKEN_BODY in reason and attempt < _MAX_ATTEMPTS:
+                time.sleep(_RETRY_SECONDS)
+                continue
+            if _STORE_ERROR.search(reason):
+                raise storage.Unavailable(f"{root}: {reason}; the same command resumes") from None
+            suffix = "" if version is None else f" in version {version}"
+            raise InputError(f"{root}: the Delta table cannot be read{suffix}: {reason}") from None
 
 
 def _iceberg(path: str, version: int | None = None) -> Any:

@@ -1,9 +1,9 @@
 """Find out what is new or changed in tonight's input.
 
-The input is compared with the index of the last good night. The index has each document's id, the
-hash of its contents, its unit and position, and the object with its answer. Units that last night's
-index knows are not read again. In all other units, a document whose id and hash are in the index
-keeps its answer. Everything is SQL on disk, so memory does not grow with the corpus.
+The input is compared with the index of the last good night, which has each document's id, the hash
+of its contents, its unit and position, and the object with its answer. Units that the index knows
+are not read again. In all other units, a document whose id and hash are in the index keeps its
+answer. Everything is SQL on disk, so memory does not grow with the corpus.
 """
 
 import hashlib
@@ -19,45 +19,35 @@ import pyarrow as pa
 
 from raypd import storage
 from raypd.config import RunConfig
-from raypd.dataset import Plan, read_unit
+from raypd.dataset import DigestSet, Plan, read_unit
 from raypd.errors import InputError
 from raypd.run import Unit, Unreadable, make_unit
 from raypd.tasks import Document
-from raypd.verify import Scratch, read_object, write_object
+from raypd.verify import Scratch
 
-_INDEX = pa.schema(
+_READ = pa.schema(
     {
         "id": "string",
+        # Of the document's contents.
         "hash": "uint64",
         # The unit's `unit_key`.
         "unit": "string",
-        # The number of parts that the plan has before the unit.
-        "ordinal": "int64",
         # The document's index in the unit.
         "position": "int64",
-        # The document's object of the input; its row in `file` has the same source.
+        # The document's object of the input.
         "source": "string",
         # The document's row in `source`.
         "row": "int64",
-        # The object with its answer, below the nightly root; null if there is no answer.
-        "file": "string",
-        "category": "string",
-        "ok": "bool",
-        # Whether the table shows this document, of all documents with its id.
-        "winner": "bool",
-        # Whether the input has it. Other documents were in the input before (nightly.removed is
-        # keep, or their object cannot be read).
-        "live": "bool",
-        # The last night in which the input had it.
-        "night": "string",
     }
 )
-_READ = pa.schema(
-    [_INDEX.field(name) for name in ("id", "hash", "unit", "position", "source", "row")]
+_PLANNED = pa.schema(
+    {
+        "unit": "string",
+        # The number of parts that the plan has before the unit.
+        "ordinal": "int64",
+    }
 )
-_PLANNED = pa.schema([_INDEX.field(name) for name in ("unit", "ordinal")])
-DAMAGED = pa.schema([_INDEX.field("source")])
-_ROWS_PER_FILE = 1_000_000
+DAMAGED = pa.schema({"source": "string"})
 _THREADS = 8
 
 
@@ -66,21 +56,28 @@ def unit_key(unit: Unit) -> str:
     return make_unit(unit.parts, "").id[-16:]
 
 
-def _content_hash(document: Document, config: RunConfig) -> int:
-    """Return a hash of 64 bits over everything that decides a document's answer.
+class _ContentHash:
+    """Hashes everything that decides a document's answer.
 
     This is nightly.hash_column if the document has it, and otherwise all columns except the id.
     """
-    if document.fields.get(config.nightly.hash_column or "") is not None:
-        columns = {config.nightly.hash_column}
-    else:
+
+    def __init__(self, config: RunConfig) -> None:
+        self._hash_column = config.nightly.hash_column
         columns = {*config.wanted_columns().values(), config.input.category_column}
         columns.discard(config.input.id_column)
-    names = sorted(name for name in columns if name)
-    fields = [[name, document.fields.get(name)] for name in names]
-    text = document.error or json.dumps(fields, default=str, sort_keys=True)
-    digest = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest()
-    return int.from_bytes(digest, "big")
+        self._columns = sorted(name for name in columns if name)
+
+    def of(self, document: Document) -> int:
+        """Return a hash of 64 bits."""
+        names = self._columns
+        hash_column = self._hash_column
+        if hash_column and document.fields.get(hash_column) is not None:
+            names = [hash_column]
+        fields = [[name, document.fields.get(name)] for name in names]
+        text = document.error or json.dumps(fields, default=str, sort_keys=True)
+        digest = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest()
+        return int.from_bytes(digest, "big")
 
 
 @dataclass
@@ -154,26 +151,23 @@ def unreadable(
         yield from failures
 
 
-def read_input(scratch: Scratch, plan: Plan, config: RunConfig, index: Iterable[str]) -> Input:
+def read_input(scratch: Scratch, plan: Plan, config: RunConfig, known: DigestSet) -> Input:
     """Read tonight's input into tables.
 
     Args:
-        scratch: Gets the tables `planned` (units), `read` (documents of units that last night's
-            index does not know), `damaged` (objects) and `old` (last night's index).
+        scratch: Gets the tables `planned` (units), `read` (documents of units that are not known)
+            and `damaged` (objects).
         plan: Tonight's plan.
         config: The configuration.
-        index: The files of last night's index.
+        known: The keys of units whose documents are in last night's index, as numbers.
     """
-    scratch.create("old", _INDEX)
     scratch.create("planned", _PLANNED)
     scratch.create("read", _READ)
     scratch.create("damaged", DAMAGED)
-    for file in index:
-        scratch.add("old", read_object(file))
-    old_units = {row["unit"] for row in scratch.rows("SELECT DISTINCT unit FROM old WHERE live")}
     extra_columns = []
     if config.nightly.hash_column is not None:
         extra_columns.append(config.nightly.hash_column)
+    content_hash = _ContentHash(config)
     # A plan may have millions of units, so they are not collected.
     digest = hashlib.sha256()
     for unit in plan:
@@ -182,9 +176,9 @@ def read_input(scratch: Scratch, plan: Plan, config: RunConfig, index: Iterable[
 
     def take(ordinal: int, unit: Unit) -> None:
         key = unit_key(unit)
-        if key not in old_units:
+        if int(key, 16) not in known:
             documents = read_unit(unit, config, extra_columns)
-            scratch.add("read", [_read_row(document, key, config) for document in documents])
+            scratch.add("read", _read_rows(documents, key, content_hash))
         scratch.add("planned", [{"unit": key, "ordinal": ordinal}])
 
     for unit, reason in unreadable(plan, config, take, tonight.apart, _THREADS):
@@ -199,24 +193,25 @@ def read_input(scratch: Scratch, plan: Plan, config: RunConfig, index: Iterable[
     return tonight
 
 
-def _read_row(document: Document, key: str, config: RunConfig) -> dict[str, Any]:
-    """Return the row of a document in the table `read`."""
-    return {
-        "id": document.id,
-        "hash": _content_hash(document, config),
-        "unit": key,
-        "position": document.index,
-        "source": document.source,
-        "row": document.place,
+def _read_rows(documents: list[Document], key: str, content_hash: _ContentHash) -> pa.Table:
+    """Return the rows of a unit's documents in the table `read`."""
+    columns = {
+        "id": [document.id for document in documents],
+        "hash": [content_hash.of(document) for document in documents],
+        "unit": [key] * len(documents),
+        "position": [document.index for document in documents],
+        "source": [document.source for document in documents],
+        "row": [document.place for document in documents],
     }
+    return pa.table(columns, schema=_READ)
 
 
 def units_are_the_same(scratch: Scratch) -> bool:
     """Return whether tonight's plan has the units of last night."""
     different = scratch.number("""
         SELECT count(*)
-        FROM (SELECT DISTINCT unit FROM old WHERE live) o FULL JOIN planned p USING (unit)
-        WHERE o.unit IS NULL OR p.unit IS NULL
+        FROM (SELECT unit FROM known_units WHERE live) k FULL JOIN planned p USING (unit)
+        WHERE k.unit IS NULL OR p.unit IS NULL
         """)
     return different == 0
 
@@ -229,7 +224,8 @@ def statement(name: str) -> str:
 def decide(scratch: Scratch, night: str, usable: str, keep: bool) -> None:
     """Create the table `placed`.
 
-    It has every document of tonight, whether the table shows it, and where its answer is. If
+    It has every document of the loaded shards and of the units that were read, whether the table
+    shows it, and where its answer is. If
     several documents share an id, the last document of the input wins, ordered by object name and
     then by position. (Small objects share units, so units are ordered differently.) All of them win
     over documents that the input does not have any more. Documents of an object that cannot be read
@@ -244,8 +240,21 @@ def decide(scratch: Scratch, night: str, usable: str, keep: bool) -> None:
     scratch.run(statement("placed").format(night=night, usable=usable, keep=keep))
 
 
+def touched(scratch: Scratch, all_units: bool) -> None:
+    """Create the table `touched`: the units whose objects may change.
+
+    Those are new units and vanished ones, and units of documents that the table does not show any
+    more, or shows now, or shows with another answer.
+
+    Args:
+        scratch: Has the tables `placed`, `old` and `known_units`.
+        all_units: Whether no object can stay.
+    """
+    scratch.run(statement("touched").format(all_units=all_units))
+
+
 def counts(scratch: Scratch) -> dict[str, Any]:
-    """Count documents: all, new, changed, removed, unchanged, shadowed and stale ones.
+    """Count documents of `placed`: all, new, changed, removed, unchanged, shadowed and stale ones.
 
     A shadowed document is hidden by a later one with its id. A stale one is in an object that
     cannot be read.
@@ -270,24 +279,3 @@ def to_extract(scratch: Scratch, condition: str) -> Iterator[tuple[int, list[int
         """)
     for ordinal, rows in groupby(pending, itemgetter("ordinal")):
         yield ordinal, [row["position"] for row in rows]
-
-
-def write_index(scratch: Scratch, query: str, root: str, folder: str) -> list[str]:
-    """Write the rows of a query as tonight's index.
-
-    Args:
-        scratch: The tables.
-        query: SQL with the columns of _INDEX.
-        root: The nightly root.
-        folder: The folder of the index, below the root.
-
-    Returns:
-        The paths of the files, below the root.
-    """
-    files: list[str] = []
-    for batch in scratch.batches(query, _ROWS_PER_FILE):
-        file = f"{folder}/{len(files):06d}.parquet"
-        table = pa.Table.from_batches([batch]).select(_INDEX.names).cast(_INDEX)
-        write_object(storage.join(root, file), table)
-        files.append(file)
-    return files

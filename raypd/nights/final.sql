@@ -8,7 +8,5 @@ SELECT
         coalesce(a.ok, p.ok) AND coalesce(d.ok, TRUE) AS ok),
     d.file AS added_file
 FROM placed p
-LEFT JOIN answered a ON p.winner AND p.file IS NULL AND a.unit = p.unit AND a.source = p.source
-    AND a.row = p.row
-LEFT JOIN added d ON p.winner AND p.file IS NOT NULL AND d.unit = p.unit AND d.source = p.source
-    AND d.row = p.row
+LEFT JOIN answered a ON p.winner AND p.live AND p.file IS NULL AND a.source = p.source AND a.row = p.row
+LEFT JOIN added d ON p.winner AND p.live AND p.file IS NOT NULL AND d.source = p.source AND d.row = p.row

@@ -6,7 +6,7 @@ state.json is replaced last, on condition that it is still the version that was 
 import contextlib
 import itertools
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import raypd.nights.changes as changes
@@ -21,6 +21,7 @@ from raypd.config import RunConfig
 from raypd.dataset import Plan, PlanWriter, planner
 from raypd.errors import ConfigError, RunError, raised_as
 from raypd.nights.changes import Input
+from raypd.nights.index import Index
 from raypd.nights.state import NightState
 from raypd.run import RunLease, Unreadable, console, held, layout, left_out, manifest, read, records
 from raypd.text import counted, iso
@@ -160,8 +161,14 @@ class NightRun:
         plan.keep(folder)
         if plan.left_out:
             console.say(left_out.describe(plan.left_out))
+        usable_state = None if self.full else self.state
+        self.index = Index(self.scratch, self.root, usable_state)
         tonight = self._read_input(plan)
+        listing = "" if tonight.damaged.units else plan.totals.listing
         if self.state is not None and self._nothing_new(self.state, tonight):
+            if listing and listing != self.state.listing:
+                # The next night with this listing needs no plan.
+                self._replace_state(replace(self.state, listing=listing))
             return Night(
                 self.state.night,
                 self.root,
@@ -170,21 +177,42 @@ class NightRun:
                 nothing_new=True,
             )
         name = self._name(f"{tonight.digest} {tonight.hidden}".strip())
-        keep_removed = self.config.nightly.removed == "keep"
-        changes.decide(self.scratch, name, self._usable_answers(), keep_removed)
-        counts = changes.counts(self.scratch)
-        night = Night(name, self.root, damaged=tonight.damaged, **counts)
+        self._decide(name, tonight)
+        night = self._count(name, tonight)
         self._extract(plan, tonight, night)
-        listing = "" if tonight.damaged.units else plan.totals.listing
         self._publish(night, tonight, listing)
         return night
 
+    def _decide(self, name: str, tonight: Input) -> None:
+        """Load what may change of the index, and decide what becomes of each document."""
+        keep_removed = self.config.nightly.removed == "keep"
+        schema_changed = self.change is not None
+        self.index.load_affected(
+            all_dead=not keep_removed or bool(tonight.damaged.units),
+            failed=self.retry_errors,
+            everything=schema_changed,
+        )
+        usable = self._usable_answers()
+        more = True
+        while more:
+            changes.decide(self.scratch, name, usable, keep_removed)
+            changes.touched(self.scratch, all_units=schema_changed)
+            # The object of a unit is written as a whole, so all of its documents are needed.
+            more = self.index.load_units("SELECT unit FROM touched")
+
+    def _count(self, name: str, tonight: Input) -> Night:
+        """Count the documents of the night."""
+        night = Night(name, self.root, damaged=tonight.damaged, **changes.counts(self.scratch))
+        for shard in self.index.not_loaded():
+            night.documents += shard.documents
+            night.unchanged += shard.documents
+            night.shadowed += shard.rows - shard.documents
+        return night
+
     def _read_input(self, plan: Plan) -> Input:
-        """Read the input and the index of the last good night into tables."""
-        index: list[str] = []
-        if self.state is not None and not self.full:
-            index = [storage.join(self.root, file) for file in self.state.index]
-        tonight = changes.read_input(self.scratch, plan, self.config, index)
+        """Read what the last good night did not know of the input into tables."""
+        known = self.index.live_units()
+        tonight = changes.read_input(self.scratch, plan, self.config, known)
         if not tonight.units:
             objects = counted(tonight.damaged.units, "object")
             raise RunError(
@@ -365,17 +393,15 @@ class NightRun:
             The number of documents.
         """
         writer = PlanWriter()
-        unit_keys: dict[str, str] = {}
         documents = 0
         planned = changes.placed(plan, self.config, tonight.apart)
         for ordinal, positions in changes.to_extract(self.scratch, condition):
             # Both iterators are in the order of the plan.
             unit = next(unit for start, unit in planned if start == ordinal)
-            subset = unit.subset(positions)
-            writer.add(subset)
-            unit_keys[subset.id] = changes.unit_key(unit)
+            writer.add(unit.subset(positions))
             documents += len(positions)
-        if unit_keys:
+        subsets = writer.finish(0, "", 0, {})
+        if documents:
             path = storage.join(self.root, folder)
             # The objects of the table are units, which later nights follow one by one.
             keys: dict[str, Any] = {"path": path, "partition": {}, "target_file_mb": None}
@@ -384,14 +410,11 @@ class NightRun:
                 config.model_copy(update={"output": output}),
                 verbose=self.verbose,
                 build=self.build,
-                planned=writer.finish(0, "", 0, {}),
+                planned=subsets,
             )
             self._check_lease()
-        objects = (
-            (key, f"{folder}/{layout.UNITS}/{unit_id}.parquet")
-            for unit_id, key in unit_keys.items()
-        )
-        table.add_answers(self.scratch, name, self.root, objects)
+        files = (f"{folder}/{layout.UNITS}/{unit.id}.parquet" for unit in subsets)
+        table.add_answers(self.scratch, name, self.root, files)
         return documents
 
     def _publish(self, night: Night, tonight: Input, listing: str) -> None:
@@ -400,13 +423,18 @@ class NightRun:
         schema_changed = self.change is not None
         table.settle(self.scratch, f"{folder}/{layout.TABLE}", schema_changed)
         table.compose(self.scratch, self.root, self.config, self.change)
-        index_query = table.index_query(schema_changed)
-        index_folder = f"{folder}/{layout.INDEX}"
-        index = changes.write_index(self.scratch, index_query, self.root, index_folder)
+        table.list_units(self.scratch)
+        self.index.write(
+            f"{folder}/{layout.INDEX}",
+            documents=table.indexed_documents(schema_changed),
+            units="SELECT * FROM units",
+        )
+        night.failed = sum(shard.failed for shard in self.index.shards)
         # The objects are listed in the order of the input.
-        homes = self.scratch.rows("SELECT file FROM homes ORDER BY live DESC, ordinal, unit")
+        homes = self.scratch.rows("""
+            SELECT file FROM units WHERE file IS NOT NULL ORDER BY live DESC, ordinal, unit
+            """)
         files = [storage.join(self.root, row["file"]) for row in homes]
-        night.failed = self.scratch.number("SELECT count(*) FROM final WHERE winner AND NOT ok")
         file_list = "".join(f"{file}\n" for file in files)
         storage.put(self._path(night.name, layout.FILES), file_list.encode())
         self._check_lease()
@@ -417,7 +445,8 @@ class NightRun:
             documents=night.documents,
             failed=night.failed,
             objects=len(files),
-            index=index,
+            shards=self.index.shards,
+            units=self.index.unit_files,
             config=manifest.recorded(self.config),
             hash_column=self.config.nightly.hash_column,
             listing=listing,

@@ -1,4 +1,4 @@
-CREATE TABLE placed AS
+CREATE OR REPLACE TABLE placed AS
 WITH entries AS (
     SELECT *, TRUE AS live, '{night}' AS night FROM read JOIN planned USING (unit)
     UNION ALL BY NAME

@@ -4,7 +4,8 @@ Readers follow the list of these objects. An object stays as long as all of its 
 Otherwise a new object is written from existing rows.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable
+from functools import cached_property
 from itertools import groupby
 from operator import itemgetter
 from typing import Any
@@ -17,13 +18,11 @@ from raypd import storage
 from raypd.config import RunConfig
 from raypd.errors import RunError
 from raypd.nights.changes import statement
-from raypd.run import by_document
 from raypd.text import counted
 from raypd.verify import Scratch, read_object, write_object
 
 _ROWS = pa.schema(
     {
-        "unit": "string",
         "file": "string",
         "source": "string",
         "row": "int64",
@@ -31,28 +30,27 @@ _ROWS = pa.schema(
         "category": "string",
     }
 )
+_ANSWER_COLUMNS = ["source", "row", "status", "category"]
 _THREADS = 8
 
 
-def add_answers(scratch: Scratch, name: str, root: str, objects: Iterator[tuple[str, str]]) -> None:
+def add_answers(scratch: Scratch, name: str, root: str, files: Iterable[str]) -> None:
     """Fill a table with the documents of tonight's objects.
 
     Args:
         scratch: Gets the table.
         name: The name of the table.
         root: The nightly root.
-        objects: (unit, path below the root) of the objects.
+        files: The objects, below the root.
     """
     scratch.create(f"{name}_rows", _ROWS)
 
-    def add_object(item: tuple[str, str]) -> None:
-        unit, file = item
-        rows = read_object(storage.join(root, file))
+    def add_object(file: str) -> None:
+        rows = read_object(storage.join(root, file), _ANSWER_COLUMNS)
         category = pa.nulls(len(rows), pa.string())
         if "category" in rows.column_names:
             category = rows["category"]
         columns = [
-            [unit] * len(rows),
             [file] * len(rows),
             rows["source"],
             rows["row"],
@@ -61,21 +59,21 @@ def add_answers(scratch: Scratch, name: str, root: str, objects: Iterator[tuple[
         ]
         scratch.add(f"{name}_rows", pa.table(columns, schema=_ROWS))
 
-    for _ in storage.in_threads(add_object, objects, _THREADS):
+    for _ in storage.in_threads(add_object, files, _THREADS):
         pass
     scratch.run(f"""
         CREATE TABLE {name} AS
-        SELECT unit, file, source, row, bool_and(ok) AS ok, any_value(category) AS category
+        SELECT file, source, row, bool_and(ok) AS ok, any_value(category) AS category
         FROM {name}_rows GROUP BY ALL
         """)
 
 
 def settle(scratch: Scratch, folder: str, everything_again: bool) -> None:
-    """Decide where each document's row comes from, and which object each unit gets.
+    """Decide where each document's row comes from, and which object each touched unit gets.
 
     Args:
-        scratch: Has the tables `placed`, `old`, `answered` and `added`; gets the tables `final`
-            (rows) and `homes` (objects).
+        scratch: Has the tables `placed`, `touched`, `known_units`, `answered` and `added`; gets
+            the tables `final` (documents) and `homes` (objects of touched units).
         folder: The folder of tonight's objects, below the root.
         everything_again: Whether no old object can stay, because the schema has changed.
 
@@ -100,34 +98,41 @@ def settle(scratch: Scratch, folder: str, everything_again: bool) -> None:
     scratch.run(f"""
         CREATE TABLE homes AS
         WITH held AS (
-            SELECT file, count(*) AS documents
-            FROM (SELECT file FROM old WHERE winner UNION ALL SELECT file FROM answered)
-            GROUP BY file
+            SELECT file, documents FROM known_units WHERE file IS NOT NULL
+            UNION ALL
+            SELECT file, count(*) FROM answered GROUP BY file
         )
-        SELECT f.unit, bool_or(f.live) AS live, min(f.ordinal) AS ordinal,
-            count(*) AS documents, {stays} AS stays,
+        SELECT f.unit, count(*) AS documents, {stays} AS stays,
             CASE WHEN {stays} THEN min(f.file) ELSE '{folder}/' || f.unit || '.parquet' END AS file
         FROM final f LEFT JOIN held h USING (file)
-        WHERE f.winner GROUP BY f.unit
+        WHERE f.winner AND f.unit IN (SELECT unit FROM touched) GROUP BY f.unit
         """)
 
 
-def index_query(everything_again: bool) -> str:
-    """Return SQL for tonight's index.
+def indexed_documents(everything_again: bool) -> str:
+    """Return SQL for the documents of the loaded shards, as tonight's index has them.
 
     A document that a later one hides keeps its answer if its object stays.
 
     Args:
         everything_again: Whether no old object can stay, because the schema has changed.
     """
-    hidden = "CASE WHEN f.from_source = f.source AND f.from_row = f.row THEN f.file END"
+    hidden = "CASE WHEN NOT winner AND from_source = source AND from_row = row THEN file END"
     if everything_again:
-        hidden = "NULL"
+        hidden = "NULL::VARCHAR"
     return f"""
-        SELECT f.* REPLACE (CASE WHEN f.winner THEN h.file ELSE {hidden} END AS file)
-        FROM final f LEFT JOIN homes h USING (unit)
-        WHERE f.live OR f.winner
+        SELECT id, hash, unit, position, source, row, {hidden} AS file, category, ok, winner
+        FROM final WHERE live OR winner
         """
+
+
+def list_units(scratch: Scratch) -> None:
+    """Create the table `units`: all units of tonight's table and input, with their objects.
+
+    Args:
+        scratch: Has the tables of `settle`, `planned` and `known_units`.
+    """
+    scratch.run(statement("units"))
 
 
 def compose(
@@ -146,7 +151,7 @@ def compose(
             f.category, f.added_file, f.file IN (SELECT file FROM answered) AS fresh
         FROM final f JOIN homes h USING (unit)
         WHERE f.winner AND NOT h.stays
-        ORDER BY h.live DESC, h.ordinal, f.unit, f.position, f.source, f.row
+        ORDER BY f.unit, f.position, f.source, f.row
         """)
     units = (list(rows) for _, rows in groupby(documents, itemgetter("unit")))
 
@@ -173,35 +178,102 @@ def _write(
     """
     files = {document["file"] for document in documents}
     files |= {document["added_file"] for document in documents if document["added_file"]}
-    tables = {}
-    answers = {}
-    for file in sorted(files):
-        tables[file] = read_object(storage.join(root, file)).replace_schema_metadata(None)
-        answers[file] = by_document(tables[file].to_pylist())
+    answers = _Answers(root, sorted(files))
+    if change is None:
+        rows = answers.rows_of(documents)
+    else:
+        rows = _joined(documents, answers, config, change)
+    write_object(storage.join(root, documents[0]["home"]), rows)
 
-    def answer_rows(file: str, source: str, row: int) -> list[dict[str, Any]]:
-        """Return the rows of a document in an object."""
-        if (source, row) not in answers[file]:
+
+class _Answers:
+    """The rows of some objects, by document.
+
+    Args:
+        root: The nightly root.
+        files: The objects, below the root.
+    """
+
+    def __init__(self, root: str, files: list[str]) -> None:
+        tables = []
+        # (object, source, row) of a document -> its rows in `table`.
+        self._rows: dict[tuple[str, str, int], list[int]] = {}
+        first = 0
+        for file in files:
+            rows = read_object(storage.join(root, file)).replace_schema_metadata(None)
+            tables.append(rows)
+            keys = zip(rows["source"].to_pylist(), rows["row"].to_pylist(), strict=True)
+            for index, (source, row) in enumerate(keys, first):
+                self._rows.setdefault((file, source, row), []).append(index)
+            first += len(rows)
+        # A field that a later version of raypd added to `values` is null in rows of an earlier one.
+        self.table = pa.concat_tables(tables, promote_options="permissive")
+
+    def indices(self, file: str, source: str, row: int) -> list[int]:
+        """Return the rows of a document in an object, as indices of `table`.
+
+        Raises:
+            RunError: If the object does not have the document.
+        """
+        indices = self._rows.get((file, source, row))
+        if indices is None:
             raise RunError(
                 f"{file}: has no row for {source}, at {row}, although the index lists it; run "
                 "with --full"
             )
-        return answers[file][source, row]
+        return indices
 
+    def rows_of(self, documents: list[dict[str, Any]]) -> pa.Table:
+        """Return the rows of documents, where each document stands tonight."""
+        indices = []
+        sources = []
+        rows = []
+        for document in documents:
+            for index in self.indices(
+                document["file"], document["from_source"], document["from_row"]
+            ):
+                indices.append(index)
+                sources.append(document["source"])
+                rows.append(document["row"])
+        result = self.table.take(pa.array(indices, pa.int64()))
+        for name, values in (("source", sources), ("row", rows)):
+            number = result.schema.get_field_index(name)
+            column = result.schema.field(number)
+            result = result.set_column(number, column, pa.array(values, column.type))
+        return result
+
+    @cached_property
+    def dicts(self) -> list[dict[str, Any]]:
+        """The rows of `table`."""
+        return list(self.table.to_pylist())
+
+
+def _joined(
+    documents: list[dict[str, Any]],
+    answers: _Answers,
+    config: RunConfig,
+    change: schema_change.Change,
+) -> pa.Table:
+    """Return the rows of documents whose old values are joined with added ones.
+
+    Args:
+        documents: The unit's rows of the query in `compose`.
+        answers: All objects of these documents.
+        config: The configuration.
+        change: The change of the categories.
+    """
     rows: list[dict[str, Any]] = []
     for document in documents:
         source = document["source"]
         row = document["row"]
-        document_rows = answer_rows(document["file"], document["from_source"], document["from_row"])
-        if change is not None and not document["fresh"]:
+        indices = answers.indices(document["file"], document["from_source"], document["from_row"])
+        document_rows = [answers.dicts[index] for index in indices]
+        if not document["fresh"]:
             added = None
             if document["added_file"]:
-                added = answer_rows(document["added_file"], source, row)[0]
+                (index, *_) = answers.indices(document["added_file"], source, row)
+                added = answers.dicts[index]
             document_rows = [schema_change.join(document_rows[0], added, config, change)]
         for document_row in document_rows:
             rows.append({**document_row, "source": source, "row": row})
-    # A field that a later version of raypd added to `values` is null in rows of an earlier one.
-    schema = pa.unify_schemas(
-        [table.schema for table in tables.values()], promote_options="permissive"
-    )
-    write_object(storage.join(root, documents[0]["home"]), pa.Table.from_pylist(rows, schema))
+    return pa.Table.from_pylist(rows, answers.table.schema)

@@ -35,6 +35,8 @@ class Part:
     bytes: int = 0  # stored bytes of the range
     line: int = 1  # CSV: the line on which the range begins, from 1
     encoding: str | None = None  # CSV: as planning has detected it; None: as configured
+    # Parquet: the first row of the row group in which the range begins, if the group is large.
+    group: int | None = None
 
     @property
     def rows(self) -> int | None:

@@ -71,7 +71,8 @@ def read_object(path: str, columns: list[str] | None = None) -> pa.Table:
         storage.Unavailable: If its storage is out of reach.
     """
     with _opened(path) as parquet:
-        return parquet.read(columns)
+        # Callers read many objects at the same time, and most objects are small.
+        return parquet.read(columns, use_threads=False)
 
 
 @contextlib.contextmanager

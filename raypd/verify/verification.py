@@ -3,6 +3,7 @@
 The documents of the input and the rows of the output become tables on disk, which SQL compares.
 """
 
+import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -50,12 +51,13 @@ class Finding:
         self.units += units
         self.examples = list(dict.fromkeys([*self.examples, *examples]))[:_EXAMPLES]
 
-    def add_query(self, scratch: Scratch, query: str) -> None:
+    def add_query(self, scratch: Scratch, query: str, counted: str | None = None) -> None:
         """Add the documents that a query returns.
 
         Args:
             scratch: The tables.
             query: SQL with the columns id, source, row and object (or NULL).
+            counted: SQL for all documents, if `query` has only examples.
         """
         examples = []
         limited = f"SELECT * FROM ({query}) ORDER BY source, row LIMIT {_EXAMPLES}"
@@ -64,7 +66,7 @@ class Finding:
             if row["object"] is not None:
                 example += f" in {row['object']}"
             examples.append(example)
-        self.add(scratch.number(f"SELECT count(*) FROM ({query})"), 0, examples)
+        self.add(scratch.number(f"SELECT count(*) FROM ({counted or query})"), 0, examples)
 
 
 @dataclass
@@ -284,8 +286,10 @@ def _add_object(
         summary, table = writer.read_table("", unit, path=path)
         if fingerprint is not None:
             _check_summary(summary, unit, fingerprint, table)
-            columns = str(table.schema.remove_metadata())
-            scratch.add("objects", [{"path": path, "columns": columns}])
+            # The text takes kilobytes, and there are as many as units.
+            columns = str(table.schema.remove_metadata()).encode()
+            digest = hashlib.blake2b(columns, digest_size=8).hexdigest()
+            scratch.add("objects", [{"path": path, "columns": digest}])
         add_rows(scratch, table, unit)
     except Damaged as error:
         return _Fault("damaged", documents, str(error))
@@ -319,12 +323,13 @@ def _compare(result: Verification, scratch: Scratch) -> None:
     for row in other_columns:
         message = f"{row['path']}: has other columns than most objects; delete it"
         result.damaged.add(0, 1, [message])
+    # One join or one grouping at a time: several in one statement share the memory.
     scratch.run("""
-        CREATE TABLE found AS
-        SELECT bool_and(ok) AS ok
-        FROM output SEMI JOIN input USING (id, source, row, object)
-        GROUP BY source, row
+        CREATE TABLE present AS
+        SELECT source, row, ok FROM output SEMI JOIN input USING (id, source, row, object)
         """)
+    scratch.run("CREATE TABLE found AS SELECT bool_and(ok) AS ok FROM present GROUP BY source, row")
+    scratch.run("DROP TABLE present")
     result.add_counts(scratch, "input", "found")
     missing = """
         SELECT id, source, row, NULL AS object
@@ -338,29 +343,57 @@ def _compare(result: Verification, scratch: Scratch) -> None:
         FROM output ANTI JOIN input USING (id, source, row)
         """
     result.foreign.add_query(scratch, foreign)
-    doubled = """
+    _find_doubled(result, scratch)
+    _find_repeated_ids(result, scratch)
+
+
+def _find_doubled(result: Verification, scratch: Scratch) -> None:
+    """Report documents that are in several objects, or more than once in one."""
+    # Numbers take little memory, so names are looked up for the examples alone.
+    scratch.run("""
+        CREATE TABLE places AS
+        SELECT source, row, hash(object) AS object, hash(part) AS part
+        FROM output SEMI JOIN input USING (id, source, row)
+        """)
+    scratch.run("""
+        CREATE TABLE times AS
+        SELECT source, row, object, count(*) AS times FROM places
+        GROUP BY source, row, object, part
+        """)
+    scratch.run("""
+        CREATE TABLE doubled AS
+        SELECT source, row FROM times
+        GROUP BY source, row
+        HAVING max(times) > 1 OR min(object) <> max(object)
+        """)
+    scratch.run("DROP TABLE places")
+    scratch.run("DROP TABLE times")
+    examples = f"""
         SELECT any_value(id) AS id, source, row,
             CASE WHEN count(DISTINCT object) > 1 THEN string_agg(DISTINCT object, ' and ') END
                 AS object
-        FROM output SEMI JOIN input USING (id, source, row)
+        FROM output SEMI JOIN (FROM doubled ORDER BY source, row LIMIT {_EXAMPLES})
+            USING (source, row)
         GROUP BY source, row
-        HAVING count(DISTINCT object) > 1 OR count(*) > count(DISTINCT part)
         """
-    result.doubled.add_query(scratch, doubled)
-    _find_repeated_ids(result, scratch)
+    result.doubled.add_query(scratch, examples, "FROM doubled")
 
 
 def _find_repeated_ids(result: Verification, scratch: Scratch) -> None:
     """Report ids that several documents share, which matter to someone who joins by id."""
-    repeated = """
-        SELECT id, count(*) AS times, min(source) AS source
-        FROM input GROUP BY id HAVING count(*) > 1
-        """
-    counts = scratch.row(f"""
-        SELECT coalesce(sum(times), 0)::BIGINT AS documents, count(*) AS units
-        FROM ({repeated})
+    scratch.run("""
+        CREATE TABLE repeated AS
+        SELECT id, count(*) AS times FROM input GROUP BY id HAVING count(*) > 1
+        """)
+    counts = scratch.row("""
+        SELECT coalesce(sum(times), 0)::BIGINT AS documents, count(*) AS units FROM repeated
         """)
     examples = []
-    for row in scratch.rows(f"{repeated} ORDER BY times DESC, id LIMIT {_EXAMPLES}"):
+    shown = scratch.rows(f"""
+        SELECT id, any_value(times) AS times, min(source) AS source
+        FROM input JOIN (FROM repeated ORDER BY times DESC, id LIMIT {_EXAMPLES}) USING (id)
+        GROUP BY id ORDER BY times DESC, id
+        """)
+    for row in shown:
         examples.append(f"{row['id']}: {row['times']} documents, one in {row['source']}")
     result.repeated_ids.add(counts["documents"], counts["units"], examples)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import gzip
+import json
 import os
+import random
 import time
 import uuid
 from collections import Counter
@@ -10,21 +13,25 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import ray
 from ray.data._internal.stats import get_or_create_stats_actor
 
+from raypd import storage
 from raypd.answering import progress
 from raypd.cluster import document_stream, driver, unit_block
 from raypd.cluster.document_stream import DocumentStream, StreamedUnit, StreamProgress, free_share
 from raypd.cluster.ray_session import WorkerResources
 from raypd.config import ClusterConfig, RunConfig
 from raypd.dataset import planner, read_unit
+from raypd.dataset.formats import ranges
 from raypd.report import Watch, data as report_data, page
 from raypd.run import ReadingRecord
 from raypd.run.unit import Unit
 from tests.cluster import fakes
+from tests.fault_proxy import Proxy
 from tests.processes import LONG, children
 from tests.runs import says, with_keys, write_jsonl
 
@@ -84,6 +91,80 @@ def test_blocks_come_in_the_order_of_the_plan_with_the_documents_of_their_units(
     # Units that are read quickly share blocks.
     assert len(sizes) > 4
     assert stream.progress() == StreamProgress(read=len(order), waiting=0, waiting_bytes=0)
+
+
+def requested_bytes(proxy: Proxy, size: int) -> int:
+    """Return the bytes of an object of this size that GET requests have asked for."""
+    total = 0
+    for method, path, headers in proxy.log:
+        if method == "GET" and "/in." in path:
+            first, _, last = headers["Range"].removeprefix("bytes=").partition("-")
+            if first:
+                total += min(int(last or size), size - 1) - int(first) + 1
+            else:
+                total += int(last)
+    return total
+
+
+@pytest.mark.parametrize("ending", ["jsonl.gz", "parquet"])
+def test_readers_read_a_file_that_cannot_be_split_about_once(
+    ending, tmp_path, config, ray_here, monkeypatch, bucket, proxy
+) -> None:
+    monkeypatch.setattr(document_stream, "_FIRST_PASS_UNITS", 5)
+    monkeypatch.setattr(ranges, "_LARGE_GROUP_BYTES", 1 << 20)
+    rows = []
+    for number in range(4000):
+        rows.append({"id": str(number), "title": random.Random(number).randbytes(1000).hex()})
+    file = tmp_path / f"in.{ending}"
+    if ending == "parquet":
+        table = pa.Table.from_pylist(rows)
+        pq.write_table(table, file, row_group_size=len(rows), use_dictionary=False)
+    else:
+        lines = "".join(json.dumps(row) + "\n" for row in rows)
+        file.write_bytes(gzip.compress(lines.encode()))
+    storage.put(f"{bucket}/{file.name}", file.read_bytes())
+    run = config(
+        f"{bucket}/{file.name}",
+        unit_documents=100,
+        readers=3,
+        storage={"options": {"endpoint_url": proxy.url}},
+    )
+    storage.configure(run.storage)
+    plan = planner.plan(run)
+    proxy.log.clear()
+    stream = DocumentStream("run", plan, run, WORKER)
+    ids = []
+    for item in streamed(stream):
+        assert item.block is not None
+        documents, _ = unit_block.fetch_documents(item.unit, item.block)
+        assert documents is not None
+        ids += [document.id for document in documents]
+    stream.close()
+    assert ids == [row["id"] for row in rows]
+    size = file.stat().st_size
+    assert size <= requested_bytes(proxy, size) < 1.5 * size
+
+
+def test_row_groups_and_files_are_read_side_by_side(tmp_path, config, monkeypatch) -> None:
+    monkeypatch.setattr(ranges, "_LARGE_GROUP_BYTES", 400)
+    rows = pa.table({"id": [str(n) for n in range(80)], "title": ["some text"] * 80})
+    (tmp_path / "in").mkdir()
+    pq.write_table(rows, tmp_path / "in/a.parquet", row_group_size=40, use_dictionary=False)
+    pq.write_table(rows, tmp_path / "in/b.parquet", row_group_size=8, use_dictionary=False)
+    for name in "cd":
+        lines = "".join(json.dumps(row) + "\n" for row in rows.to_pylist())
+        (tmp_path / f"in/{name}.jsonl.gz").write_bytes(gzip.compress(lines.encode()))
+    write_jsonl(tmp_path / "in/e.jsonl", ["some text"] * 80)
+    run = config(str(tmp_path / "in"), unit_documents=10)
+    units = list(planner.plan(run))
+    tasks = document_stream._in_tasks([[unit] for unit in units])
+    sizes = Counter[str]()
+    for task in tasks:
+        names = {unit.name for block in task for unit in block}
+        assert len(names) == 1
+        sizes[f"{names.pop()[0]} {len(task)}"] += 1
+    # Two large row groups; small ones; two files; lines that anybody can enter.
+    assert sizes == {"a 4": 2, "b 1": 8, "c 8": 1, "d 8": 1, "e 1": 8}
 
 
 def test_the_bytes_that_are_read_ahead_are_limited(tmp_path, config, ray_here) -> None:

@@ -9,6 +9,7 @@ import pytest
 from raypd.cluster.driver import DriverSession
 from raypd.dataset import CommittedUnits
 from raypd.run import Commit, UnitResult, UnitSummary, UsageKey
+from tests.cluster import simulated_cluster
 from tests.cluster.many_reports import UNIT_DOCUMENTS, simulate
 from tests.runs import run_config
 
@@ -62,3 +63,17 @@ def test_the_driver_takes_200_000_units_in_flat_memory(tmp_path):
     assert len(list((tmp_path / "summaries").iterdir())) == 20
     # After the first fifty thousand, megabytes.
     assert sizes[-1] - sizes[0] < 40, sizes
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3 * 3600)
+def test_a_whole_run_of_200_000_units_on_1024_workers_takes_flat_memory(tmp_path, monkeypatch):
+    """Driver and ledger together; see `simulated_cluster` for what is simulated."""
+    found = simulated_cluster.simulate(tmp_path, 200_000, 1024, monkeypatch)
+    assert found["units"] == found["ok"] == found["billed_documents"] == 200_000
+    assert found["workers"] == 1024
+    assert found["most_in_flight"] == 2048
+    samples = found["samples"]
+    # From the first eighth on, when all workers have had units.
+    assert samples[-1]["mb"] - samples[0]["mb"] < 40, samples
+    assert samples[-1]["ledger_bytes"] < 1.1 * samples[1]["ledger_bytes"], samples

@@ -29,6 +29,7 @@ FAULTS = [
     one_machine.disk_full,
     one_machine.clock_set_back,
     one_machine.started_twice,
+    one_machine.second_host,
     of_readers.reader_killed,
     of_readers.reader_hangs,
     of_readers.object_store_full,

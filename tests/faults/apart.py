@@ -1,6 +1,8 @@
-"""A function in namespaces of its own: a file system, a network and processes that nobody else of
-this machine sees. `python -m tests.faults.apart MODULE FUNCTION FOLDER` runs in them, and prints
-what the function returns.
+"""A function in namespaces of its own: a file system, a network, a host name and processes that
+nobody else of this machine sees.
+
+`python -m tests.faults.apart MODULE FUNCTION FOLDER` runs in them, and prints what the function
+returns.
 """
 
 import fcntl
@@ -18,7 +20,16 @@ from unittest import SkipTest
 
 from tests.processes import ROOT
 
-_NAMESPACE = ["unshare", "--mount", "--net", "--pid", "--fork", "--mount-proc", "--kill-child"]
+_NAMESPACE = [
+    "unshare",
+    "--mount",
+    "--net",
+    "--uts",
+    "--pid",
+    "--fork",
+    "--mount-proc",
+    "--kill-child",
+]
 _SET_FLAGS = 0x8914
 _UP = 0x1
 

@@ -6,12 +6,13 @@ import os
 import re
 import shutil
 import signal
+import socket
 from pathlib import Path
 
 from raypd.report.status import Watch
 from tests.faults.apart import apart, mount
 from tests.faults.trial import Outcome, Trial, gated, kill
-from tests.processes import ended, wait_for
+from tests.processes import ended, start, wait_for
 from tests.tiny import save_tiny
 
 
@@ -158,3 +159,38 @@ def started_twice(folder: Path) -> Outcome:
     return trial.outcome(
         "the second start while the first works", "exit code 1, and who holds it since when"
     )
+
+
+def second_host(folder: Path) -> Outcome:
+    """the same run is started on a second host"""
+    trial = Trial(folder, gated(4, "again", 20))
+    first = trial.start()
+    trial.wait(4)
+    printed = apart(_refused_elsewhere, folder)
+    assert re.search(
+        rf"has been working on it since .* as process {first.pid} on {socket.gethostname()}",
+        printed,
+    ), printed
+    kill(first)
+    trial.go("again")
+    printed = apart(_taken_over_elsewhere, folder)
+    assert "has no heartbeat any more; taking over its lease" in printed, printed
+    return trial.outcome(
+        "while the first works, and after a kill -9 of it",
+        "refused with who holds it; after 45 s without a heartbeat it resumed",
+    )
+
+
+def _refused_elsewhere(folder: Path) -> str:
+    return _elsewhere(folder, 1)
+
+
+def _taken_over_elsewhere(folder: Path) -> str:
+    return _elsewhere(folder, 0)
+
+
+def _elsewhere(folder: Path, code: int) -> str:
+    """Start the run of a folder in namespaces whose host has another name."""
+    socket.sethostname("second-host")
+    run = start("-m", "tests.faults.run", str(folder / "run.yaml"))
+    return ended(run, code)

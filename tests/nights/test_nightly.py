@@ -9,6 +9,7 @@ import random
 import re
 import shutil
 import sys
+from dataclasses import replace
 from pathlib import Path
 from unittest import mock
 
@@ -30,13 +31,14 @@ from raypd.config import Category, RunConfig
 from raypd.dataset import compaction, planner, table_writer
 from raypd.dataset.reader import read_unit
 from raypd.errors import ConfigError, InputError, RunError
-from raypd.nights import changes, delta, nightly, published
+from raypd.nights import changes, delta, index, nightly, published
 from raypd.nights.nightly import Night, run_night
 from raypd.nights.schema_change import Change, compare, join, only_added
+from raypd.nights.state import NightState, Shard
 from raypd.nights.table_check import verify_table
 from raypd.report import data, page, terminal
 from raypd.report.status import Watch
-from raypd.run import load, manifest
+from raypd.run import load, manifest, records
 from raypd.run.lease import RunLease
 from raypd.tasks.base import Record, Request
 from raypd.verify import dead_letters
@@ -45,6 +47,7 @@ from raypd.verify.scratch import Scratch
 from tests import s3
 from tests.cluster import fakes
 from tests.dataset.test_bad_input import damage_pages
+from tests.fault_proxy import Faults
 from tests.processes import LONG, start
 from tests.runs import extraction, run_config, says, with_keys
 
@@ -55,6 +58,12 @@ A, B, C = (
     {"name": n, "description": "", "type": t, "values": []}
     for n, t in zip("abc", TYPES, strict=True)
 )
+
+
+@pytest.fixture(autouse=True)
+def small_shards(monkeypatch) -> None:
+    """The index of some documents has several shards, as that of millions has."""
+    monkeypatch.setattr(index, "SHARD_ROWS", 3)
 
 
 class Task(fakes.FakeTask):
@@ -393,7 +402,7 @@ def test_a_document_of_several_rows_is_ok_when_all_of_them_are(tmp_path) -> None
     rows = {"source": ["a"] * 4, "row": [0, 0, 1, 1], "status": ["ok", "error", "ok", "ok"]}
     pq.write_table(pa.table(rows), tmp_path / "u.parquet")
     with Scratch() as scratch:
-        nightly.table.add_answers(scratch, "answered", str(tmp_path), iter([("unit", "u.parquet")]))
+        nightly.table.add_answers(scratch, "answered", str(tmp_path), ["u.parquet"])
         found = list(scratch.rows("SELECT row, ok FROM answered ORDER BY row"))
     assert found == [{"row": 0, "ok": False}, {"row": 1, "ok": True}]
 
@@ -454,7 +463,7 @@ def test_a_night_that_is_cut_off_goes_on_where_it_was(write, run, in_process, la
     ("owner", "step"),
     [
         (nightly.table, "compose"),
-        (nightly.changes, "write_index"),
+        (index.Index, "write"),
         (nightly.NightRun, "_replace_state"),
         (nightly.NightRun, "_repair_list"),
     ],
@@ -470,7 +479,9 @@ def test_a_crash_while_the_table_is_made_loses_nothing(
     real = [getattr(owner, step)] * (step == "_repair_list")  # the look at the start
     crash = mock.Mock(side_effect=KeyboardInterrupt)
     with monkeypatch.context() as patch:
-        patch.setattr(owner, step, lambda *args: (real.pop() if real else crash)(*args))
+        patch.setattr(
+            owner, step, lambda *args, **keys: (real.pop() if real else crash)(*args, **keys)
+        )
         with pytest.raises(KeyboardInterrupt):
             night(config)
     assert titles(config) == DOCUMENTS  # readers have the night before, whole
@@ -487,14 +498,14 @@ def test_started_twice_one_says_so_and_an_overtaken_one_changes_nothing(
     with pytest.raises(RunError, match=f"session {first.id} has been working on it since"):
         night(config)
     first.end("complete")
-    write_index = nightly.changes.write_index
+    write_index = index.Index.write
     state = f"{config.output.path}/state.json"
 
-    def interfering(*arguments):
+    def interfering(*arguments, **keys):
         storage.put(state, b"{}")
-        return write_index(*arguments)
+        return write_index(*arguments, **keys)
 
-    monkeypatch.setattr(nightly.changes, "write_index", interfering)
+    monkeypatch.setattr(index.Index, "write", interfering)
     with pytest.raises(RunError, match="completed a night in the meantime"):
         night(config)
     assert storage.read(state) == b"{}"
@@ -551,7 +562,7 @@ def test_many_nights_of_random_changes_end_where_one_full_night_does(
         lines = [
             pq.read_table(path).to_pylist()
             if path.suffix == ".parquet"
-            else map(json.loads, path.open())
+            else list(map(json.loads, path.open()))
             for path in sorted((tmp_path / "in").iterdir())
         ]
         want = {
@@ -559,7 +570,98 @@ def test_many_nights_of_random_changes_end_where_one_full_night_does(
             for found in lines
             for row in found
         }
-        assert after(config) == want
+        made = night(config)
+        assert titles(config) == want
+        assert made.documents == len(want)
+        assert made.failed == [*want.values()].count(None)
+        assert made.shadowed == sum(map(len, lines)) - len(want)
+
+
+def shards(config: RunConfig) -> list[Shard]:
+    """The shards of the index of the last good night."""
+    return records.read(NightState, f"{config.output.path}/state.json").shards
+
+
+def test_only_shards_with_a_change_are_read_and_written(write, run, monkeypatch) -> None:
+    documents = {f"{name}{number}": "x" for name in "abc" for number in range(9)}
+    for name in "abc":
+        write(f"{name}.jsonl", {id: "x" for id in documents if id[0] == name})
+    config = run(unit_documents=3)
+    night(config)
+    before = shards(config)
+    assert [shard.rows for shard in before] == [3] * 9
+    read = []
+    real = index.read_object
+
+    def recorded(path):
+        read.append(path)
+        return real(path)
+
+    monkeypatch.setattr(index, "read_object", recorded)
+    write("b.jsonl", {f"b{number}": "y" if number == 4 else "x" for number in range(9)})
+    made = night(config)
+    assert extracted(config, made) == ["b4"]
+    assert titles(config) == {**documents, "b4": "y"}
+    after = shards(config)
+    # Every unit of the rewritten object is another.
+    kept = {shard.file for shard in before if shard.first == "" or shard.first[0] in "ac"}
+    assert kept < {shard.file for shard in after}
+    assert len({shard.file for shard in after} - {shard.file for shard in before}) == 3
+    assert {path for path in read if "shard-" in path} == {
+        f"{config.output.path}/{shard.file}" for shard in before if shard.file not in kept
+    }
+    assert (made.documents, made.changed, made.unchanged) == (27, 1, 26)
+    assert verify_table(config.output.path, config).passed
+
+
+def test_a_document_that_hides_one_of_a_far_shard_takes_its_whole_unit(write, run) -> None:
+    # The ids of a unit lie far from each other, so its documents are in several shards.
+    write("1.jsonl", {f"{'az'[number % 2]}{number}": "old" for number in range(24)})
+    config = run(unit_documents=24)
+    night(config)
+    write("2.jsonl", {"a0": "new"})
+    made = night(config)
+    assert (made.extracted, made.shadowed, made.documents) == (1, 1, 24)
+    assert titles(config)["a0"] == "new"
+    assert [*titles(config).values()].count("old") == 23
+    assert verify_table(config.output.path, config).passed
+
+
+def test_an_index_of_the_first_versions_is_converted(write, run) -> None:
+    write("a.jsonl", {**DOCUMENTS, "bad": "bad"})
+    write("b.jsonl", {"d7": "later"})
+    keep = with_keys(run(unit_documents=10), nightly={"removed": "keep"})
+    night(keep)
+    write("a.jsonl", DOCUMENTS)
+    root = Path(keep.output.path)
+    night(keep)
+    state = records.read(NightState, str(root / "state.json"))
+    with duckdb.connect() as database:
+        units = [str(root / file) for file in state.units]
+        files = [str(root / shard.file) for shard in state.shards]
+        whole = database.sql(f"""
+            SELECT d.* REPLACE (CASE WHEN winner THEN u.file ELSE d.file END AS file), u.live,
+                coalesce(u.night, '{state.night}') AS night, 0 AS ordinal
+            FROM read_parquet({files}) d JOIN read_parquet({units}) u USING (unit)
+            """).to_arrow_table()
+    assert len(whole) == 27
+    assert whole["live"].to_pylist().count(False) == 1
+    pq.write_table(whole, root / "old.parquet")
+    old = replace(state, shards=[], units=[], index=["old.parquet"])
+    records.write(str(root / "state.json"), old)
+    assert night(keep).nothing_new is True
+    write("c.jsonl", {"c": "fresh"})
+    made = night(keep)
+    assert extracted(keep, made) == ["c"]
+    wanted = {**DOCUMENTS, "d7": "later", "c": "fresh", "bad": None}
+    assert titles(keep) == wanted
+    assert made.failed == 1
+    converted = records.read(NightState, str(root / "state.json"))
+    assert sum(shard.rows for shard in converted.shards) == 28
+    assert converted.index == []
+    write("c.jsonl", {"c": "other", "d3": "late"})
+    assert extracted(keep, night(keep)) == ["c", "d3"]
+    assert titles(keep) == {**wanted, "c": "other", "d3": "late"}
 
 
 @pytest.mark.parametrize("kind", ["footer", "page"])
@@ -903,6 +1005,42 @@ def test_nights_on_s3_by_the_settings_of_raypd(nights, write, bucket, s3_server)
     }
     assert shown(config, **options) == {**DOCUMENTS, "d7": "other"}
     assert shown(config, version=0, **options) == DOCUMENTS
+    assert verify_table(config.output.path, config).passed
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_a_delta_table_under_faults_has_every_night_once(
+    nights, write, bucket, proxy, seed, s3_server
+) -> None:
+    """A commit whose answer is lost is not made twice."""
+    config = with_keys(
+        nights,
+        output={"path": f"{bucket}/nights"},
+        storage={"options": {"endpoint_url": proxy.url, "max_attempts": 6}},
+    )
+    wanted = dict(DOCUMENTS)
+    for number in range(3):
+        wanted[f"d{number}"] = f"other {number}"
+        write("a.jsonl", wanted)
+        proxy.faults = Faults(share=0.15, seed=10 * seed + number)
+        for _ in range(20):
+            try:
+                night(config)
+                break
+            except (RunError, storage.StorageError):
+                pass  # the same command again
+        proxy.faults = Faults()
+        # Not through the proxy: some calls of deltalake hold the lock that its threads need.
+        options = {
+            "AWS_ENDPOINT_URL": s3_server.url,
+            "AWS_ALLOW_HTTP": "true",
+            **s3.environment(),
+        }
+        assert shown(config, storage_options=options) == wanted
+    history = DeltaTable(config.output.path, storage_options=options).history()
+    assert [entry["version"] for entry in history] == [2, 1, 0]
+    assert proxy.failed.total() > 5
     assert verify_table(config.output.path, config).passed
 
 

@@ -14,6 +14,7 @@ from raypd.dataset.formats.ranges import (
     even_boundaries,
     parts_between,
     row_parts,
+    with_groups,
 )
 from raypd.run import Part
 
@@ -180,4 +181,7 @@ class RowFormat(Format):
         groups, seen = self.count(part, source, columns)
         bounds = cut_rows(groups, cluster.unit_documents, cluster.unit_bytes)
         rows = sum(group_rows for group_rows, _ in groups)
-        return Split(row_parts(part, bounds, rows), seen)
+        parts = row_parts(part, bounds, rows)
+        if self.enters_groups:
+            parts = with_groups(parts, groups)
+        return Split(parts, seen)

@@ -9,6 +9,8 @@ from raypd.run import Part
 
 # Runs of rows that lie together in a file, each as (rows, bytes).
 RowGroups = list[tuple[int, int]]
+# A row group of this size is read by one process, from its beginning to its end.
+_LARGE_GROUP_BYTES = 64 << 20
 
 
 def cut_rows(
@@ -61,6 +63,27 @@ def row_parts(part: Part, bounds: Iterable[tuple[int, int]], rows: int) -> Itera
         count = end - start
         size = part.size * count // max(1, rows)
         yield replace(part, start=start, end=end, expected=count, bytes=size)
+
+
+def with_groups(parts: Iterable[Part], groups: RowGroups) -> Iterator[Part]:
+    """Yield parts, each with the row group in which it begins if that is a large one.
+
+    Args:
+        parts: The parts of a file, in order.
+        groups: The file's row groups, each as (rows, bytes).
+    """
+    remaining = iter(groups)
+    group_start = 0
+    group_end = 0
+    group_bytes = 0
+    for part in parts:
+        while part.start >= group_end:
+            group_rows, group_bytes = next(remaining)
+            group_start = group_end
+            group_end += group_rows
+        if group_bytes >= _LARGE_GROUP_BYTES:
+            part = replace(part, group=group_start)
+        yield part
 
 
 class Boundary(NamedTuple):
