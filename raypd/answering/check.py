@@ -22,7 +22,7 @@ def check_model(config: RunConfig, machine: bool = False) -> None:
     if config.model.endpoint is not None:
         from raypd.models import check_endpoint
 
-        check_endpoint(config)
+        check_endpoint(config.model.endpoint, config.decoding.method)
     if config.model.has_weights:
         _check_weights(config, machine)
 
@@ -36,7 +36,7 @@ def _check_weights(config: RunConfig, machine: bool) -> None:
     is_own_engine = config.engine.kind == "raypd"
     check_model_config(config.model, machine, "decode" if is_own_engine else "vllm")
     if machine:
-        check_vllm(config)
+        check_vllm(config.engine)
     if machine and is_own_engine:
         notice = quantization_notice(config.model)
         if notice:
@@ -79,7 +79,7 @@ def check_method(config: RunConfig) -> None:
         text = source.read_config(source.find_source(model)).get_text_config()
         medusa_heads.check_fit(heads, sizes, model.name, text.hidden_size, text.vocab_size)
     if decoding.draft_model is not None:
-        draft.check_draft_model(config)
+        draft.check_draft_model(model, decoding.draft_model)
     if config.engine.kind == "raypd":
         check_recurrence(config)
 

@@ -98,6 +98,12 @@ if TYPE_CHECKING:
     from raypd.decoding.recurrence.states import MIN_STATES as MIN_STATES
     from raypd.decoding.sampling import Sampling as Sampling
     from raypd.decoding.sequence import MIN_REGION_SLOTS as MIN_REGION_SLOTS
+    from raypd.decoding.size_counter import model_sizes as model_sizes
+    from raypd.decoding.sizes import (
+        AttentionSizes as AttentionSizes,
+        ModelSizes as ModelSizes,
+        dense_sizes as dense_sizes,
+    )
     from raypd.decoding.text import (
         GeneratedText as GeneratedText,
         Prompt as Prompt,
@@ -181,6 +187,8 @@ __getattr__ = LazyExports(
         "recurrence.states": ("MIN_STATES",),
         "sampling": ("Sampling",),
         "sequence": ("MIN_REGION_SLOTS",),
+        "size_counter": ("model_sizes",),
+        "sizes": ("AttentionSizes", "ModelSizes", "dense_sizes"),
         "text": ("GeneratedText", "Prompt", "TextAnswer", "TextMethod", "TextModel"),
         "value_automata": (
             "BARE_TEXT",

@@ -39,7 +39,8 @@ _SOURCE: Any = {
 # The keys that decide which documents are in which part, and what their labels are.
 _IDENTITY: Any = {
     **_SOURCE,
-    "fit": {"labels", "teacher", "documents", "test_share", "validation_share"},
+    "fit": {"labels", "teacher", "documents", "test_share"},
+    "training": {"labels_column", "seed", "validation_share"},
 }
 
 

@@ -249,7 +249,10 @@ def test_two_workers_do_what_one_does(tmp_path, base, sharding):
 def test_an_interrupted_training_on_s3_resumes_from_its_checkpoint(
     tmp_path, base, bucket, s3_server
 ):
-    sections = {"output": {"path": f"{bucket}/trained"}, "storage": {"endpoint_url": s3_server.url}}
+    sections = {
+        "output": {"path": f"{bucket}/trained"},
+        "storage": {"options": {"endpoint_url": s3_server.url}},
+    }
     config = short(tmp_path, base, "out", **sections)
     name = bucket.removeprefix("s3://")
     lines = []
