@@ -102,20 +102,20 @@ def test_trained_values_are_decoded_in_parallel(tmp_path, base, ray_here):
         run_extract(other)
 
 
-# A hybrid, and a mixture of experts with attention sinks and sliding windows.
+# A hybrid; a mixture of experts with attention sinks and sliding windows; and both in one.
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("kind", "weights"),
-    [("qwen3_5_text", "full"), ("gpt_oss", "full"), ("lfm2_moe", "lora")],
+    ("kind", "weights", "epochs"),
+    [("qwen3_5_text", "full", 120), ("gpt_oss", "full", 40), ("lfm2_moe", "lora", 110)],
 )
-def test_hybrids_and_mixtures_decode_what_they_learnt(tmp_path, kind, weights, ray_here):
+def test_hybrids_and_mixtures_decode_what_they_learnt(tmp_path, kind, weights, epochs, ray_here):
     corpus = write_corpus(tmp_path / "corpus.jsonl", 24)
     base = str(save_tiny(tmp_path / "base", kind))
     training = {
         "weights": weights,
         "lora": {"rank": 32},
         "learning_rates": [3e-3 if weights == "full" else 1e-2],
-        "epochs": 40,
+        "epochs": epochs,
         "batch_size": 24,
         "evaluations": 2,
         "validation": str(corpus),
