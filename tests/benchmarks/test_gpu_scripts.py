@@ -20,6 +20,7 @@ from benchmarks.gpu.works import WORKS, works
 from raypd.decoding.engine import Engine
 from raypd.decoding.scheduler import Scheduler
 from tests.benchmarks.rows_in_processes import squared
+from tests.processes import ended, start
 from tests.runs import says
 from tests.tiny import tiny_model
 
@@ -309,6 +310,14 @@ def test_a_decode_pass_reads_its_prefix_once_for_many_documents():
     assert reads.read == own + queries * 2 // 128 * work.shared
     assert reads.distinct == own + work.shared
     assert reads.per_query > 10 * reads.read
+
+
+def test_the_scripts_need_nothing_that_a_machine_for_torch_lacks():
+    missing = ("pydantic", "ray", "peft")
+    scripts = ("exactness", "speed", "profile")
+    code = [f"import sys; sys.modules.update(dict.fromkeys({missing}))"]
+    code += [f"import benchmarks.gpu.{script}" for script in scripts]
+    ended(start("-c", "\n".join(code)))
 
 
 def test_a_script_asks_for_a_gpu(capsys):
