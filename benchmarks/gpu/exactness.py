@@ -446,6 +446,9 @@ def main(arguments: list[str] | None = None) -> int:
     if DEVICE.type != "cuda" and not args.rehearse:
         parser.error("there is no GPU here: --rehearse runs anywhere")
     script = "exactness, rehearsed" if args.rehearse else "exactness"
+    if list(args.methods) != list(CASES) or list(args.precisions) != list(PRECISIONS):
+        # A row of some methods does not stand for one of all.
+        script += f" ({', '.join([*args.methods, *args.precisions])})"
     results = Results(args.results, script, machine(), args.seconds, args.retry)
     wanted = [kind for kind in FAMILIES if re.search(args.only, kind)]
     run_row = partial(measure, methods=args.methods, precisions=args.precisions)
