@@ -73,6 +73,15 @@ def test_a_row_is_measured_once_and_a_failure_is_kept_until_it_is_retried(result
     assert results_of(results_file, machine="two").rows == {}
 
 
+def test_a_row_that_was_cut_off_is_measured_again(results_file):
+    results_of(results_file).measure("a", 0, lambda: {"speed": 3})
+    whole = results_file.read_text()
+    results_file.write_text(whole + whole[: len(whole) // 2])
+    results = results_of(results_file)
+    results.measure("b", 0, lambda: {"speed": 4})
+    assert results_of(results_file).rows == {"a": {"speed": 3}, "b": {"speed": 4}}
+
+
 def test_a_budget_is_obeyed(results_file):
     began = time.monotonic()
     results = results_of(results_file, seconds=3)
