@@ -384,7 +384,7 @@ def _with_gpu(
     table = prices.table()
     market = cost.market or "on-demand"
     head_usd_per_hour = 0.0
-    if options.head != "none" and cost.bill_head:
+    if options.head != "none":
         head_price = prices.price(options.head, None, "on-demand", cost, rows=table)
         head_usd_per_hour = head_price.usd_per_hour
     kinds: list[NodeKind] = []
