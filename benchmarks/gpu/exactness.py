@@ -56,7 +56,7 @@ _EXACT_BUT_FOR_STATES = 1e-3
 # In fewer bits, the quantiles of the errors that are compared, and how many times those of the
 # unmodified model the engine's may be. Two roundings differ by chance. In a mixture one may send a
 # token to another expert, so that only the median counts.
-_QUANTILES = {0.5: 2.0, 0.95: 3.0}
+_QUANTILES = {0.5: 3.0, 0.95: 4.0}
 # Errors below this are not told apart.
 _NOISE = 1e-3
 # The seconds that a family takes, beside others.
