@@ -47,13 +47,9 @@ class Results:
         self.deadline = time.monotonic() + seconds - _TABLE_SECONDS
         self.rows: dict[str, Figures] = {}
         self.left: list[str] = []
-        if not file.exists():
-            return
-        for line in file.read_text(encoding="utf-8").splitlines():
-            row = json.loads(line)
-            if row["script"] != script or row["machine"] != machine:
-                continue
-            self.rows[row["row"]] = row["figures"]
+        for row in read_rows(file):
+            if row["script"] == script and row["machine"] == machine:
+                self.rows[row["row"]] = row["figures"]
         if retry:
             self.rows = {name: row for name, row in self.rows.items() if "failed" not in row}
 
@@ -170,6 +166,18 @@ class Results:
             f"left for want of time: {len(self.left)} rows ({named}). Run the same command again: "
             f"it measures these, and keeps what is in {self.file}."
         )
+
+
+def read_rows(file: Path) -> Iterator[dict[str, Any]]:
+    """Return the rows of a file. A line that was cut off, where a script was killed, is dropped."""
+    if not file.exists():
+        return
+    text = file.read_text(encoding="utf-8")
+    if text and not text.endswith("\n"):
+        text = text[: text.rfind("\n") + 1]
+        file.write_text(text, encoding="utf-8")
+    for line in text.splitlines():
+        yield json.loads(line)
 
 
 def failure(error: Exception) -> Figures:

@@ -47,7 +47,7 @@ class Shape:
         sizes = self.sizes
         if rehearse:
             sizes = _TINY | {"tie_word_embeddings": True} | self.tiny
-        return AutoConfig.for_model(self.kind, max_position_embeddings=40_960, **sizes)
+        return AutoConfig.for_model(self.kind, **{"max_position_embeddings": 40_960} | sizes)
 
 
 def _dense(hidden: int, intermediate: int, layers: int, heads: int, tied: bool) -> Shape:
@@ -116,9 +116,15 @@ SHAPES: dict[str, Shape] = {
             "num_local_experts": 32,
             "num_experts_per_tok": 4,
             "sliding_window": 128,
+            "max_position_embeddings": 131_072,
             "tie_word_embeddings": False,
         },
-        {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 16},
+        {
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+            "sliding_window": 16,
+            "max_position_embeddings": 131_072,
+        },
     ),
     "Qwen3.5-4B": Shape(
         "qwen3_5_text",

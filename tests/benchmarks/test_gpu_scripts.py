@@ -20,6 +20,7 @@ from benchmarks.gpu.works import WORKS, works
 from raypd.decoding.engine import Engine
 from raypd.decoding.scheduler import Scheduler
 from tests.benchmarks.rows_in_processes import squared
+from tests.processes import ended, start
 from tests.runs import says
 from tests.tiny import tiny_model
 
@@ -70,6 +71,15 @@ def test_a_row_is_measured_once_and_a_failure_is_kept_until_it_is_retried(result
     assert results_of(results_file).rows["b"] == {"speed": 3}
     # Rows of another machine are not this machine's.
     assert results_of(results_file, machine="two").rows == {}
+
+
+def test_a_row_that_was_cut_off_is_measured_again(results_file):
+    results_of(results_file).measure("a", 0, lambda: {"speed": 3})
+    whole = results_file.read_text()
+    results_file.write_text(whole + whole[: len(whole) // 2])
+    results = results_of(results_file)
+    results.measure("b", 0, lambda: {"speed": 4})
+    assert results_of(results_file).rows == {"a": {"speed": 3}, "b": {"speed": 4}}
 
 
 def test_a_budget_is_obeyed(results_file):
@@ -309,6 +319,14 @@ def test_a_decode_pass_reads_its_prefix_once_for_many_documents():
     assert reads.read == own + queries * 2 // 128 * work.shared
     assert reads.distinct == own + work.shared
     assert reads.per_query > 10 * reads.read
+
+
+def test_the_scripts_need_nothing_that_a_machine_for_torch_lacks():
+    missing = ("pydantic", "ray", "peft")
+    scripts = ("exactness", "speed", "profile")
+    code = [f"import sys; sys.modules.update(dict.fromkeys({missing}))"]
+    code += [f"import benchmarks.gpu.{script}" for script in scripts]
+    ended(start("-c", "\n".join(code)))
 
 
 def test_a_script_asks_for_a_gpu(capsys):

@@ -15,6 +15,8 @@ from raypd.errors import ConfigError
 from raypd.estimation.data_sheets import GPUS, gpu_named
 from raypd.estimation.prediction import LIMITS, SIZES, sizes_of
 from raypd.estimation.roofline import DocumentTokens, seconds_of
+from tests.decoding.test_families import KINDS
+from tests.decoding.test_size_counter import STOCK, model_of
 from tests.tiny import HYBRIDS, save_tiny, tiny_model
 
 QWEN = "Qwen/Qwen3-8B"
@@ -99,15 +101,15 @@ def test_more_of_something_takes_more_of_its_part(changes: dict, part: str) -> N
     assert after[part] > 1.3 * before[part]
 
 
-@pytest.mark.parametrize("kind", ["qwen3", "qwen3_moe", "gpt_oss", "gemma3_text", *HYBRIDS])
-@pytest.mark.parametrize("card", CARDS)
-def test_a_model_of_any_family_has_a_speed_on_every_card(kind: str, card: str) -> None:
-    sizes = model_sizes(tiny_model(kind).config)
-    for parallel in (True, False):
-        parts = parts_of(sizes, card, parallel)
-        assert all(0 <= seconds < math.inf for seconds in parts.values())
-        assert sum(parts.values()) > 0
-        assert ("states" in parts) == (kind in HYBRIDS)
+@pytest.mark.parametrize("kind", [*KINDS, *STOCK, *HYBRIDS])
+def test_a_model_of_any_family_has_a_speed_on_every_card(kind: str) -> None:
+    sizes = model_sizes(model_of(kind).config)
+    for card in CARDS:
+        for parallel in (True, False):
+            parts = parts_of(sizes, card, parallel)
+            assert all(0 <= seconds < math.inf for seconds in parts.values())
+            assert sum(parts.values()) > 0
+            assert ("states" in parts) == (kind in HYBRIDS)
 
 
 WINDOW = AttentionSizes(layers=36, heads=32, kv_heads=8, key_dim=128, value_dim=128, window=350)
