@@ -210,7 +210,7 @@ def test_config_show_wraps_and_still_reads_back(raypd, monkeypatch, tmp_path, wi
     assert yaml.safe_load(shown) == yaml.safe_load(whole)
     too_long = [line for line in shown.splitlines() if len(line) > width and "  # " in line]
     assert [line for line in too_long if "long long" not in line] == []
-    note = "auto: by its name; json: each .json is an object or an array"
+    note = "auto: by their names; json: each .json holds an object or an array"
     words = " ".join(part.strip(" #") for part in shown.splitlines())
     assert note in whole
     assert note in " ".join(words.split())
@@ -323,7 +323,7 @@ def test_extract_verify_errors_retry(configuration, tmp_path, raypd, in_process)
         (("extract", str(configuration)), "1 of 40 documents failed"),
         (("verify", out), "\nok: "),
         (("errors", out), "1  no text in title  [caused by the input]"),
-        (("extract", str(configuration), "--retry-errors"), "1 left as they are"),
+        (("extract", str(configuration), "--retry-errors"), "1 not retried"),
         (
             ("extract", str(configuration), "--all-errors"),
             "retried 1 failed document: 0 ok now, 1 failed again",
@@ -333,6 +333,7 @@ def test_extract_verify_errors_retry(configuration, tmp_path, raypd, in_process)
         ended = raypd(*words)
         assert ended.code == 0, (words, ended)
         assert printed in ended.out + ended.err, (words, ended)
+        assert ended.out.splitlines()[-1].startswith("Next: "), (words, ended)
     assert verify(out, load_config(configuration)).passed
 
 
