@@ -105,6 +105,7 @@ lint: setup docs
 # The source is the root, because pages of docs/ link to others outside of it.
 docs: setup
 	timeout 60 $(BIN)/python -m sphinx --quiet --fail-on-warning --keep-going --fresh-env --write-all -c docs -d build/site-cache . build/site
+	@echo "Next: open build/site/index.html"
 
 figures: setup
 	$(BIN)/python -m benchmarks.figures docs/figures
