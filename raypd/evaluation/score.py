@@ -215,8 +215,7 @@ def _no_labels(run: str, labels: str, labels_column: str, has_ids: bool) -> Inpu
     lacking = "has labels"
     if has_ids:
         lacking = (
-            f"has {labels_column!r}, 'questions', 'reference', or columns called as its attributes "
-            "are,"
+            f"has {labels_column!r}, 'questions', 'reference', or columns named like its attributes"
         )
     ids = "ids are compared as strings; rows without an id use source:row"
     return InputError(f"{labels}: no document of {run} {lacking} there; {ids}")

@@ -243,7 +243,7 @@ def test_documents_without_ids_are_joined_by_their_rows(config, tmp_path, in_pro
     [
         (
             b'{"id": "0", "gold": {"a": null}}\n',
-            "has 'target', 'questions', 'reference', or columns called as its attributes",
+            "has 'target', 'questions', 'reference', or columns named like its attributes",
         ),
         (
             b'{"id": "0", "questions": [{"question": "Who?"}]}\n',
