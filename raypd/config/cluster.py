@@ -107,8 +107,6 @@ class CostConfig(Section, use_attribute_docstrings=True):
 
     budget_usd: float | None = Field(None, gt=0)
     """Limit of the bill over all sessions of the run, in USD; the run ends before it is exceeded"""
-    reserve_seconds: float = Field(10.0, ge=0)
-    """Part of the budget that is kept for the end of the run, in seconds at the present price"""
     deadline: Annotated[str | None, BeforeValidator(_is_a_time)] = None
     """When the run has to be done: a time (2026-11-30T18:00; a date alone means its beginning) or
     a duration from the start of the session (8h, 90m)
@@ -132,9 +130,6 @@ class CostConfig(Section, use_attribute_docstrings=True):
     )
     market: Literal["on-demand", "spot"] | None = None
     """Market of nodes that do not report theirs; null: on-demand"""
-    bill_head: bool = Field(
-        True, description="Whether the bill includes a head node on which no worker runs"
-    )
 
 
 def deadline_at(given: str, now: float) -> float:

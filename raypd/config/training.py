@@ -80,7 +80,8 @@ class TrainingConfig(Section, use_attribute_docstrings=True):
         0.1,
         gt=0,
         lt=1,
-        description="Share of the input's documents that is not trained on; drawn by their ids",
+        description="Share of the documents, of the input or of a fit, that is not trained on; "
+        "drawn by their ids",
     )
     weights: Literal["lora", "full"] = Field(
         "lora",
@@ -89,6 +90,8 @@ class TrainingConfig(Section, use_attribute_docstrings=True):
     )
     lora: Annotated[dict[str, Any], OptionsOf({"": LoraOptions})] = Field({})
     """Options of `weights: lora`, such as {rank: 32, alpha: 64}"""
+    train_routers: bool = False
+    """Whether to train the routers of a mixture of experts, which choose the experts of a token"""
     learning_rates: list[float] = Field([1e-4], min_length=1)
     """Learning rates to try; the weights with the lowest validation loss are kept"""
     epochs: float = Field(3.0, gt=0, description="Passes over the documents")
@@ -171,9 +174,6 @@ class FitConfig(Section, use_attribute_docstrings=True):
     )
     test_share: float = Field(
         0.25, gt=0, lt=1, description="Share of these that only measures F1; at least 30 documents"
-    )
-    validation_share: float = Field(
-        0.1, gt=0, lt=1, description="Share of these that chooses the checkpoint and learning rate"
     )
     candidates: Annotated[dict[str, dict[str, Any]], AfterValidator(_named_and_known)] = Field(
         {"lora": {"training.weights": "lora"}, "full": {"training.weights": "full"}}, min_length=1
