@@ -65,11 +65,11 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (["nope.yaml"], "nope.yaml: no such configuration file; did you mean run.yaml?"),
         (
             ["run.yaml", "engine.unit_documents=8"],
-            "unit_documents: unknown key; there is cluster.unit_documents",
+            "unit_documents=... on the command line: unknown key; there is cluster.unit_documents",
         ),
         (
             ["run.yaml", "decoding.metod=autoregressive"],
-            "decoding.metod: unknown key; did you mean 'method'?",
+            "decoding.metod=... on the command line: unknown key; did you mean 'method'?",
         ),
         (["run.yaml", "input.path=in/*.parquet"], "in/*.parquet: no file matches"),
         (
@@ -79,7 +79,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ),
         (
             ["run.yaml", "engine.max_num_seqs=0"],
-            "engine.max_num_seqs: give a whole number of at least 1, or auto",
+            "engine.max_num_seqs=... on the command line: give a whole number of at least 1, or auto",
         ),
         (["run.yaml", "input.path=in/b.jsonl"], "no such file or folder; did you mean"),
         (
@@ -92,11 +92,11 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ),
         (
             ["run.yaml", "decoding.method=hyper_paralel"],
-            "decoding.method: did you mean 'hyper_parallel'? choose from",
+            "decoding.method=... on the command line: did you mean 'hyper_parallel'? choose from",
         ),
         (
             ["run.yaml", "decoding.max_value_tokens=0"],
-            "decoding.max_value_tokens: Input should be greater",
+            "decoding.max_value_tokens=... on the command line: Input should be greater",
         ),
         (["run.yaml", "output.path=run.yaml"], "run.yaml: is a file; give a folder"),
         (["run.yaml", "input.path=ftp://b/a.jsonl"], "ftp:// is not a storage"),
