@@ -79,7 +79,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ),
         (
             ["run.yaml", "engine.max_num_seqs=0"],
-            "engine.max_num_seqs=... on the command line: give a whole number of at least 1, or auto",
+            "engine.max_num_seqs=... on the command line: give a whole number of at least 1",
         ),
         (["run.yaml", "input.path=in/b.jsonl"], "no such file or folder; did you mean"),
         (
