@@ -3,6 +3,8 @@
 # make test-slow: the slow ones, long scenarios on a real Ray: three quarters of an hour more.
 # make faults: set everything up, break runs on purpose in every way, and print what became of the documents.
 # make chaos MINUTES=60 SEED=n: break runs at random for so long, and verify each; ROUND=k runs one of them again.
+# make docs: build the documentation as a site with search, build/site/index.html; a broken link is an error.
+# make figures: draw docs/figures again, from what the engine does on tiny models.
 # make installed: the wheel alone, in an empty environment, runs the quickstart from another folder.
 # make vllm: an environment of its own, .venv-vllm, with raypd and vLLM for a machine without GPUs (4 GB).
 # make openvino: the same for OpenVINO, .venv-openvino, for make benchmark alone.
@@ -24,7 +26,7 @@ SIDE ?= -n 2 --dist loadscope
 MINUTES ?= 60
 SEED ?= 0
 
-.PHONY: help setup demo test test-slow faults chaos installed kernels benchmark table gpu vllm openvino azurite lint format clean
+.PHONY: help setup demo test test-slow faults chaos installed kernels benchmark table gpu vllm openvino azurite lint docs figures format clean
 
 help:
 	@grep -E '^# make' Makefile
@@ -94,14 +96,22 @@ gpu:
 	status=0; for script in $(SCRIPTS); do \
 	OMP_NUM_THREADS=1 timeout -s INT -k 10 240 $(PYTHON) -m benchmarks.gpu.$$script --seconds 225 || status=1; done; exit $$status
 
-lint: setup
-	$(BIN)/ruff check raypd jobs infra examples benchmarks tests
-	$(BIN)/ruff format --check raypd jobs infra examples benchmarks tests
+lint: setup docs
+	$(BIN)/ruff check raypd jobs infra examples benchmarks tests docs
+	$(BIN)/ruff format --check raypd jobs infra examples benchmarks tests docs
 	$(BIN)/mypy
 
+# The source is the root, because pages of docs/ link to others outside of it.
+docs: setup
+	timeout 60 $(BIN)/python -m sphinx --quiet --fail-on-warning --keep-going --fresh-env --write-all -c docs -d build/site-cache . build/site
+	@echo "Next: open build/site/index.html"
+
+figures: setup
+	$(BIN)/python -m benchmarks.figures docs/figures
+
 format: setup
-	$(BIN)/ruff check --fix raypd jobs infra examples benchmarks tests
-	$(BIN)/ruff format raypd jobs infra examples benchmarks tests
+	$(BIN)/ruff check --fix raypd jobs infra examples benchmarks tests docs
+	$(BIN)/ruff format raypd jobs infra examples benchmarks tests docs
 
 # What these need for sound and pictures is left out: it asks for other versions of torch.
 VLLM := .venv-vllm

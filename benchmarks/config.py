@@ -246,10 +246,10 @@ def read_tree(path: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
     Raises:
         ConfigError: If it cannot be read.
     """
-    tree = YamlFile.read(path).tree
-    anchor_paths(tree, path.parent)
-    override(tree, overrides)
-    return tree
+    source = YamlFile.read(path)
+    anchor_paths(source.tree, path.parent)
+    override(source, overrides)
+    return source.tree
 
 
 def load_benchmark(path: str | Path, overrides: Sequence[str] = ()) -> BenchmarkRun:

@@ -45,6 +45,6 @@ def test_links_lead_to_files_and_headings() -> None:
 
 
 def test_the_index_names_every_page() -> None:
-    index = (ROOT / "docs/README.md").read_text()
+    index = (ROOT / "docs/index.md").read_text()
     for page in sorted((ROOT / "docs").glob("*.md")):
-        assert page.name == "README.md" or f"({page.name}" in index, page.name
+        assert page.name == "index.md" or f"({page.name}" in index, page.name

@@ -16,6 +16,11 @@ REPLACED = {
     "going away": "is being preempted",
     "where there is none": "if there is none, if it is absent",
     "of which": "a sentence of its own",
+    "put right": "repair",
+    "stands twice": "occurs twice",
+    "held to": "must match, must be, is compared with",
+    "called as": "named like",
+    "tried again": "retried",
 }
 PATTERN = re.compile(r"\b(" + "|".join(REPLACED).replace(" ", r"\s+") + r")\b", re.IGNORECASE)
 PAGES = (

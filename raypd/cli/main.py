@@ -24,7 +24,7 @@ from raypd.cli.run import config_over, run_task
 from raypd.config import RunConfig, leaves_method_open, load_config, render
 from raypd.errors import ConfigError, RunError, UserError, raised_as
 from raypd.run import layout, load
-from raypd.text import clean, said
+from raypd.text import clean, counted, said
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -56,10 +56,19 @@ def _version(show: bool) -> None:
 @app.callback()
 def _options(
     version: Annotated[
-        bool, Option("--version", callback=_version, is_eager=True, help="Print it")
+        bool, Option("--version", callback=_version, is_eager=True, help="Print the version")
     ] = False,
 ) -> None:
-    """Structured answers out of very large document collections."""
+    """Extract structured data from very large document collections."""
+
+
+def _print_next(step: str) -> None:
+    """Print the next step, with which a command ends.
+
+    Args:
+        step: What to do, with commands in backticks.
+    """
+    print(clean(f"Next: {step}"))
 
 
 @app.command()
@@ -69,7 +78,7 @@ def quickstart(folder: o.QuickstartTo = "configs") -> None:
         raise ConfigError(f"{folder} already exists; choose another folder")
     shutil.copytree(Path(__file__).parents[1] / "configs", folder)
     config = os.path.join(folder, "quickstart", "extract.yaml")
-    print(clean(f"next: `raypd extract {config}`"))
+    _print_next(f"`raypd extract {config}`")
 
 
 @app.command()
@@ -82,8 +91,9 @@ def init(
 ) -> None:
     """Write a configuration for your own data.
 
-    Looks at the columns of its first rows, and chooses a model. raypd init tickets.jsonl --schema
-    ticket.json --for laptop"""
+    Looks at the columns of the first rows, and chooses a model. Example: raypd init tickets.jsonl
+    --schema ticket.json --for laptop
+    """
     import raypd.cli.init as init_command
     import raypd.cli.init_model as init_model
 
@@ -226,6 +236,10 @@ def nightly(
         verbose=verbose,
     )
     print(clean(night.describe()))
+    if night.failed:
+        _print_next(f"`raypd errors {night.root}` says why documents failed")
+    else:
+        _print_next(f"`raypd verify {night.root}` proves that the table holds all of the input")
 
 
 @app.command()
@@ -240,6 +254,14 @@ def train(config: o.Config, overrides: o.Overrides = None, verbose: o.Verbose = 
     loaded = load_config(config, overrides or [], trains=True)
     result = training.train(loaded, verbose=verbose)
     print(clean(result.describe()))
+    weights = f"{result.weights_key}={result.weights}"
+    if result.weights_key == "decoding.options.heads":
+        _print_next(f"`raypd generate PROMPTS {weights} --method medusa` decodes with the heads")
+    else:
+        _print_next(
+            f"run labelled documents that were not trained on with {weights}, then `raypd evaluate "
+            "RUN LABELS` says how many answers are right"
+        )
 
 
 @app.command()
@@ -285,6 +307,13 @@ def evaluate(
         path = f"no page: {error}"
     if path is not None:
         print(clean(f"what was wrong: {path}"))
+    if evaluation.calibration_error is not None:
+        _print_next(
+            f"`raypd calibrate {run} {labels}` makes confidences probabilities; `raypd fit CONFIG` "
+            "looks for a better or cheaper model"
+        )
+    else:
+        _print_next(f"`raypd report {run}` shows the run with its time and cost")
 
 
 @app.command()
@@ -303,6 +332,10 @@ def calibrate(
     from raypd.evaluation import calibrate_run
 
     print(clean(calibrate_run(run, labels, output, labels_column, tolerance)))
+    _print_next(
+        "run other labelled documents with this calibration, then `raypd evaluate RUN LABELS` "
+        "measures it"
+    )
 
 
 @app.command()
@@ -327,6 +360,8 @@ def verify(
         print(json.dumps({"passed": result.passed, **asdict(result)}, indent=2))
     else:
         print(clean(findings.describe(result)))
+        if result.passed:
+            _print_next(f"`raypd report {run}` shows what the run did and cost")
     if not result.passed:
         raise typer.Exit(1)
 
@@ -337,7 +372,8 @@ def errors(
     overrides: o.Overrides = None,
     as_json: o.AsJson = False,
     output: Annotated[
-        str | None, Option("--output", "-o", help="Write them: .csv, .jsonl or .parquet")
+        str | None,
+        Option("--output", "-o", help="Write all failures into a file: .csv, .jsonl or .parquet"),
     ] = None,
 ) -> None:
     """List the documents without an answer.
@@ -349,13 +385,15 @@ def errors(
     load.load_record(run, overrides or [])
     if output is not None:
         count = export.write_file(output, dead_letters.SCHEMA, dead_letters.letters(run))
-        print(f"{count:,} failures in {output}")
+        print(f"{output}: {counted(count, 'failure')}")
+        _print_next(findings.after_errors(dead_letters.summarize(run)))
         return
     summary = dead_letters.summarize(run)
     if as_json:
         print(json.dumps(asdict(summary), indent=2))
     else:
         print(clean(findings.describe_errors(summary)))
+        _print_next(findings.after_errors(summary))
 
 
 @app.command()
@@ -370,15 +408,16 @@ def export(run: o.Run, file: o.ExportTo, overrides: o.Overrides = None) -> None:
     count = verify_export.export(run, file, overrides or [])
     print(f"{count:,} documents: {file}")
     planned = plan.stored(run)
-    if planned is None:
-        return
-    committed = len(writer.committed(run))
-    if committed < planned.units:
-        print(
-            f"incomplete: {committed} of {planned.units} units are committed; run the same command "
-            "of the run again to resume it",
-            file=sys.stderr,
-        )
+    if planned is not None:
+        committed = len(writer.committed(run))
+        if committed < planned.units:
+            print(
+                f"incomplete: {committed} of {planned.units} units are committed",
+                file=sys.stderr,
+            )
+            _print_next("repeat the command of the run to resume it, then export again")
+            return
+    _print_next(f"`raypd verify {run}` proves that no document is missing")
 
 
 @app.command()
@@ -392,6 +431,7 @@ def compact(run: o.Run, overrides: o.Overrides = None) -> None:
 
     config = load.load_run(run, overrides or [])
     print(clean(compaction.compact_run(config, storage.absolute(run)).describe()))
+    _print_next(f"`raypd verify {run}` proves that no document is missing")
 
 
 @app.command()
@@ -411,10 +451,11 @@ def estimate(
     model: o.PredictedModel = None,
     tokens: o.PredictedTokens = None,
     documents: Annotated[
-        float | None, Option(min=1, help="Size of the corpus, in place of counting")
+        float | None, Option(min=1, help="Number of documents of the corpus; default: count them")
     ] = None,
     instance: Annotated[
-        list[str] | None, Option("--instance", help="Only these instance types")
+        list[str] | None,
+        Option("--instance", help="Show only this instance type; may be given more than once"),
     ] = None,
     nodes: Annotated[int, Option(min=1, help="Largest number of nodes in the table")] = 8,
     head: Annotated[str, Option(help="Instance type of the head node, or none")] = "m7i.2xlarge",
@@ -464,7 +505,7 @@ def tune(
     judge: o.Judge = "low",
     reference: o.Reference = "auto",
     instance: Annotated[
-        str | None, Option("--instance", help="Instance type whose price counts")
+        str | None, Option("--instance", help="Instance type by whose price settings are compared")
     ] = None,
     fresh: Annotated[bool, Option("--fresh", help="Discard earlier measurements")] = False,
     cascade: o.CascadeLabels = None,
@@ -517,6 +558,10 @@ def report(
     if output is not None:
         target = storage.absolute(output)
     print(page.write(run_data, target))
+    next_step = ""
+    if run_data.check is not None:
+        next_step = run_data.check.next_step
+    _print_next(next_step or "open the page in a browser")
 
 
 @app.command()
@@ -528,15 +573,16 @@ def review(
         Option(
             "--documents",
             min=1,
-            help="How many, half of them the least certain; default: as many as `raypd fit` needs",
+            help="Documents to review, half of them the least certain; default: as many as `raypd "
+            "fit` needs",
         ),
     ] = None,
     apply: Annotated[
-        str | None, Option("--apply", metavar="FILE", help="The corrected CSV")
+        str | None, Option("--apply", metavar="FILE", help="CSV with the corrected values")
     ] = None,
     output: Annotated[
         str | None,
-        Option("--output", "-o", help="Where the labels go; default: into the run's folder"),
+        Option("--output", "-o", help="File of the labels; default: in the run's folder"),
     ] = None,
 ) -> None:
     """Review the least certain values, correct them, and turn them into labels.
@@ -608,14 +654,12 @@ def show(config: o.Shown = None, overrides: o.Overrides = None) -> None:
 
 @_schema_app.command("suggest")
 def schema_suggest(
-    data: Annotated[str, Argument(help="The data: a file that a run reads, a folder or a glob")],
+    data: Annotated[str, Argument(help="The data: a file, a folder or a glob")],
     overrides: o.Overrides = None,
     category: o.OfCategory = None,
-    sample: Annotated[
-        int, Option("--sample", min=1, help="Documents that the model is asked about")
-    ] = 32,
+    sample: Annotated[int, Option("--sample", min=1, help="Documents to ask the model about")] = 32,
     output: Annotated[
-        str | None, Option("--output", "-o", help="A file to write; default: stdout")
+        str | None, Option("--output", "-o", help="File to write; default: stdout")
     ] = None,
     force: Annotated[bool, Option("--force", help="Overwrite an existing file")] = False,
 ) -> None:
@@ -638,6 +682,10 @@ def schema_suggest(
             storage.put(output, text.encode())
         elif not storage.put_new(output, text.encode()):
             raise ConfigError(refusal)
+    print(clean(f"attributes: {output}"))
+    _print_next(
+        f"edit {output}, then `raypd extract CONFIG task.categories_file={output}` extracts them"
+    )
 
 
 @_model_app.command("list")
@@ -646,6 +694,7 @@ def list_models() -> None:
     from raypd.models import families_table
 
     print(families_table())
+    _print_next("`raypd estimate CONFIG model.name=NAME` measures how fast a model is here")
 
 
 @_model_app.command("add-tokens")
@@ -658,7 +707,8 @@ def add_tokens(
     ids = prepare.add_tokens(model, output, method, seed)
     tokens = ", ".join(f"{token} ({id})" for token, id in ids.items())
     print(f"{output}: {model} with {tokens}")
-    print("Train it before you decode with it: it has not learned to write them.")
+    print("The model has not learned to write these tokens yet.")
+    _print_next(f"`raypd train CONFIG model.name={output}` trains it for the method")
 
 
 @_model_app.command("add-heads")
@@ -673,9 +723,9 @@ def add_heads(
     drafts = len(heads_config.tree.paths)
     print(f"{output}: {shape} for {model}, which draft a tree of {drafts} tokens")
     print(
-        "Train them before you decode with them: the text is right with any heads, and faster "
-        "with trained ones."
+        "The heads are not trained yet: any heads give the right text, trained ones give it faster."
     )
+    _print_next(f"`raypd train CONFIG decoding.options.heads={output}` trains them")
 
 
 @_prices_app.command("refresh")
@@ -684,6 +734,7 @@ def prices_refresh(region: o.Regions = None) -> None:
     from raypd.billing import prices_aws
 
     print(f"written: {prices_aws.refresh(region or prices_aws.SHIPPED_REGIONS)}")
+    _print_next("`raypd prices show` prints them")
 
 
 @_prices_app.command("show")
@@ -692,6 +743,7 @@ def prices_show(instance_type: o.InstanceType = None, region: o.Region = "us-eas
     from raypd.billing import prices_aws
 
     prices_aws.show(region, instance_type)
+    _print_next("`raypd estimate CONFIG` says what a run costs at these prices")
 
 
 @contextlib.contextmanager

@@ -11,25 +11,30 @@ from typer import Argument, Option
 # ------------------------------------------------------------------------
 # of most commands
 Config = Annotated[str, Argument(help="YAML of the run; `raypd config show` lists all keys")]
-Overrides = Annotated[list[str] | None, Argument(metavar="KEY=VALUE", help="Keys to set, dotted")]
+Overrides = Annotated[
+    list[str] | None, Argument(metavar="KEY=VALUE", help="Configuration keys to set")
+]
 Run = Annotated[str, Argument(metavar="RUN", help="Folder of a run (its output.path)")]
 Verbose = Annotated[bool, Option("--verbose", "-v", help="Also print the messages of Ray")]
-AsJson = Annotated[bool, Option("--json", help="Print JSON")]
+AsJson = Annotated[bool, Option("--json", help="Print JSON instead of text")]
 
 # ------------------------------------------------------------------------
 # quickstart, init
-QuickstartTo = Annotated[str, Argument(metavar="DIR", help="A new folder")]
+QuickstartTo = Annotated[str, Argument(metavar="DIR", help="New folder to write into")]
 Sampled = Annotated[
     str,
-    Argument(help="The data: .jsonl, .csv, .xlsx, .parquet, .txt, .pdf, .docx; a folder, a glob"),
+    Argument(
+        help="The data: a file (.jsonl, .csv, .xlsx, .parquet, .pdf, ...), a folder or a glob"
+    ),
 ]
 ConfigTo = Annotated[
-    str | None, Option("--output", "-o", help="The YAML to write; default: NAME.yaml here")
+    str | None,
+    Option("--output", "-o", help="YAML file to write; default: NAME.yaml in this folder"),
 ]
 
 Target = Annotated[
     Literal["laptop", "gpu", "api", "toy"] | None,
-    Option("--for", help="The model: by free memory, by GPU memory, a server, or the embedded toy"),
+    Option("--for", help="A model that fits the memory, or the GPU; a server; or the embedded toy"),
 ]
 
 # ------------------------------------------------------------------------
@@ -39,24 +44,34 @@ Source = Annotated[
 ]
 Schema = Annotated[
     str | None,
-    Option("--schema", help="'Brand, Color', JSON Schema, module:Class, YAML of categories"),
+    Option(
+        "--schema",
+        help="What to extract: 'Brand, Color', JSON Schema, module:Class, or a YAML of categories",
+    ),
 ]
 Questions = Annotated[
     str | None,
-    Option("--questions", metavar="FILE", help="The questions of every context: a line each, CSV"),
+    Option(
+        "--questions",
+        metavar="FILE",
+        help="Questions that are asked about every context: one per line, or CSV",
+    ),
 ]
-Method = Annotated[str | None, Option("--method", help="decoding.method")]
-Model = Annotated[str | None, Option("--model", "-m", help="model.name")]
-Output = Annotated[str | None, Option("--output", "-o", help="output.path")]
+Method = Annotated[str | None, Option("--method", help="Decoding method (decoding.method)")]
+Model = Annotated[str | None, Option("--model", "-m", help="Model (model.name)")]
+Output = Annotated[str | None, Option("--output", "-o", help="Folder of the run (output.path)")]
 OpenAI = Annotated[
     bool,
-    Option("--openai", help="A batch file of OpenAI's API; writes output.jsonl and errors.jsonl"),
+    Option(
+        "--openai", help="Read a batch file of OpenAI's API, write output.jsonl and errors.jsonl"
+    ),
 ]
 RetryErrors = Annotated[
     bool, Option("--retry-errors", help="Retry the failed documents of a run, and no others")
 ]
 AllErrors = Annotated[
-    bool, Option("--all-errors", help="The same, and also documents that could not be read")
+    bool,
+    Option("--all-errors", help="Like --retry-errors, and also documents that could not be read"),
 ]
 
 # ------------------------------------------------------------------------
@@ -68,40 +83,42 @@ Labels = Annotated[
     ),
 ]
 Against = Annotated[
-    str | None, Option(metavar="RUN", help="Also compare with this run, document by document")
+    str | None, Option(metavar="RUN", help="Another run to compare with, document by document")
 ]
-LabelsColumn = Annotated[
-    str, Option(help="The column with the labelled values, as training.labels_column")
-]
+LabelsColumn = Annotated[str, Option(help="Column with the labels, like training.labels_column")]
 Tolerance = Annotated[
     float, Option(min=0, help="Share by which a number may differ from its label")
 ]
 CalibrationTo = Annotated[
-    str | None, Option("--output", "-o", help="A file; default: next to the adapter or weights")
+    str | None,
+    Option("--output", "-o", help="File to write; default: next to the adapter or weights"),
 ]
 
 # ------------------------------------------------------------------------
 # verify, errors, export
 ExportTo = Annotated[
-    str, Argument(metavar="FILE", help="A local file that ends in .csv, .jsonl or .parquet")
+    str, Argument(metavar="FILE", help="Local file to write; ends in .csv, .jsonl or .parquet")
 ]
-Threads = Annotated[int, Option(min=1, help="Units that are compared at the same time")]
+Threads = Annotated[int, Option(min=1, help="Units to compare at the same time")]
 
 # ------------------------------------------------------------------------
 # estimate, tune
 Sample = Annotated[
-    int, Option(min=2, help="Documents to decode for a measurement; tune: with every setting")
+    int,
+    Option(
+        min=2, help="Documents to decode for a measurement; `tune` decodes them with every setting"
+    ),
 ]
-Minutes = Annotated[float | None, Option(help="Limit of the time for measuring")]
+Minutes = Annotated[float | None, Option(help="Time limit of the measurement")]
 Baseline = Annotated[
-    bool, Option("--baseline/--no-baseline", help="Also decode the sample autoregressively")
+    bool, Option("--baseline/--no-baseline", help="Also measure autoregressive decoding")
 ]
 Throughput = Annotated[
     list[str] | None,
     Option(metavar="[GPU=]RATE", help="Documents/s of a GPU, instead of measuring"),
 ]
 BaselineThroughput = Annotated[
-    list[str] | None, Option(metavar="[GPU=]RATE", help="The same for autoregressive decoding")
+    list[str] | None, Option(metavar="[GPU=]RATE", help="Documents/s of autoregressive decoding")
 ]
 PredictedModel = Annotated[
     str | None, Option("--model", help="Predict the speed of a model without measuring it")
@@ -111,19 +128,19 @@ PredictedTokens = Annotated[
     Option(
         "--tokens",
         metavar="SHARED OWN KEYS VALUES PASSES",
-        help="Of a document, to predict it; default: those of the configuration, or 400 300 80 80 "
-        "5",
+        help="Tokens of a document that the prediction assumes; default: those of the "
+        "configuration, or 400 300 80 80 5",
     ),
 ]
 TunedTo = Annotated[
-    str | None, Option("--output", "-o", help="The YAML to write; default: CONFIG.tuned.yaml")
+    str | None, Option("--output", "-o", help="YAML file to write; default: CONFIG.tuned.yaml")
 ]
 CascadeLabels = Annotated[
     str | None,
     Option(
         "--cascade",
         metavar="LABELS",
-        help="Labelled documents: find cascade.under, and no other setting",
+        help="File of labelled documents: find cascade.under, and tune nothing else",
     ),
 ]
 F1Floor = Annotated[
@@ -132,28 +149,30 @@ F1Floor = Annotated[
 ]
 Judge = Annotated[
     Literal["low", "share"],
-    Option(help="What must reach it: the low end of the share's 95% interval, or the share itself"),
+    Option(
+        help="What must reach --agreement: the low end of its 95% interval, or the share itself"
+    ),
 ]
 Reference = Annotated[
     Literal["auto", "document", "guided"],
     Option(
-        help="What answers are compared with: those that the model writes freely (document), or "
-        "with the keys given and one value after the other (guided); auto: freely, unless too many "
-        "of these are broken"
+        help="Answers to compare with. document: the model writes freely; guided: the keys are "
+        "given, and one value follows the other; auto: document, unless too many of its answers "
+        "are broken"
     ),
 ]
 OfCategory = Annotated[
-    str | None, Option("--category", help="The documents' category, or a name for it")
+    str | None, Option("--category", help="Category of the documents, or a name for it")
 ]
 
 # ------------------------------------------------------------------------
 # report, status
 PageTo = Annotated[
-    str | None, Option("--output", "-o", help="A file; default: into the run's folder")
+    str | None, Option("--output", "-o", help="File to write; default: in the run's folder")
 ]
 Texts = Annotated[
     bool,
-    Option("--texts", help="Include texts of the input, with marked values"),
+    Option("--texts", help="Include texts of the input, with their values marked"),
 ]
 Watch = Annotated[bool, Option("--watch", "-w", help="Repeat until the run has ended")]
 Every = Annotated[float, Option(min=0.5, help="Seconds between repetitions")]
@@ -161,17 +180,21 @@ Every = Annotated[float, Option(min=0.5, help="Seconds between repetitions")]
 # ------------------------------------------------------------------------
 # config, model, prices
 Shown = Annotated[str | None, Argument(help="YAML of a run, or a section; default: all sections")]
-BaseModel = Annotated[str, Argument(help="Hub id, folder, or smollm2-135m-instruct")]
+BaseModel = Annotated[
+    str, Argument(help="Base model: a Hub id, a folder, or smollm2-135m-instruct")
+]
 NewModel = Annotated[str, Argument(help="New folder for the model with the tokens")]
-NewHeads = Annotated[str, Argument(help="New folder for the heads: decoding.options.heads")]
+NewHeads = Annotated[str, Argument(help="New folder for the heads (decoding.options.heads)")]
 ForMethods = Annotated[
-    list[str], Option("--for", help="apar, pasta or space; may be given more than once")
+    list[str], Option("--for", help="Method: apar, pasta or space; may be given more than once")
 ]
 Seed = Annotated[int, Option(help="Seed of the embedding of space's [Mask]")]
-Heads = Annotated[int, Option(min=1, help="Heads: each drafts one token more after the next token")]
-Layers = Annotated[int, Option(min=0, help="Layers (residual blocks) of a head, below its output")]
+Heads = Annotated[int, Option(min=1, help="Number of heads; each drafts one token more")]
+Layers = Annotated[int, Option(min=0, help="Layers (residual blocks) of a head")]
 Regions = Annotated[
     list[str] | None, Option("--region", help="AWS region; may be given more than once")
 ]
 Region = Annotated[str, Option(help="AWS region")]
-InstanceType = Annotated[str | None, Argument(help="Such as g6e.48xlarge; default: all")]
+InstanceType = Annotated[
+    str | None, Argument(help="Instance type, such as g6e.48xlarge; default: all")
+]

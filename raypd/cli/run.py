@@ -174,6 +174,12 @@ def run_task(
 
         result = retry.retry_errors(config, everything=all_errors, verbose=verbose)
         print(clean(result.describe()))
+        output = layout.output_folder(config)
+        next_step = f"`raypd report {output}` shows what the run did and cost"
+        if result.waiting:
+            next_step = "run the command without --retry-errors to process the rest"
+        elif result.failed or result.left_out:
+            next_step = f"`raypd errors {output}` says why documents failed"
     else:
         from raypd.cli.summary import print_summary
         from raypd.cluster import run_extract

@@ -50,7 +50,7 @@ def run(
     print(f"configuration: {target}")
     print(f"measurements:  {measurements}")
     print(
-        f"next: `raypd estimate {target}` estimates a run with it, `raypd {config.task.command} "
+        f"Next: `raypd estimate {target}` estimates a run with it, `raypd {config.task.command} "
         f"{target}` runs it"
     )
 
@@ -93,7 +93,7 @@ def run_cascade(
         raise typer.Exit(1)
     changes = {"cascade.under": tuning.best.under, "cascade.share": 1.0}
     rewrite.write(source, overrides, changes, target, description.splitlines()[-1])
-    print(f"configuration: {target}\nnext: `raypd extract {target}`")
+    print(f"configuration: {target}\nNext: `raypd extract {target}`")
 
 
 def _target(source: Path, output: str | None) -> Path:

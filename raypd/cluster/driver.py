@@ -173,7 +173,7 @@ def finish(
         raise RunError(
             f"nothing could be read of the input, {unreadable.units} units of it:\n"
             f"{unreadable.shown()}{path} lists them. Such a run fails whatever input.on_damaged "
-            "says. The same command tries them again"
+            "says. The same command retries them"
         )
     if unreadable.units and config.input.on_damaged == "fail":
         advice = unreadable.advice(begun)
@@ -402,7 +402,7 @@ class DriverSession:
             f"{failed:,} of {documents:,} documents have failed ({share(failed, documents)}; "
             f"cluster.max_failed_share is {limit:g}), one because: {first_error}\n"
             f"They are committed as failed. `raypd errors {self.output}` lists them. Remove the "
-            "cause, and --retry-errors tries them again"
+            "cause, and --retry-errors retries them"
         )
 
     def _take(self, unit: Unit, result: UnitResult) -> None:

@@ -22,35 +22,41 @@ class ClusterConfig(Section, use_attribute_docstrings=True):
     """Workers and units."""
 
     address: Address | None = Field(
-        None, description="Ray cluster; null: RAY_ADDRESS, a running one, else a local one"
+        None,
+        description="Address of the Ray cluster; null: RAY_ADDRESS, then a running cluster, then a "
+        "local one",
     )
-    min_workers: int = Field(1, ge=0)
-    max_workers: int = Field(1, ge=1)
+    min_workers: int = Field(
+        1, ge=0, description="Workers with which a run begins; 0: wait for an autoscaler"
+    )
+    max_workers: int = Field(1, ge=1, description="The most workers of a run")
     cpus_per_worker: float | None = Field(
-        None, gt=0, description="null: 1 on a GPU, else all cores / max_workers"
+        None,
+        gt=0,
+        description="CPU cores of a worker; null: 1 with a GPU, otherwise all cores / max_workers",
     )
     gpus_per_worker: float | None = Field(
-        None, ge=0, description="null: 1 where the cluster has GPUs, else 0"
+        None, ge=0, description="GPUs of a worker; null: 1 if the cluster has GPUs, otherwise 0"
     )
     unit_documents: int = Field(256, ge=1)
-    """Documents of a unit of work, which is committed as one (JSONL: about as many)"""
+    """The most documents of a unit, which is committed as a whole (JSON Lines: about as many)"""
     unit_bytes: int = Field(
-        64 << 20, ge=1, description="Most bytes of a unit, where documents are large"
+        64 << 20, ge=1, description="The most bytes of a unit; it counts if documents are large"
     )
     max_failed_share: float = Field(1.0, ge=0, le=1)
-    """A run ends early when more than this share of its documents, from a hundred on, has failed;
-    1.0: only when all
+    """A run ends early if a larger share of its documents has failed, counted from the hundredth
+    document on; 1.0: only if all have failed
     """
     readers: Literal["auto"] | Annotated[int, Field(ge=0)] = "auto"
-    """Tasks that read and parse input ahead of the workers, at most; auto: the CPUs that workers
-    leave free; 0: workers read their input themselves
+    """The most tasks that read and parse input ahead of the workers; auto: one for each CPU that
+    workers leave free; 0: workers read their input themselves
     """
     read_ahead_mb: int = Field(
-        256, ge=1, description="Most megabytes of documents read ahead, for each worker"
+        256, ge=1, description="The most megabytes of documents that are read ahead per worker"
     )
     units_in_flight: Literal["auto"] | Annotated[int, Field(ge=1)] = "auto"
-    """Units a worker overlaps, so that it does not drain between two; auto: 2, and up to 8 where
-    its engine waits for input that the worker reads itself
+    """Units that a worker processes at the same time, so that its engine never runs empty; auto: 2,
+    and up to 8 if its engine waits for input that the worker reads itself
     """
 
     @property
@@ -100,29 +106,30 @@ class CostConfig(Section, use_attribute_docstrings=True):
     """
 
     budget_usd: float | None = Field(None, gt=0)
-    """The run ends before its bill, over all its sessions, is above this"""
+    """Limit of the bill over all sessions of the run, in USD; the run ends before it is exceeded"""
     deadline: Annotated[str | None, BeforeValidator(_is_a_time)] = None
-    """When it has to be done: a time (2026-11-30T18:00; a date alone is its beginning) or a
-    duration (8h, 90m)
+    """When the run has to be done: a time (2026-11-30T18:00; a date alone means its beginning) or
+    a duration from the start of the session (8h, 90m)
     """
     prices: Annotated[dict[str, Annotated[float, Field(ge=0)]], AfterValidator(_prices_fit)] = (
         Field({})
     )
-    """Your own prices, USD per hour: by instance type, type and market (g6e.48xlarge/spot), or
-    `local`, without one
+    """Your own prices in USD per hour, by instance type (g6e.48xlarge), by type and market
+    (g6e.48xlarge/spot), or for `local`, a machine without an instance type
     """
     hosted_prices: Annotated[dict[str, list[float]], AfterValidator(_hosted_prices_fit)] = Field({})
-    """List prices of hosted batch services that `raypd estimate` compares with, before those that
-    come with raypd: model -> [USD per million input tokens, per million output tokens]
+    """Prices of hosted batch services with which `raypd estimate` compares; they replace those that
+    come with raypd: model -> [USD per million input tokens, USD per million output tokens]
     """
     instance_type: str | None = Field(
-        None, description="Of nodes that do not tell their type; null: local machines"
+        None,
+        description="Instance type of nodes that do not report theirs; null: they are `local`",
     )
     region: str | None = Field(
-        None, description="AWS region of nodes that do not tell theirs; null: us-east-1"
+        None, description="AWS region of nodes that do not report theirs; null: us-east-1"
     )
     market: Literal["on-demand", "spot"] | None = None
-    """Of nodes that do not tell theirs; null: on-demand"""
+    """Market of nodes that do not report theirs; null: on-demand"""
 
 
 def deadline_at(given: str, now: float) -> float:
@@ -145,15 +152,17 @@ def deadline_at(given: str, now: float) -> float:
 
 
 class NightlyConfig(Section, use_attribute_docstrings=True):
-    """How `raypd nightly` tells what is new; other commands do not look at it."""
+    """How `raypd nightly` recognizes what is new; other commands ignore this section."""
 
     hash_column: str | None = None
-    """Column that changes with a document (a hash, an etag, a time of change); null: a hash of the
-    columns read
+    """Column that changes whenever its document changes (a hash, an etag, a time); null: raypd
+    hashes the columns that it reads
     """
     removed: Literal["drop", "keep"] = "drop"
-    """Documents that are gone from the input leave the table, or stay (where input.path holds only
-    what is new)
+    """What happens to documents that are no longer in the input. drop: they leave the table; keep:
+    they stay, for an input.path that holds only new documents
     """
     delta: bool = False
-    """output.path is a Delta table too: a version a night (pip install 'raypd[delta]')"""
+    """Also write a Delta table into output.path, with a version per night (pip install
+    'raypd[delta]')
+    """

@@ -71,9 +71,9 @@ class InputConfig(Section, use_attribute_docstrings=True):
     """Where the documents are and which columns hold what."""
 
     path: Annotated[str | list[str], AfterValidator(check_secrets)]
-    """File, folder or glob, local, s3://, gs:// or az:// (or a list): .jsonl, .csv, .tsv (also .gz,
-    .zst), .parquet, .arrow; or .json; or .xlsx, .xls, .ods; or .txt, .md, .html, .pdf, .docx,
-    .pptx, .rtf, .epub, .xml, .eml, .msg; or .warc
+    """A file, folder or glob, or a list of them; local, s3://, gs:// or az://. Tables: .jsonl,
+    .csv, .tsv (also .gz, .zst), .parquet, .arrow, .json, .xlsx, .xls, .ods. Documents: .txt, .md,
+    .html, .pdf, .docx, .pptx, .rtf, .epub, .xml, .eml, .msg. Web archives: .warc
     """
     format: Literal[
         "auto",
@@ -89,50 +89,54 @@ class InputConfig(Section, use_attribute_docstrings=True):
         "delta",
         "iceberg",
     ] = "auto"
-    """auto: by its name; json: each .json is an object or an array; excel: the first sheet of a
-    workbook; files: each .txt, .md, .html, .pdf, .docx, .pptx, .rtf, .epub, .xml, .eml, .msg is a
-    document, columns id (its name) and text; warc: each response is one, columns id (its URL),
-    text, date, status and content_type; delta, iceberg: path is its folder
+    """Format of the files. auto: by their names; json: each .json holds an object or an array;
+    excel: the first sheet of a workbook; files: each .txt, .md, .html, .pdf, .docx, .pptx, .rtf,
+    .epub, .xml, .eml or .msg is a document with the columns id (its name) and text; warc: each
+    response is a document with the columns id (its URL), text, date, status and content_type;
+    delta, iceberg: path is the folder of the table
     """
     ocr: Literal["none", "auto"] = "none"
-    """auto: pages of PDF without text, and pictures (.png, .jpg, .tiff), are recognized where the
-    documents are read (pip install 'raypd[ocr]')
+    """auto: recognize the text of PDF pages without text, and of pictures (.png, .jpg, .tiff);
+    needs pip install 'raypd[ocr]'
     """
     attachments: Literal["names", "text", "documents"] = "names"
-    """Of mails (.eml, .msg): the names of attached files stand with the headers; text: the text of
-    those that raypd reads follows the body; documents: each of these is a document of its own
+    """What happens to files attached to mails (.eml, .msg). names: the headers list them; text:
+    their text follows the body; documents: each becomes a document. Only formats that raypd reads
+    count
     """
     reader: str | None = Field(None, pattern=r"^[\w.]+:[\w.]+$")
-    """module:function of your own that reads each file: from its name and bytes (a binary file) it
-    yields dicts
+    """A function of your own that reads each file, as module:function; it receives the file's name
+    and its bytes (a binary file) and yields a dict per document
     """
     version: int | None = Field(
-        None, description="Of a Delta table, or an Iceberg snapshot; null: newest at first"
+        None,
+        description="Version of a Delta table or id of an Iceberg snapshot; null: the newest when "
+        "the run starts",
     )
     encoding: Annotated[str, AfterValidator(_encodes_text)] = "utf-8"
-    """Of CSV, TSV and text files, as Python names it: latin-1, cp1252, utf-16, shift_jis; auto:
-    detected for each file
+    """Encoding of CSV, TSV and text files by its name in Python (latin-1, cp1252, utf-16,
+    shift_jis); auto: detect it for each file
     """
     id_column: str | None = Field(
-        "id", description="Column with the document's id; null: file name and place in it"
+        "id", description="Column with the document's id; null: the id is source:row"
     )
     text_columns: list[str] = Field(["title", "description"], min_length=1)
-    """Columns that make up the document, in this order"""
+    """Columns whose texts make up the document, in this order"""
     html_columns: list[str] = Field(
-        [], description="Of these the ones that hold HTML, whose visible text is read"
+        [], description="Those text columns that hold HTML; raypd reads its visible text"
     )
     category_column: str | None = Field(
-        "category", description="Column that picks the category; null: `category`"
+        "category", description="Column with the document's category; null: use input.category"
     )
     category: str | None = Field(
-        None, description="Category of every document when there is no category column"
+        None, description="Category of every document if there is no category column"
     )
     max_document_bytes: int = Field(
         1_000_000, ge=1, description="A longer document becomes an error row"
     )
     on_damaged: Literal["fail", "skip"] = "fail"
-    """Where objects cannot be read: the rest is done either way, and the run ends with exit code 1
-    or 0
+    """How a run ends if files cannot be read. fail: with exit code 1; skip: with 0. Everything else
+    is processed in both cases
     """
 
     @model_validator(mode="before")
@@ -192,21 +196,22 @@ class OutputConfig(Section, use_attribute_docstrings=True):
     """Where the table goes."""
 
     path: Uri
-    """Folder of the run, local, s3://, gs:// or az://; a second run into it resumes.
-
-    Relative: to the current folder
+    """Folder of the run; local (relative to the current folder), s3://, gs:// or az://. A second
+    run into the same folder resumes
     """
     columns: Literal["record", "typed"] = "record"
-    """Of an extraction: the values as a JSON object and a list, or a column of its own type for
-    each attribute
+    """Columns of an extraction. record: a JSON object and a list of values; typed: a column of its
+    own type for each attribute instead
     """
     min_confidence: float = Field(0.0, ge=0, le=1)
-    """Of an extraction: a value below it becomes null, with status unsure, kept in raw"""
+    """Confidence threshold of an extraction: a value below it becomes null with status unsure; its
+    text stays in raw
+    """
     partition: Annotated[
         dict[str, str], BeforeValidator(_as_written), AfterValidator(_plain_names)
     ] = Field({})
-    """Folder level of the units as Hive, Spark and Athena name it, {date: 2026-11-21} ->
-    units/date=2026-11-21/; the same for all that one start of a run writes
+    """Folder level of the units, as Hive, Spark and Athena name it: {date: 2026-11-21} writes into
+    units/date=2026-11-21/. It is the same for everything that one session writes
     """
     target_file_mb: int | None = Field(128, ge=1)
     """Size of table files. At its end, a run whose units together hold as much is compacted: few
@@ -221,12 +226,14 @@ def _endpoint_is_a_url(url: str | None) -> str | None:
 
 
 class StorageOptions(Section, use_attribute_docstrings=True):
-    """The keys of `storage.options`; gs:// and az:// take anonymous, timeouts and attempts."""
+    """The keys of `storage.options`; gs:// and az:// use anonymous, the timeouts and attempts."""
 
     endpoint_url: Annotated[Uri | None, AfterValidator(_endpoint_is_a_url)] = Field(
-        None, description="S3 of another maker, http(s)://host[:port]; null: AWS"
+        None, description="Server with S3's API, http(s)://host[:port]; null: AWS"
     )
-    region: str | None = Field(None, description="null: AWS_REGION, the profile's, the instance's")
+    region: str | None = Field(
+        None, description="AWS region; null: AWS_REGION, then the profile's, then the instance's"
+    )
     profile: str | None = Field(
         None, description="Profile in AWS's credential files; null: AWS_PROFILE or none"
     )
@@ -235,14 +242,14 @@ class StorageOptions(Section, use_attribute_docstrings=True):
         False, description="Agree to pay for requests to someone else's bucket"
     )
     sse: Literal["none", "AES256", "aws:kms"] = "none"
-    """Server-side encryption asked for in every write; none: as the bucket has it"""
+    """Server-side encryption of every write; none: the bucket's default"""
     kms_key_id: str | None = Field(
         None, description="KMS key (ARN or id) for sse aws:kms; null: the bucket's"
     )
-    connect_timeout: float = Field(10.0, gt=0, description="Seconds until a connection is made")
-    read_timeout: float = Field(30.0, gt=0, description="Seconds without a byte of an answer")
+    connect_timeout: float = Field(10.0, gt=0, description="Seconds to wait for a connection")
+    read_timeout: float = Field(30.0, gt=0, description="Seconds to wait for a byte of an answer")
     max_attempts: int = Field(
-        10, ge=1, description="Attempts of one request that is throttled, times out or breaks off"
+        10, ge=1, description="Attempts per request that is throttled, times out or breaks off"
     )
 
     @model_validator(mode="after")
@@ -253,8 +260,8 @@ class StorageOptions(Section, use_attribute_docstrings=True):
 
 
 class StorageConfig(Section, use_attribute_docstrings=True):
-    """How S3 is reached; credentials come from the environment, AWS's files or the instance's role,
-    never from here.
+    """How to reach S3. Credentials come from the environment, AWS's files or the instance's role,
+    never from the configuration.
     """
 
     options: Annotated[dict[str, Any], OptionsOf({"": StorageOptions})] = Field({})

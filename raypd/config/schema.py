@@ -411,7 +411,7 @@ def _description(*schemas: Tree) -> str:
 def _check_supported(schema: Tree, json_path: str) -> None:
     keyword = unsupported_keyword(schema)
     if keyword:
-        raise _Refused(f"{json_path}.{keyword}: would not be held to; take it out")
+        raise _Refused(f"{json_path}.{keyword}: cannot be enforced; remove it")
 
 
 def _without_null(schema: Tree) -> tuple[Tree, bool]:
@@ -481,13 +481,13 @@ def _one_range(numbers: list[Tree], json_path: str) -> Tree:
     for next_low, next_high, _ in real[1:]:
         if next_low > high + gap:
             raise _Refused(
-                f"{json_path}: bounds with a gap between them cannot be held to; choose one"
+                f"{json_path}: bounds with a gap between them cannot be enforced; choose one"
             )
         high = max(high, next_high)
     for other_low, other_high, _ in ranges:
         if other_low < low or other_high > high:
             raise _Refused(
-                f"{json_path}: integers beyond the bounds of the numbers cannot be held to; "
+                f"{json_path}: integers beyond the bounds of the numbers cannot be enforced; "
                 "choose one"
             )
     described = next((number for number in numbers if _kind(number) == kind), numbers[0])

@@ -50,7 +50,7 @@ class Category(Section, use_attribute_docstrings=True):
     description: str = ""
     attributes: Annotated[list[Attribute], Field(min_length=1), AfterValidator(_names_differ)]
     optional_objects: list[list[str]] = Field([])
-    """Paths of nested objects that `record` leaves out where none of their values was found"""
+    """Paths of nested objects that `record` leaves out if none of their values was found"""
 
 
 # The key `schema` hides a method that pydantic 1 had.
@@ -95,12 +95,14 @@ class ExamplesConfig(Section, use_attribute_docstrings=True):
     """Labelled documents that the prompt shows before the document that is asked about."""
 
     path: str = Field(description="JSON lines with the columns of the input and the labels")
-    count: int = Field(3, ge=1, description="How many of the document's category are shown")
+    count: int = Field(3, ge=1, description="Examples that are shown, of the document's category")
     nearest: bool = False
     """Show each document those that are most like it; otherwise the first of the file, which are
     computed once for all documents
     """
-    labels_column: str = Field("target", description="An object of attribute: value")
+    labels_column: str = Field(
+        "target", description="Column with the right values, {attribute: value or null}"
+    )
 
 
 class ExtractionConfig(TaskSection, use_attribute_docstrings=True):
@@ -116,30 +118,30 @@ class ExtractionConfig(TaskSection, use_attribute_docstrings=True):
     )
     attributes: list[Any] = Field(
         [],
-        description="The attributes of all documents, in place of categories: names, or as above",
+        description="Attributes of all documents, in place of categories: names or mappings",
     )
     categories_file: str | None = Field(
-        None, description="YAML with the same mapping, for long schemas"
+        None, description="YAML file with the mapping of `categories`, for long schemas"
     )
     schema: str | dict | None = Field(  # type: ignore[assignment]
         None,
-        description="In place of categories, one for all documents: a pydantic model "
-        "(package.module:Class), or a JSON "
-        "Schema (a .json or .yaml file, or written here)",
+        description="Schema of all documents, in place of categories: a pydantic model "
+        "(package.module:Class), or a JSON Schema (a .json or .yaml file, or the mapping itself)",
     )
     instruction: str | None = Field(
-        None, description="First words of the prompt, in place of those of raypd"
+        None, description="Beginning of the prompt; null: that of raypd"
     )
     examples: ExamplesConfig | None = None
     """{path, count, nearest, labels_column}: labelled documents that the prompt shows first"""
     template: str | None = None
-    """Jinja2 file in place of the prompt that comes with raypd, rendered in a sandbox"""
+    """Jinja2 file of the prompt, rendered in a sandbox; null: the template of raypd"""
     long_documents: Literal["split", "head", "reject"] = "head"
-    """Of a document too long for the context: head: only its beginning is read; split: in windows
-    that overlap, a value from the surest; reject: an error row
+    """What happens to a document that is too long. head: its beginning is read; split: it is read
+    in windows that overlap, and each value comes from the surest window; reject: it becomes an
+    error row
     """
     max_document_tokens: int | None = Field(None, ge=1)
-    """A document is long above this; null: above the context"""
+    """Tokens above which a document is too long; null: those of the model's context"""
 
     def wanted_columns(self, source: InputConfig) -> dict[str, str]:
         columns = super().wanted_columns(source)
@@ -168,27 +170,29 @@ class QuestionAnsweringConfig(TaskSection, use_attribute_docstrings=True):
         "context", description="Column with the context: text, or a list of texts"
     )
     questions_column: str = "questions"
-    """Column with a list of questions (or its JSON text): strings, or records with question and, if
-    there are, id, choices and multi_select; or with the text of one question, whose choices are in
-    the column `choices`
+    """Column with a list of questions (or its JSON text): strings, or records with question and
+    optionally id, choices and multi_select. It may also hold the text of one question, whose
+    choices are in the column `choices`
     """
     questions: list[Any] = Field(
-        [], description="The same questions for every context, in place of a column"
+        [], description="Questions that are asked about every context, in place of a column"
     )
     instruction: str | None = Field(
-        None, description="In place of the instruction that comes with raypd"
+        None, description="Beginning of the prompt; null: that of raypd"
     )
     few_shot: str | None = Field(
-        None, description="JSONL of solved examples (same columns, with answers) shown first"
+        None, description="JSON Lines of examples with answers that the prompt shows first"
     )
     unanswerable: bool = Field(
-        True, description="Tell the model to answer null where the context does not say"
+        True, description="Tell the model to answer null if the context does not state the answer"
     )
     max_answer_tokens: int = Field(
-        32, ge=1, description="Most tokens of one answer; a letter takes one"
+        32, ge=1, description="The most tokens of an answer; the letter of a choice takes one"
     )
     long_documents: Literal["head", "reject"] = "head"
-    """Of a context that does not fit the model's: only its beginning is read, or error rows"""
+    """What happens to a context that is too long for the model. head: its beginning is read;
+    reject: its questions become error rows
+    """
 
     @property
     def asked_columns(self) -> tuple[str, ...]:
@@ -213,26 +217,30 @@ class GenerationConfig(TaskSection, use_attribute_docstrings=True):
     kind: Literal["generation"] = "generation"
     prompt_column: str = "prompt"
     """Column with the prompt: text, or a list of chat turns (strings or role/content records)"""
-    system: str | None = Field(None, description="System turn before every prompt")
+    system: str | None = Field(None, description="System message before every prompt")
     chat_template: bool = Field(
-        True, description="Wrap the prompt in the model's chat template where it has one"
+        True, description="Put the model's chat template around the prompt, if it has one"
     )
-    thinking: bool = Field(False, description="Thinking mode, where the template knows it")
-    stop: list[str] = Field([], description="The answer ends before any of these strings")
+    thinking: bool = Field(
+        False, description="Let the model reason first, if its chat template has such a mode"
+    )
+    stop: list[str] = Field([], description="Strings before which an answer ends")
     samples: int = Field(
-        1, ge=1, description="Answers a prompt (n); more than one needs a temperature"
+        1, ge=1, description="Answers per prompt (n); more than one needs a temperature"
     )
     openai: bool = False
-    """The input is a batch file as OpenAI's API takes it, whose lines have parameters of their own
-    (`raypd generate FILE --openai` sets it and what goes with it)
+    """The input is a batch file of OpenAI's API, whose lines have their own parameters; `raypd
+    generate FILE --openai` sets this and the keys that belong to it
     """
     too_long: Literal["truncate", "refuse"] = "refuse"
-    """A prompt that leaves no room for max_new_tokens: its beginning cut, or an error row"""
+    """What happens to a prompt that leaves no room for max_new_tokens. truncate: its beginning is
+    cut off; refuse: it becomes an error row
+    """
 
 
 TaskConfig = Annotated[
     ExtractionConfig | QuestionAnsweringConfig | GenerationConfig,
-    Field(discriminator="kind", description="What to ask"),
+    Field(discriminator="kind", description="What to ask about each document"),
 ]
 _SECTIONS = get_args(get_args(TaskConfig)[0])
 KINDS: dict[str, type[TaskSection]] = {

@@ -19,29 +19,29 @@ class PreferenceConfig(Section, use_attribute_docstrings=True):
     """A preference round (BoNBoN): a model learns from the best and the worst of its samples."""
 
     samples: Uri | None = None
-    """Output folder of a run with `pasta`, task.samples 10 and temperature 1; null: model.name
-    makes them, such ones
+    """Output folder of a run with `pasta`, task.samples 10 and temperature 1; null: the training
+    makes such a run with model.name
     """
     baseline: Uri | Keys = Field(
-        description="Output folder of an autoregressive run, or keys, dotted, of one to make"
+        description="Output folder of an autoregressive run, or dotted keys of a run to make"
     )
     judged: Uri | Keys = Field(
-        description="Output folder of the judge's run over a round's comparisons, or its keys"
+        description="Output folder of the judge's run over a round's comparisons, or dotted keys "
+        "of a run to make"
     )
     rounds: int = Field(
         1,
         ge=1,
-        description="Each begins from the weights of the one before, and makes what it needs",
+        description="Rounds; each begins with the weights of the one before",
     )
     quality_weight: float = Field(1.0, ge=0)
-    """lambda; score = theoretical speedup + lambda x quality. The paper's: 1, 2, 4, 8"""
+    """lambda in: score = theoretical speedup + lambda x quality; the paper uses 1, 2, 4 and 8"""
     alpha: float = Field(
-        0.005, ge=0, le=1, description="Share of the loss of writing the best sample"
+        0.005, ge=0, le=1, description="Weight of the loss of the best sample's text"
     )
     beta: float = Field(0.0393, gt=0)
-    """1/beta is by how much log p(best) - log p(worst) is to rise; of a model that writes the best
-    of n samples it has risen by (n - 1)(1 + 1/2 + ... + 1/(n - 1)), which is 1/beta of the default
-    for n = 10
+    """1/beta is the amount by which log p(best) - log p(worst) should rise. For a model that writes
+    the best of n samples it is (n - 1)(1 + 1/2 + ... + 1/(n - 1)); the default is that of n = 10
     """
 
 
@@ -54,63 +54,72 @@ class LoraOptions(Section):
 
 
 class TrainingConfig(Section, use_attribute_docstrings=True):
-    """What `raypd train` needs beside the run's own keys; other commands do not look at it."""
+    """What `raypd train` needs beside the run's own keys; other commands ignore this section."""
 
     labels_column: str = Field(
         "target", description="Column with a document's labels, {attribute: value or null}"
     )
     labels: Uri | None = None
-    """Output folder of a run over the same input whose answers are the labels, in place of that
-    column: of a larger model (distillation), or of the same, decoded autoregressively
-    (self-supervision); or a file of labels
+    """Labels in place of that column: a file of labels, or the output folder of a run over the same
+    input, whose answers become labels. The run may be that of a larger model (distillation) or of
+    the same model, decoded autoregressively (self-supervision)
     """
     annotations: Uri | Keys | None = None
-    """Keys, dotted, of a teacher's run, which marks what of an answer can be written side by side
-    (pasta), or its output folder; null: by rules
+    """pasta: the teacher that marks which parts of an answer can be written side by side, as dotted
+    keys of its run or as the run's output folder; null: rules mark them
     """
     preference: PreferenceConfig | None = None
-    """Preference rounds for `pasta` (BoNBoN), in place of labels: {baseline, judged, samples,
-    rounds, ...}
+    """pasta: preference rounds (BoNBoN) in place of labels: {baseline, judged, samples, rounds,
+    ...}
     """
     validation: Uri | None = None
-    """File, folder or glob of documents that are not trained on; null: validation_share of the
-    input
+    """File, folder or glob of the documents that measure the validation loss; null:
+    validation_share of the input
     """
     validation_share: float = Field(
-        0.1, gt=0, lt=1, description="Of the input's documents, drawn by their ids; of a fit's"
+        0.1,
+        gt=0,
+        lt=1,
+        description="Share of the documents, of the input or of a fit, that is not trained on; "
+        "drawn by their ids",
     )
     weights: Literal["lora", "full"] = Field(
-        "lora", description="What is trained; with model.quantization nf4: QLoRA"
+        "lora",
+        description="What is trained: an adapter (with model.quantization nf4: QLoRA), or all "
+        "weights",
     )
     lora: Annotated[dict[str, Any], OptionsOf({"": LoraOptions})] = Field({})
-    """Of `weights: lora`, such as {rank: 32, alpha: 64}"""
+    """Options of `weights: lora`, such as {rank: 32, alpha: 64}"""
     train_routers: bool = False
-    """Of a mixture of experts: whether what chooses the experts of a token is trained, too"""
+    """Whether to train the routers of a mixture of experts, which choose the experts of a token"""
     learning_rates: list[float] = Field([1e-4], min_length=1)
-    """Each is tried, and the one with the lowest validation loss is kept"""
-    epochs: float = Field(3.0, gt=0)
+    """Learning rates to try; the weights with the lowest validation loss are kept"""
+    epochs: float = Field(3.0, gt=0, description="Passes over the documents")
     batch_size: int = Field(8, ge=1)
-    """Examples of one pass of one worker; they share their instruction, or have none"""
+    """The most examples of a pass of one worker; all have the same instruction, or none"""
     trainer: Keys = Field({})
-    """Fields of transformers' TrainingArguments over raypd's own, such as {warmup_steps: 0.1,
+    """Fields of transformers' TrainingArguments that replace raypd's, such as {warmup_steps: 0.1,
     weight_decay: 0.01, gradient_accumulation_steps: 4}; docs/training.md has the defaults
     """
     evaluations: int = Field(4, ge=1)
-    """How often, over the whole training, the validation loss is measured and a checkpoint kept"""
+    """Number of times that a training measures the validation loss and keeps a checkpoint"""
     patience: int | None = Field(
-        None, ge=1, description="Ends after so many evaluations without a lower loss"
+        None,
+        ge=1,
+        description="Evaluations without a lower loss after which a training ends; null: no limit",
     )
     sharding: Literal["none", "fsdp"] = "none"
-    """fsdp: splits weights and optimizer over the workers, where one GPU cannot hold them"""
+    """fsdp: split the weights and the optimizer over the workers, if one GPU cannot hold them"""
     mask_groups: int = Field(1, ge=1)
-    """`space`: places of an answer that are masked in one example.
-
-    1: the paper's, half of the examples as they are, the others cut behind the masks; more: the
-    text and all these masks beside it
+    """space: places of an answer that are masked in one example. 1, as in the paper: half of the
+    examples have no masks, the others are cut behind their masks; more: the text with all these
+    masks beside it
     """
     max_skipped_share: float = Field(0.1, ge=0, le=1)
-    """Nothing is trained if a larger share of documents, or of labels, cannot be used"""
-    seed: int = Field(0, ge=0)
+    """Limit of the share of documents, or of labels, that cannot be used; above it nothing is
+    trained
+    """
+    seed: int = Field(0, ge=0, description="Seed of the documents' order and of new weights")
 
     @property
     def lora_options(self) -> LoraOptions:
@@ -143,10 +152,10 @@ def _named_and_known(candidates: dict[str, dict[str, Any]]) -> dict[str, dict[st
 
 
 class FitConfig(Section, use_attribute_docstrings=True):
-    """What `raypd fit` needs beside the run's own keys; other commands do not look at it."""
+    """What `raypd fit` needs beside the run's own keys; other commands ignore this section."""
 
     path: Uri | None = Field(
-        None, description="Folder of the fit, local; null: output.path with -fit behind it"
+        None, description="Local folder of the fit; null: output.path with -fit at its end"
     )
     labels: Uri | None = None
     """Labelled documents: a file, folder or glob with the input's columns and
@@ -154,24 +163,30 @@ class FitConfig(Section, use_attribute_docstrings=True):
     or the input itself has that column
     """
     teacher: Keys | None = None
-    """Keys of the run that labels, dotted: {model.name: Qwen/Qwen3-8B}, or {model.endpoint: {...}}
+    """Dotted keys of the run that makes labels: {model.name: Qwen/Qwen3-8B}, or {model.endpoint:
+    {...}}
     """
     documents: int = Field(
-        400, ge=1, description="Labelled documents that are drawn; a corpus is drawn from evenly"
+        400, ge=1, description="Labelled documents that are used, drawn evenly from the corpus"
     )
     test_share: float = Field(
-        0.25, gt=0, lt=1, description="Of these, for the figures alone; at least 30 of them"
+        0.25, gt=0, lt=1, description="Share of these that only measures F1; at least 30 documents"
     )
     candidates: Annotated[dict[str, dict[str, Any]], AfterValidator(_named_and_known)] = Field(
         {"lora": {"training.weights": "lora"}, "full": {"training.weights": "full"}}, min_length=1
     )
-    """What is trained: name -> keys, dotted, of model, decoding, training and engine"""
+    """Models to train: name -> dotted keys of model, decoding, training and engine"""
     curve: Annotated[list[float], AfterValidator(_shares)] = Field([0.25, 0.5])
-    """Every candidate is trained on these shares of the training part too; []: no curve"""
+    """Shares of the training part on which each candidate is trained too, to show whether more
+    labels would help; []: none
+    """
     f1_floor: float = Field(
-        0.7, ge=0, le=1, description="F1 that the recommended model has to hold, surely (95%)"
+        0.7,
+        ge=0,
+        le=1,
+        description="F1 that the low end of the recommended model's 95% interval must reach",
     )
     sample: int = Field(
-        32, ge=2, description="Documents that are decoded to measure what each model costs"
+        32, ge=2, description="Documents that are decoded to measure the cost of each model"
     )
-    sample_minutes: float = Field(5.0, gt=0, description="Most time for that, of each model")
+    sample_minutes: float = Field(5.0, gt=0, description="Time limit of that, per model")

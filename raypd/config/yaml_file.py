@@ -127,7 +127,7 @@ class YamlFile:
                 if isinstance(key, CollectionNode):
                     raise ConfigError(f"{where}: a key is a word, not a list or a mapping")
                 if (*place, key.value) in self.lines:
-                    raise ConfigError(f"{where}: the key {key.value!r} stands twice")
+                    raise ConfigError(f"{where}: the key {key.value!r} occurs twice")
                 self.lines[(*place, key.value)] = key.start_mark.line + 1
                 self._number(value, (*place, key.value))
         elif isinstance(node, SequenceNode):

@@ -82,7 +82,7 @@ def run(config: RunConfig | None, options: EstimateOptions, as_json: bool, verbo
         folder = path.rpartition("/")[0]
         print(f"estimate: {path}")
         print(
-            f"next: `raypd report {folder}` shows it as a page, and after the run beside the bill"
+            f"Next: `raypd report {folder}` shows it as a page, and after the run beside the bill"
         )
 
 

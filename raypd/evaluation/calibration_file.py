@@ -83,5 +83,6 @@ def _beside_weights(run: str, model: ModelConfig) -> Path:
         if folder and Path(folder).is_dir():
             return Path(folder, tasks_calibration.FILE)
     raise ConfigError(
-        f"{run}: its weights lie in no folder here; --output names a file for model.calibration"
+        f"{run}: its model has no local folder; name a file with --output, and set "
+        "model.calibration to it"
     )

@@ -200,7 +200,10 @@ def evaluate(
         other_scores = _scores(other_answers, gold, tolerance, names)
         common = sorted(scores.keys() & other_scores.keys())
         if not common:
-            raise InputError(f"{other_run}: no document of {run} stands there, too")
+            raise InputError(
+                f"{other_run}: it has no document in common with {run}; give two runs over the "
+                "same input"
+            )
         evaluation.differences = _differences(
             [scores[key] for key in common], [other_scores[key] for key in common]
         )
@@ -212,10 +215,9 @@ def _no_labels(run: str, labels: str, labels_column: str, has_ids: bool) -> Inpu
     lacking = "has labels"
     if has_ids:
         lacking = (
-            f"has {labels_column!r}, 'questions', 'reference', or columns called as its attributes "
-            "are,"
+            f"has {labels_column!r}, 'questions', 'reference', or columns named like its attributes"
         )
-    ids = "ids are compared as text, and a row without one has that of its place"
+    ids = "ids are compared as strings; rows without an id use source:row"
     return InputError(f"{labels}: no document of {run} {lacking} there; {ids}")
 
 

@@ -95,13 +95,12 @@ def describe(result: FitResult, reason: str) -> str:
             lines.append(
                 f"best all the same: {result.best}; configuration: {result.best_configuration}"
             )
-            lines.append(f"Next: {_next_step(result)}")
     else:
         floor = f"surely at fit.f1_floor, {result.floor:g}, or above"
         lines.append(f"recommended: {result.choice.name}, the cheapest that is {floor}")
         lines.append(f"configuration: {result.configuration}")
-        lines.append(f"Next: `{_run_command(result, result.configuration)}` runs it")
     lines.append(f"page: {storage.join(result.path, layout.REPORT)}")
+    lines.append(f"Next: {_next_step(result)}")
     return "\n".join(lines)
 
 
@@ -115,10 +114,12 @@ def _run_command(result: FitResult, configuration: str | None) -> str:
 
 
 def _next_step(result: FitResult) -> str:
-    """Return what would most likely lift the F1 over the floor."""
+    """Return how to run the recommended model, or what would most likely lift the F1."""
+    if result.choice is not None:
+        return f"`{_run_command(result, result.configuration)}` runs it"
     best = result.best_score
-    if best is None:
-        return ""
+    if best is None or result.best_configuration is None:
+        return "run the same command again, which resumes, or change what the messages above name"
     command = f"`{_run_command(result, result.best_configuration)}` runs it as it is"
     if best.f1 is not None and best.f1.value >= result.floor:
         return f"more test documents (fit.documents) may show that it is above the floor; {command}"

@@ -68,13 +68,13 @@ class Night:
             lines.append(f"added attributes: {self.added_attributes}")
         if self.shadowed:
             lines.append(
-                f"{counted(self.shadowed, 'document')} with an id that a later document has, too: "
-                "the table has the later one"
+                f"{counted(self.shadowed, 'document')} share an id with a later document: the "
+                "table has the later one"
             )
         if self.stale:
             lines.append(
-                f"{counted(self.stale, 'document')} of objects that cannot be read: kept from an "
-                "earlier night"
+                f"{counted(self.stale, 'document')} of objects that cannot be read keep their rows "
+                "of an earlier night"
             )
         failed = ""
         if self.failed:

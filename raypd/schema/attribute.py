@@ -43,18 +43,18 @@ class Attribute(Section):
     description: str = ""
     type: Annotated[str, BeforeValidator(_known_type)] = "text"
     values: list[str] = Field(
-        [], description="The allowed values of an enum, or the only ones of a number or integer"
+        [], description="The values that an enum, a number or an integer may have"
     )
-    many: bool = Field(False, description="A list of such values")
-    max_items: int | None = Field(None, ge=1, description="Most values of a list")
+    many: bool = Field(False, description="Whether the value is a list")
+    max_items: int | None = Field(None, ge=1, description="The most values of a list")
     min_items: int | None = Field(None, ge=0, description="A list of fewer values is invalid")
     columns: list[Attribute] = Field(
-        [], description="The keys of type rows, which is a list of objects such as invoice lines"
+        [], description="Keys of the objects of type rows, such as the lines of an invoice"
     )
     pattern: str | None = Field(
         None,
-        description="Regular expression that the whole value matches, of type pattern; of a date "
-        "or time beside its format",
+        description="Regular expression that the whole value must match, for type pattern and, "
+        "beside their format, for dates and times",
     )
     minimum: float | None = Field(None, description="A number below it is invalid")
     maximum: float | None = Field(None, description="A number above it is invalid")
@@ -64,9 +64,9 @@ class Attribute(Section):
         False,
         description="The value must not be null. (Text and number slots may still say null.)",
     )
-    omit_null: bool = Field(False, description="Without a value its key is not in `record`")
+    omit_null: bool = Field(False, description="Leave the key out of `record` if there is no value")
     path: list[str] = Field(
-        [], description="Keys under which it stands in nested objects; empty: under its name"
+        [], description="Keys of the value in nested objects of `record`; empty: its name"
     )
 
     @property

@@ -158,7 +158,7 @@ def _parsed(pattern: str) -> Any:
     try:
         tree = parser.parse(pattern)
     except (re.error, RecursionError, OverflowError) as error:
-        raise UnsupportedPattern(f"it is no regular expression: {error}") from None
+        raise UnsupportedPattern(f"it is not a regular expression: {error}") from None
     if tree.state.flags & ~re.UNICODE.value:
         raise UnsupportedPattern("inline flags such as (?i) cannot be decoded")
     return tree

@@ -129,4 +129,4 @@ def _check_numbers(calibration: Calibration) -> None:
     numbers = [*calibration.weights, calibration.intercept, *calibration.attributes.values()]
     in_range = all(abs(number) < _LARGEST_WEIGHT for number in numbers)
     if len(calibration.weights) != len(FEATURES) or not in_range:
-        raise ValueError("its numbers are none of a calibration")
+        raise ValueError("its numbers are not those of a calibration")

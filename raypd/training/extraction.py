@@ -108,7 +108,7 @@ class ExtractionExamples(Examples):
                 self._skip_label(f"values of more than {limit} tokens (decoding.max_value_tokens)")
                 _drop_targets(example, range(end, end + limit))
         if not example.targets:
-            raise Skip("no label that can be trained on")
+            raise Skip("no usable label")
         return example
 
     def _category(self, document: Document) -> Category:

@@ -62,8 +62,8 @@ def _label_by_id(documents: Sequence[Document], file: str, config: RunConfig) ->
             raise InputError(f"{file}:{number}: the id {key!r} has other labels above")
     if not any(labels_by_id.values()):
         raise InputError(
-            f"labels {file}: no column {config.training.labels_column!r}, and none called as "
-            "an attribute"
+            f"labels {file}: no column {config.training.labels_column!r}, and none with the "
+            "name of an attribute"
         )
     for document in documents:
         if document.id in labels_by_id:

@@ -107,7 +107,7 @@ def _verdict(result: Verification) -> str:
     if result.foreign.units:
         advice.append("if the input has changed since the run, run it into a new output.path")
     if result.missing.documents or result.missing.units or result.delta:
-        advice.append("run the same command again: it does what is missing")
+        advice.append("run the same command again to process what is missing")
     if result.damaged_input.units and not result.damaged_allowed:
         advice.append(
             "repair the damaged input and run again, or accept it with input.on_damaged=skip"
@@ -119,10 +119,24 @@ def _verdict(result: Verification) -> str:
     return f"NOT OK: {'; '.join(advice)}"
 
 
+def after_errors(summary: dead_letters.Summary) -> str:
+    """Return what to do next about the dead letters of a run."""
+    if summary.units:
+        return "repeat the command of the run to process the missing units"
+    if summary.retried:
+        return (
+            "repeat the command of the run with --retry-errors to retry "
+            f"{counted(summary.retried, 'document')}"
+        )
+    if summary.documents:
+        return "repair the input, then repeat the command of the run with --all-errors"
+    return f"`raypd report {summary.run}` shows what the run did and cost"
+
+
 def describe_errors(summary: dead_letters.Summary) -> str:
     """Describe dead letters: reasons with counts, examples of each, then the failed units."""
     if not summary.documents and not summary.units:
-        return f"{summary.run}: no dead letters"
+        return f"{summary.run}: no document failed"
     documents = counted(summary.documents, "failed document")
     lines = [f"{documents} of {counted(len(summary.reasons), 'kind')}"]
     if summary.reasons:
@@ -140,6 +154,4 @@ def describe_errors(summary: dead_letters.Summary) -> str:
         lines.append(f"{units} not done, with the last line of the worker:")
         failures = [f"{failure['unit']}: {failure['reason']}" for failure in summary.units]
         lines += _indented(failures, _UNITS_SHOWN)
-    if summary.retried:
-        lines.append(f"--retry-errors tries {counted(summary.retried, 'document')} again")
     return "\n".join(lines)

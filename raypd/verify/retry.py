@@ -75,14 +75,12 @@ class Retried:
         lines = [line]
         if self.left_out:
             lines.append(
-                f"{self.left_out:,} left as they are: the input itself cannot be read (`raypd "
-                "errors` lists them; --all-errors tries them too)"
+                f"{self.left_out:,} not retried: the input itself cannot be read "
+                "(--all-errors retries them too)"
             )
         if self.waiting:
             units = "1 unit is" if self.waiting == 1 else f"{self.waiting:,} units are"
-            lines.append(
-                f"{units} not done yet; run the command without --retry-errors to process the rest"
-            )
+            lines.append(f"{units} not done yet")
         return "\n".join(lines)
 
 

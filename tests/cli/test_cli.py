@@ -65,11 +65,11 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (["nope.yaml"], "nope.yaml: no such configuration file; did you mean run.yaml?"),
         (
             ["run.yaml", "engine.unit_documents=8"],
-            "unit_documents: unknown key; there is cluster.unit_documents",
+            "unit_documents=... on the command line: unknown key; there is cluster.unit_documents",
         ),
         (
             ["run.yaml", "decoding.metod=autoregressive"],
-            "decoding.metod: unknown key; did you mean 'method'?",
+            "decoding.metod=... on the command line: unknown key; did you mean 'method'?",
         ),
         (["run.yaml", "input.path=in/*.parquet"], "in/*.parquet: no file matches"),
         (
@@ -79,7 +79,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ),
         (
             ["run.yaml", "engine.max_num_seqs=0"],
-            "engine.max_num_seqs: give a whole number of at least 1, or auto",
+            "engine.max_num_seqs=... on the command line: give a whole number of at least 1",
         ),
         (["run.yaml", "input.path=in/b.jsonl"], "no such file or folder; did you mean"),
         (
@@ -92,11 +92,11 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ),
         (
             ["run.yaml", "decoding.method=hyper_paralel"],
-            "decoding.method: did you mean 'hyper_parallel'? choose from",
+            "decoding.method=... on the command line: did you mean 'hyper_parallel'? choose from",
         ),
         (
             ["run.yaml", "decoding.max_value_tokens=0"],
-            "decoding.max_value_tokens: Input should be greater",
+            "decoding.max_value_tokens=... on the command line: Input should be greater",
         ),
         (["run.yaml", "output.path=run.yaml"], "run.yaml: is a file; give a folder"),
         (["run.yaml", "input.path=ftp://b/a.jsonl"], "ftp:// is not a storage"),
@@ -210,7 +210,7 @@ def test_config_show_wraps_and_still_reads_back(raypd, monkeypatch, tmp_path, wi
     assert yaml.safe_load(shown) == yaml.safe_load(whole)
     too_long = [line for line in shown.splitlines() if len(line) > width and "  # " in line]
     assert [line for line in too_long if "long long" not in line] == []
-    note = "auto: by its name; json: each .json is an object or an array"
+    note = "auto: by their names; json: each .json holds an object or an array"
     words = " ".join(part.strip(" #") for part in shown.splitlines())
     assert note in whole
     assert note in " ".join(words.split())
@@ -323,7 +323,7 @@ def test_extract_verify_errors_retry(configuration, tmp_path, raypd, in_process)
         (("extract", str(configuration)), "1 of 40 documents failed"),
         (("verify", out), "\nok: "),
         (("errors", out), "1  no text in title  [caused by the input]"),
-        (("extract", str(configuration), "--retry-errors"), "1 left as they are"),
+        (("extract", str(configuration), "--retry-errors"), "1 not retried"),
         (
             ("extract", str(configuration), "--all-errors"),
             "retried 1 failed document: 0 ok now, 1 failed again",
@@ -333,6 +333,7 @@ def test_extract_verify_errors_retry(configuration, tmp_path, raypd, in_process)
         ended = raypd(*words)
         assert ended.code == 0, (words, ended)
         assert printed in ended.out + ended.err, (words, ended)
+        assert ended.out.splitlines()[-1].startswith("Next: "), (words, ended)
     assert verify(out, load_config(configuration)).passed
 
 

@@ -438,7 +438,7 @@ WRONG = {
         (of(a={"enum": ['a "b"']}), r"\$.properties.a: .*without quotes and backslashes"),
         (
             of(a={"type": "string", "pattern": "["}),
-            r"\$.properties.a.pattern: it is no regular expression",
+            r"\$.properties.a.pattern: it is not a regular expression",
         ),
         (
             of(a={"type": "string", "pattern": "a(?!b)"}),
@@ -486,15 +486,15 @@ WRONG = {
         ),
         (
             of(a={"anyOf": [{"type": "number", "multipleOf": 5}, {"type": "string"}]}),
-            r"\$.properties.a.anyOf.multipleOf: would not be held to",
+            r"\$.properties.a.anyOf.multipleOf: cannot be enforced",
         ),
         (
             of(a={"type": "array", "items": {"type": "string"}, "uniqueItems": True}),
-            r"\$.properties.a.uniqueItems: would not be held to",
+            r"\$.properties.a.uniqueItems: cannot be enforced",
         ),
         (
             of(a={"type": "integer", "multipleOf": 5}),
-            r"\$.properties.a.multipleOf: would not be held to",
+            r"\$.properties.a.multipleOf: cannot be enforced",
         ),
         (
             of(a={"type": "integer", "default": 1.5}),
@@ -658,5 +658,5 @@ def test_a_text_that_holds_re_up_does_not_match(pattern: str, text: str) -> None
 
 @pytest.mark.parametrize("pattern", ["(" * 3000 + "a" + ")" * 3000, "a{99999999999999}"])
 def test_a_pattern_that_python_cannot_read_is_refused(pattern: str) -> None:
-    with pytest.raises(ValueError, match="'a': the pattern is no regular expression: "):
+    with pytest.raises(ValueError, match="'a': the pattern is not a regular expression: "):
         Attribute(name="a", type="pattern", pattern=pattern)

@@ -135,7 +135,7 @@ def test_a_file_whose_parser_is_killed_is_an_error_and_the_next_one_is_read() ->
     (idle,) = parser_process._idle
     os.kill(idle.pid, signal.SIGKILL)
     idle.wait()
-    with pytest.raises(ValueError, match="no Word file"):
+    with pytest.raises(ValueError, match="not a Word file"):
         parser_process.parse("docx", b"")
     (fresh,) = parser_process._idle
     assert fresh.pid != idle.pid

@@ -173,21 +173,21 @@ BAD = {
     "large.html": (b"<p>" + b" " * 40_000, "large.html: the file has more than 32000 bytes"),
     "deep.html": (
         b"<div>" * 5000 + b"x",
-        "deep.html: HTML that cannot be read whole: its elements are nested",
+        "deep.html: the HTML cannot be read: its elements are nested",
     ),
     "charset.html": (
         b"<meta charset=klingon><p>x",
-        "charset.html: its charset 'klingon' is none that Python knows",
+        "charset.html: its charset 'klingon' is unknown to Python",
     ),
     "nothing.html": (b" <!-- x -->", "nothing.html: no text in text"),
-    "cut.pdf": (b"%PDF-1.4 nothing", "cut.pdf: a PDF that cannot be read: "),
+    "cut.pdf": (b"%PDF-1.4 nothing", "cut.pdf: the PDF cannot be read: "),
     "locked.pdf": (
         pdf("x", password="secret"),
-        "locked.pdf: a PDF that cannot be read: it has a password",
+        "locked.pdf: the PDF cannot be read: it has a password",
     ),
     "locked.docx": (
         b"\xd0\xcf\x11\xe0",
-        "locked.docx: no Word file (or one with a password): File is not a zip file",
+        "locked.docx: not a Word file, or one with a password: File is not a zip file",
     ),
     "scan.pdf": (
         pdf("", ""),
@@ -336,8 +336,8 @@ def test_a_workbook_is_read_as_a_csv_of_its_first_sheet(tmp_path, config) -> Non
     book.save(tmp_path / "a.xlsx")
     (tmp_path / "b.xlsx").write_bytes(b"PK")
     for name, message in (
-        ("a", "a.xlsx: two columns are called 'title'"),
-        ("b", "b.xlsx: no workbook that can be re"),
+        ("a", "a.xlsx: two columns have the name 'title'"),
+        ("b", "b.xlsx: not a readable workb"),
     ):
         with pytest.raises(InputError, match=message):
             plan(config(str(tmp_path / f"{name}.xlsx")))

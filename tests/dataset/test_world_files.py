@@ -137,7 +137,7 @@ def test_a_mixed_folder_is_one_run(tmp_path, config) -> None:
         "  Total (currency=EUR): 12.00\n  Note: Paid today.",
         "seite.pdf": "page one\n\f",
     }
-    assert str(read["damaged.pptx"]).startswith("damaged.pptx: no PowerPoint file")
+    assert str(read["damaged.pptx"]).startswith("damaged.pptx: not a PowerPoint file")
     made = plan(config(str(tmp_path), format="files", text_columns=["text"], category_column=None))
     (left_out,) = made.left_out
     assert left_out.files == 1
@@ -181,7 +181,7 @@ def test_attachments_are_named_or_follow_the_body_or_are_documents(tmp_path, con
         ("b.eml.gz", 0),
     ]
     error = str(documents["a.eml:2"].error)
-    assert error.startswith("a.eml, attachment damaged.docx: no Word file")
+    assert error.startswith("a.eml, attachment damaged.docx: not a Word file")
 
 
 def test_what_is_no_mail_is_an_error(tmp_path, config) -> None:
@@ -190,9 +190,9 @@ def test_what_is_no_mail_is_an_error(tmp_path, config) -> None:
     (tmp_path / "c.msg").write_bytes(b"")
     for attachments in ("names", "documents"):
         read = texts(tmp_path, config, attachments=attachments)
-        assert str(read["a.eml"]).startswith("a.eml: no message of mail")
-        assert str(read["b.msg"]).startswith("b.msg: no message of Outlook that can be read")
-        assert str(read["c.msg"]).startswith("c.msg: no message of Outlook that can be read")
+        assert str(read["a.eml"]).startswith("a.eml: not a mail")
+        assert str(read["b.msg"]).startswith("b.msg: not a readable message of Outlook")
+        assert str(read["c.msg"]).startswith("c.msg: not a readable message of Outlook")
 
 
 def test_mails_with_wrong_charsets_and_headers_are_read(tmp_path, config) -> None:
@@ -212,7 +212,7 @@ def test_a_book_with_encrypted_chapters_is_an_error(tmp_path, config) -> None:
     read = texts(tmp_path, config)
     assert str(read["font.epub"]).startswith("Käse")
     assert "its chapters are encrypted (DRM), the first: OEBPS/zwei.xhtml" in str(read["drm.epub"])
-    assert str(read["no.epub"]).startswith("no.epub: no EPUB that can be read")
+    assert str(read["no.epub"]).startswith("no.epub: not a readable EPUB")
 
 
 def test_hostile_files_are_an_error_each(tmp_path, config, monkeypatch) -> None:
@@ -231,8 +231,8 @@ def test_hostile_files_are_an_error_each(tmp_path, config, monkeypatch) -> None:
     read = texts(tmp_path, config, max_document_bytes=10_000)
     assert read.pop("good.txt") == "fine"
     assert "Maximum entity amplification factor exceeded" in str(read["laughs.xml"])
-    assert "XML that cannot be read" in str(read["outside.xml"])
-    assert "XML that cannot be read" in str(read["deep.xml"])
+    assert "the XML cannot be read" in str(read["outside.xml"])
+    assert "the XML cannot be read" in str(read["deep.xml"])
     assert "an EPUB that has" in str(read["bomb.epub"])
     monkeypatch.setitem(parser_process.SECONDS, "rtf", 1)
     with pytest.raises(ValueError, match="an RTF file that is not read within 1 s"):

@@ -243,7 +243,7 @@ def test_documents_without_ids_are_joined_by_their_rows(config, tmp_path, in_pro
     [
         (
             b'{"id": "0", "gold": {"a": null}}\n',
-            "has 'target', 'questions', 'reference', or columns called as its attributes",
+            "has 'target', 'questions', 'reference', or columns named like its attributes",
         ),
         (
             b'{"id": "0", "questions": [{"question": "Who?"}]}\n',
@@ -540,7 +540,7 @@ class TestCalibrateRun:
         return output
 
     def test_it_needs_a_file_if_the_weights_lie_in_no_folder(self, configured, labels):
-        with pytest.raises(ConfigError, match="lie in no folder here; --output names a file"):
+        with pytest.raises(ConfigError, match="has no local folder; name a file with --output"):
             calibration_file.calibrate_run(configured.output.path, labels)
 
     def test_it_needs_values_with_confidences(self, configured, labels, tmp_path):

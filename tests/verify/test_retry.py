@@ -131,7 +131,7 @@ def test_failed_documents_alone_are_asked_again_and_their_rows_replaced(either) 
     assert {id for id in after if after[id] != before[id]} == {"4", "12", "13"}
     assert [after["12"][name] for name in ("category", "status", "attempts")] == ["MENDED", "ok", 2]
     assert after["3"]["error"] == before["3"]["error"]
-    assert "1 left as they are" in made.describe()
+    assert "1 not retried" in made.describe()
     assert verify(run.output.path, run).passed
     summaries = [commit.read_summary(run.output.path, unit) for unit in units]
     assert [s.retries for s in summaries] == [1, 1, 0]

@@ -14,7 +14,7 @@ from raypd.dataset.file_parsers.html import visible_text
 
 _CONTAINER = "META-INF/container.xml"
 _ENCRYPTION = "META-INF/encryption.xml"
-_NO_BOOK = "no EPUB that can be read"
+_NO_BOOK = "not a readable EPUB"
 _CHAPTER_TYPES = ("application/xhtml+xml", "text/html")
 
 

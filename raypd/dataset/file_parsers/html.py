@@ -31,11 +31,9 @@ def visible_text(text: str) -> str:
     try:
         page = lxml.etree.fromstring(text.encode(), parser)
     except lxml.etree.LxmlError as error:
-        raise ValueError(f"HTML that cannot be read: {error}") from None
+        raise ValueError(f"the HTML cannot be read: {error}") from None
     if any(entry.type_name == "ERR_RESOURCE_LIMIT" for entry in parser.error_log):
-        raise ValueError(
-            "HTML that cannot be read whole: its elements are nested more than 2048 deep"
-        )
+        raise ValueError("the HTML cannot be read: its elements are nested more than 2048 deep")
     if page is None:
         return ""
     # The tree stays as it is: lxml lets no control character be written into it.

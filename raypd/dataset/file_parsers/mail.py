@@ -52,7 +52,7 @@ def mail_of_eml(data: bytes) -> Mail:
     message = email.message_from_bytes(data, policy=email.policy.default)
     headers = _headers({name: _header(message, name) for name in _HEADERS})
     if not headers:
-        raise ValueError(f"no message of mail: it has none of the headers {', '.join(_HEADERS)}")
+        raise ValueError(f"not a mail: it has none of the headers {', '.join(_HEADERS)}")
     content = _Content([], [], [])
     _collect(message, content)
     body = in_lines(_lines(content.plain))
@@ -164,7 +164,7 @@ def mail_of_msg(data: bytes) -> Mail:
         raise
     except Exception as error:  # of olefile and python-oxmsg, which check little
         raise ValueError(
-            f"no message of Outlook that can be read: {error or type(error).__name__}"
+            f"not a readable message of Outlook: {error or type(error).__name__}"
         ) from None
     return {"headers": _headers(values), "body": body, "attachments": attachments}
 

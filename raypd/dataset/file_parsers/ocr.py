@@ -75,7 +75,7 @@ def recognized_page(data: bytes, number: int) -> RecognizedPage:
     except MemoryError:
         raise
     except Exception as error:  # of pypdfium2 and Pillow, which have many
-        raise ValueError(f"a page that cannot be drawn: {error or type(error).__name__}") from None
+        raise ValueError(f"a page cannot be drawn: {error or type(error).__name__}") from None
     texts, turns = _recognized_upright(picture)
     height, width = picture.shape[:2]
     rows = []

@@ -41,7 +41,7 @@ def pdf_pages(data: bytes) -> list[str]:
         raise
     # Pypdf's own for some faults of a file, and any of Python's for others.
     except Exception as error:
-        raise ValueError(f"a PDF that cannot be read: {error or type(error).__name__}") from None
+        raise ValueError(f"the PDF cannot be read: {error or type(error).__name__}") from None
 
 
 def _page_text(page: Any) -> str:

@@ -14,7 +14,7 @@ def rtf_text(data: bytes) -> str:
     from striprtf.striprtf import rtf_to_text  # imported here because most runs need none of it
 
     if not data.lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"{\\rtf"):
-        raise ValueError("no RTF file: it does not begin with {\\rtf")
+        raise ValueError("not an RTF file: it does not begin with {\\rtf")
     # RTF itself is ASCII; the few files that break this rule are read as their code page.
     code_page = re.search(rb"\\ansicpg(\d+)", data[:4096])
     encoding = "cp1252"
@@ -26,7 +26,5 @@ def rtf_text(data: bytes) -> str:
     except MemoryError:
         raise
     except Exception as error:  # whatever the library meets in a damaged file
-        raise ValueError(
-            f"an RTF file that cannot be read: {error or type(error).__name__}"
-        ) from None
+        raise ValueError(f"the RTF file cannot be read: {error or type(error).__name__}") from None
     return in_lines(text.splitlines())

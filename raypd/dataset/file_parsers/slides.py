@@ -7,7 +7,7 @@ from typing import Any
 from raypd.dataset.file_parsers.archive import check_unpacked
 from raypd.dataset.file_parsers.html import in_lines
 
-_NO_PRESENTATION = "no PowerPoint file (or one with a password)"
+_NO_PRESENTATION = "not a PowerPoint file, or one with a password"
 
 
 def slide_texts(data: bytes, limit: int) -> list[str]:

@@ -25,14 +25,14 @@ def word_text(data: bytes, limit: int) -> str:
     """
     import docx  # imported here because most runs need none of it
 
-    check_unpacked(data, limit, "a Word file", "no Word file (or one with a password)")
+    check_unpacked(data, limit, "a Word file", "not a Word file, or one with a password")
     try:
         body = docx.Document(io.BytesIO(data)).element.body
     except MemoryError:
         raise
     except Exception as error:  # of zipfile, lxml or python-docx
         raise ValueError(
-            f"no Word file (or one with a password): {error or type(error).__name__}"
+            f"not a Word file, or one with a password: {error or type(error).__name__}"
         ) from None
     return in_lines(_word_lines(body))
 

@@ -30,7 +30,7 @@ def sheet_rows(data: bytes) -> Iterator[dict[str, str | None]]:
     try:
         sheet = CalamineWorkbook.from_filelike(io.BytesIO(data)).get_sheet_by_index(0)
     except CalamineError as error:
-        raise ValueError(f"no workbook that can be read: {error}") from None
+        raise ValueError(f"not a readable workbook: {error}") from None
     header_row = _header_row(sheet.iter_rows())
     names: list[str] = []
     for number, row in enumerate(sheet.iter_rows()):
@@ -61,7 +61,7 @@ def _check_names(names: list[str]) -> None:
     seen: set[str] = set()
     for name in names:
         if name and name in seen:
-            raise ValueError(f"two columns are called {name!r}")
+            raise ValueError(f"two columns have the name {name!r}")
         seen.add(name)
 
 

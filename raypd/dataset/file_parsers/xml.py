@@ -29,7 +29,7 @@ def xml_text(data: bytes) -> str:
     try:
         root = lxml.etree.fromstring(data, parser)
     except (lxml.etree.LxmlError, ValueError) as error:
-        raise ValueError(f"XML that cannot be read: {error}") from None
+        raise ValueError(f"the XML cannot be read: {error}") from None
     return "\n".join(_outline(root))
 
 

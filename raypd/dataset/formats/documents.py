@@ -113,7 +113,7 @@ class Text(DocumentFormat):
 
 def detected_encoding(data: bytes) -> str:
     """Return the encoding of a file; raises ValueError if none is known that fits."""
-    with raised_as(ValueError, "a text that cannot be read", InputError):
+    with raised_as(ValueError, "the text cannot be read", InputError):
         return encodings.detect(io.BytesIO(data))
 
 
@@ -141,6 +141,4 @@ def decode(data: bytes, encoding: str, errors: str = "strict") -> str:
 
 
 def unknown_charset(encoding: str) -> ValueError:
-    return ValueError(
-        f"its charset {encoding!r} is none that Python knows; input.encoding says another"
-    )
+    return ValueError(f"its charset {encoding!r} is unknown to Python; set input.encoding")

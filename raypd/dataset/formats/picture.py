@@ -29,5 +29,5 @@ class Picture(DocumentFormat):
             rows, _ = recognized_page(data, number)
             texts.add_recognized(rows)
         if not texts.has_text:
-            raise ValueError("a picture on which no text is recognized")
+            raise ValueError("no text was recognized in the picture")
         return texts.fields()

@@ -40,10 +40,10 @@ class SpeculativeOptions:
 
     draft_model: str | None = option(
         None,
-        "A smaller model with the same tokenizer; null: prompt lookup, which copies what followed "
-        "the last tokens where they occurred before",
+        "A smaller model with the same tokenizer that drafts; null: prompt lookup, which copies "
+        "what followed the last tokens where they occurred before",
     )
-    draft_tokens: int = option(5, "Most tokens that are drafted for one pass", ge=1)
+    draft_tokens: int = option(5, "The most tokens that are drafted for a pass", ge=1)
     min_confidence: float = option(
         0.4,
         "A draft model stops after a token that it finds less likely than this; 0: it never stops "
@@ -51,14 +51,14 @@ class SpeculativeOptions:
         ge=0,
         le=1,
     )
-    max_ngram: int = option(3, "Most tokens that prompt lookup looks for", ge=1)
+    max_ngram: int = option(3, "The most tokens that prompt lookup searches for", ge=1)
 
 
 @dataclass(frozen=True)
 class AparOptions:
     """Options of `apar`."""
 
-    max_threads: int = option(64, "Most threads of one answer at the same time", ge=1)
+    max_threads: int = option(64, "The most threads of an answer at the same time", ge=1)
 
 
 @dataclass(frozen=True)
@@ -67,22 +67,23 @@ class PastaOptions:
 
     promised_length: Literal["predicted", "fixed", "oracle"] = option(
         "predicted",
-        "What the main thread skips at a promise: its tokens attribute, fixed_length, or what its "
-        "child takes, for which it waits (oracle: no faster than in sequence, to judge the others)",
+        "Positions that the main thread skips at a promise. predicted: those of its attribute "
+        "tokens; fixed: fixed_length; oracle: those that its child takes, for which the main "
+        "thread waits (a yardstick for the others, no faster than one thread)",
     )
     # A promise that says no number takes it under `promised_length: predicted`, too.
     fixed_length: int = option(
-        40, "Tokens skipped at every promise (fixed), or at one without a number (predicted)", ge=1
+        40, "Positions of every promise (fixed), or of one without a number (predicted)", ge=1
     )
-    max_async_tokens: int = option(256, "Most tokens of one child thread", ge=1)
-    max_threads: int = option(64, "Most threads of one answer at the same time", ge=1)
+    max_async_tokens: int = option(256, "The most tokens of a child thread", ge=1)
+    max_threads: int = option(64, "The most threads of an answer at the same time", ge=1)
 
 
 @dataclass(frozen=True)
 class SpaceOptions:
     """Options of `space`."""
 
-    mask_tokens: int = option(5, "k: tokens drafted in every pass", ge=0)
+    mask_tokens: int = option(5, "k: mask tokens, and so drafted tokens, of a pass", ge=0)
 
 
 @dataclass(frozen=True)

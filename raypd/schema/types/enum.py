@@ -77,7 +77,7 @@ class EnumType(ValueType):
 def problem_of_values(values: Sequence[str]) -> str | None:
     """Why some values cannot be decoded, or None if they can."""
     if len(set(values)) != len(values):
-        return "a value stands twice"
+        return "a value occurs twice"
     longest = max(map(len, values), default=0)
     if longest > _MAX_CHARACTERS:
         return f"an enum value of {longest:,} characters; limit {_MAX_CHARACTERS:,}"

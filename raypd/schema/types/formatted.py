@@ -83,7 +83,7 @@ def problem_of_pattern(pattern: str) -> str | None:
         re.compile(pattern)
         regex.compile(pattern)
     except (re.error, regex.error, RecursionError, OverflowError) as error:
-        return f"the pattern is no regular expression: {error}"
+        return f"the pattern is not a regular expression: {error}"
     return None
 
 

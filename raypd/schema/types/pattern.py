@@ -33,7 +33,7 @@ class PatternType(FormattedText):
         if schema.get("format") == "uuid":
             if pattern is not None:
                 raise UnsupportedSchema(
-                    "pattern", "beside format uuid it would not be held to; keep one"
+                    "pattern", "beside format uuid it cannot be enforced; keep one"
                 )
             return {"type": "pattern", "pattern": _UUID, **lengths(schema)}
         if pattern is None or schema.get("format") in FORMATS:
