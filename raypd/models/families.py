@@ -5,23 +5,13 @@ from collections.abc import Iterator
 from transformers import AutoConfig, PretrainedConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from raypd.decoding import FAMILIES, HYBRIDS, has_recurrent_layers
+from raypd.decoding import FAMILIES, has_recurrent_layers
 
 # What training does not compute.
 SOFT_CAP = "a soft cap on attention logits"
 WINDOWS = "layers with sliding-window attention"
 RECURRENCE = "recurrent or convolution layers"
 _HEADER = ("models", "classes of transformers", "layers", "methods", "training")
-# The models of `HYBRIDS` by the beginnings of their classes.
-_HYBRID_NAMES = {
-    "Qwen3_5": "Qwen3.5, Qwen3.6, NuExtract3, with experts too",
-    "Qwen3Next": "Qwen3-Next",
-    "GraniteMoeHybrid": "Granite 4 with Mamba layers",
-    "Bamba": "Bamba",
-    "NemotronH": "Nemotron-H",
-    "FalconH1": "Falcon-H1",
-    "Lfm2": "LFM2, with experts too",
-}
 _HYBRID_METHODS = (
     "autoregressive, guided, intra_prompt, hyper_parallel with `decoding.isolate: values`"
 )
@@ -44,10 +34,8 @@ def families_table() -> str:
 def _rows() -> Iterator[tuple[str, ...]]:
     for family in FAMILIES:
         classes = ", ".join(f"`{name}`" for name in family.classes)
-        yield family.name, classes, "fast", "all", _training(_types_of(family.classes))
-    for beginning, name in _HYBRID_NAMES.items():
-        classes = ", ".join(f"`{kind}`" for kind in sorted(HYBRIDS) if kind.startswith(beginning))
-        yield name, classes, "hybrid", _HYBRID_METHODS, "no"
+        methods = _HYBRID_METHODS if family.layer_types else "all"
+        yield family.name, classes, "fast", methods, _training(_types_of(family.classes))
     for name, types in _OTHERS.items():
         yield name, "", "transformers' own", "all", _training(types)
 
@@ -63,7 +51,7 @@ def _training(types: tuple[str, ...]) -> str:
     reasons = {untrainable(AutoConfig.for_model(kind).get_text_config()) for kind in types}
     if reasons == {None}:
         return "yes"
-    if SOFT_CAP in reasons:
+    if reasons & {SOFT_CAP, RECURRENCE}:
         return "no"
     return "without sliding windows"
 

@@ -21,6 +21,7 @@ from raypd.decoding.attention import plan, sdpa, step
 from raypd.decoding.engine import Engine
 from raypd.decoding.methods.hyper_parallel import hyper_parallel
 from raypd.decoding.quantized import quantize
+from raypd.decoding.recurrence import plan as recurrence_plan
 from tests.decoding.drivers import built
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs triton")
@@ -45,6 +46,30 @@ MIXTURES = {
         "head_dim": 64,
         "num_local_experts": 32,
         "num_experts_per_tok": 4,
+    },
+}
+# The sizes of Qwen3.5-4B and of Granite 4-H-Micro.
+HYBRID_SIZES = {
+    "qwen3_5_text": {
+        "hidden_size": 2560,
+        "intermediate_size": 9216,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 4,
+        "head_dim": 256,
+        "linear_num_key_heads": 16,
+        "linear_num_value_heads": 32,
+        "layer_types": ["linear_attention", "linear_attention", "full_attention"],
+    },
+    "granitemoehybrid": {
+        "hidden_size": 2048,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "num_local_experts": 0,
+        "shared_intermediate_size": 8192,
+        "mamba_n_heads": 64,
+        "mamba_d_head": 64,
+        "layer_types": ["linear_attention", "linear_attention", "full_attention"],
+        "residual_multiplier": 0.22,
     },
 }
 PRODUCTS = {"_scaled_mm", "mm", "addmm", "bmm", "linear", "matmul", "addmm_"}
@@ -137,7 +162,7 @@ def count_copies(monkeypatch, passed: list[Counts]) -> None:
         passed[-1].pinned = False
         return moved
 
-    for module in (packing, plan, step, kv_cache):
+    for module in (packing, plan, step, kv_cache, recurrence_plan):
         monkeypatch.setattr(module, "to_device", to_device)
 
 
@@ -151,7 +176,12 @@ def passes(
 ) -> list[Counts]:
     """Count each pass of hyper-parallel decoding by the layers of Qwen3-8B or a mixture."""
     from raypd.decoding.attention import triton_kernel
-    from raypd.decoding.layers import in_triton, triton_experts, triton_kernels
+    from raypd.decoding.layers import (
+        in_triton,
+        triton_experts,
+        triton_kernels,
+        triton_recurrent,
+    )
 
     passed: list[Counts] = []
     kernels = {"_norm": (0, 2), "_store_heads": (0, 0), "_swiglu": (0, 1), "_quantize": (0, 1)}
@@ -161,6 +191,10 @@ def passes(
     kernels["_grouped"] = ()
     for name, moved in kernels.items():
         monkeypatch.setattr(triton_experts, name, Launches(passed, name, moved))
+    kernels = {"_convolve": (0, 6), "_gather": (3, 3), "_delta_scan": (6, 11), "_mamba_scan": (6,)}
+    kernels |= {"_gated_norm": (0, 1, 3), "_sigmoid_gate": (0, 0, 2)}
+    for name, moved in kernels.items():
+        monkeypatch.setattr(triton_recurrent, name, Launches(passed, name, moved))
     for name, moved in {"_attend": (0, 3), "_merge": (0, 2)}.items():
         monkeypatch.setattr(triton_kernel, name, Launches(passed, name, moved))
     l40s = triton_kernel.Gpu((8, 9), 142)
@@ -174,7 +208,8 @@ def passes(
     count_copies(monkeypatch, passed)
     monkeypatch.setattr(Engine, "_sample", sample)
     with META:
-        sizes = {**LARGE, **SHAPES["Qwen3-8B"], **MIXTURES.get(kind, {})}
+        more = {**MIXTURES, **HYBRID_SIZES}
+        sizes = {**LARGE, **SHAPES["Qwen3-8B"], **more.get(kind, {})}
         config = AutoConfig.for_model(kind, **sizes | {"num_hidden_layers": LAYERS})
         model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
     if fp8:
@@ -184,7 +219,8 @@ def passes(
     engine = Engine(model, max_num_seqs=64, max_num_batched_tokens=8192, attention=attention)
     work = Work()
     for tokens in work.documents(documents, 1000, seed=1):
-        engine.submit(hyper_parallel(work.slotted(tokens, 1000), work.value))
+        isolates = kind in HYBRID_SIZES
+        engine.submit(hyper_parallel(work.slotted(tokens, 1000), work.value, isolates))
     while engine.pending:
         passed.append(Counts())
         with passed[-1]:
@@ -222,6 +258,25 @@ def test_a_layer_of_experts_is_few_launches(documents, fp8, kind, monkeypatch):
         counts.bytes.pop("_merge", 0)
         kilobytes = counts.bytes.total() / counts.tokens / LAYERS / 1024
         assert kilobytes <= (190 if fp8 else 130)
+
+
+@pytest.mark.parametrize("kind", HYBRID_SIZES)
+@pytest.mark.parametrize(("documents", "fp8"), [(1, False), (16, False), (16, True)])
+def test_a_recurrent_layer_is_few_launches(documents, fp8, kind, monkeypatch):
+    counted = passes(monkeypatch, "triton", True, documents, fp8, kind)
+    scan = "_delta_scan" if kind == "qwen3_5_text" else "_mamba_scan"
+    for counts in counted:
+        around_layers = 20  # Embedding, rotary embedding, last norm, head.
+        # The convolution of a prompt is three launches.
+        launches_per_layer = 16 if counts.kernels["_gather"] else 14
+        launches = sum(count for name, count in counts.kernels.items() if name not in GROWTH)
+        assert launches <= launches_per_layer * LAYERS + around_layers
+        assert counts.kernels[scan] == 2
+        assert set(counts.copies) == {"pinned"}
+        assert counts.copies["pinned"] <= 5
+    # In decoding a convolution is one launch.
+    assert counted[-1].kernels["_convolve"] == 2
+    assert counted[-1].kernels["_gather"] == 0
 
 
 def test_without_triton_scores_are_not_written_out_either(monkeypatch):
