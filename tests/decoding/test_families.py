@@ -90,9 +90,9 @@ LEFT_TO_TORCH = {
     "falcon_h1": {"activation of an MLP"},
     "lfm2_moe": {"router Lfm2MoeTopKRouter"},
 }
-# Their norms or routers are those of transformers, or their states are held so that they compute in
-# float32 in every dtype.
-IN_FLOAT32 = {"cohere2", "ernie4_5_moe", "glm4_moe", "hunyuan_v1_moe", *HYBRIDS}
+# Their norms or routers are those of transformers, which compute in float32 in every dtype. So do
+# recurrences, over whole texts.
+IN_FLOAT32 = {"cohere2", "ernie4_5_moe", "glm4_moe", "hunyuan_v1_moe"}
 IDS = torch.arange(5, 65)
 
 
@@ -159,4 +159,6 @@ def test_parts_for_gpus_have_the_logits_of_transformers(kind: str) -> None:
     expected = model(ids[None], use_cache=False).logits[0]
     found = logits_of(built(model, CudaBuilder()), ids, "triton")
     atol = 1e-5 if kind in IN_FLOAT32 else 1e-9
+    if kind in HYBRIDS:
+        atol = 1e-4
     torch.testing.assert_close(found, expected, atol=atol, rtol=0)

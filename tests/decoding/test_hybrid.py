@@ -13,8 +13,10 @@ import torch
 from transformers import PreTrainedModel
 
 from raypd.decoding import engine as engines
+from raypd.decoding.attention import avx512
 from raypd.decoding.engine import Engine
 from raypd.decoding.layers import recurrent
+from raypd.decoding.layers.in_c import CBuilder
 from raypd.decoding.methods.autoregressive import autoregressive
 from raypd.decoding.methods.guided import guided
 from raypd.decoding.methods.hyper_parallel import Slot, SlottedPrompt, hyper_parallel
@@ -23,6 +25,7 @@ from raypd.decoding.models.decoder import DecoderModel
 from raypd.decoding.models.hybrid import Hybrid
 from raypd.decoding.pack import pack_model
 from raypd.decoding.program import Feed, Program, ProgramError, StatesFull
+from raypd.decoding.quantized import quantize
 from raypd.decoding.recurrence.plan import RecurrentPass
 from raypd.decoding.sequence import Sequence
 from raypd.decoding.text import Prompt
@@ -47,6 +50,9 @@ METHODS = ["autoregressive", "guided", "intra_prompt", "hyper_parallel"]
 # One of each kind of recurrence.
 KINDS = ["qwen3_5_text", "granitemoehybrid", "lfm2"]
 K_MAX = 6
+needs_native = pytest.mark.skipif(
+    not avx512.is_best(torch.device("cpu"), torch.bfloat16), reason="needs AVX-512 BF16, no AMX"
+)
 
 
 def value_alone(stock: PreTrainedModel, prompt: SlottedPrompt, slot: Slot) -> list[Picked]:
@@ -281,6 +287,60 @@ def test_bfloat16_is_within_the_models_own_error(kind):
         return float((logits.float() - want).norm(dim=-1).median())
 
     assert middle_error(got) < 1.2 * middle_error(own)
+
+
+def _branching(tokens: list[int]) -> Program[torch.Tensor]:
+    """Feed a text with two branches in the middle and at its end; return all logits."""
+    seen = {(segment, other): Reach.CAUSAL for segment in (1, 2) for other in {0, segment}}
+    text = len(tokens) - 12
+    predictions = yield Feed(
+        tokens[:text],
+        range(text),
+        reach=seen,
+        sample_at=range(text),
+        want_logits=True,
+        continues={1: text // 2, 2: text - 1},
+    )
+    logits = list(predictions.logits)
+    for first in range(text, len(tokens), 6):
+        # The tokens of both branches, in turn.
+        step = (first - text) // 2
+        positions = []
+        for offset in range(step, step + 3):
+            positions += [text // 2 + 1 + offset, text + offset]
+        predictions = yield Feed(
+            tokens[first : first + 6],
+            positions,
+            [1, 2] * 3,
+            sample_at=range(6),
+            want_logits=True,
+        )
+        logits += predictions.logits
+    return torch.stack(logits)
+
+
+@needs_native
+@pytest.mark.parametrize("quantization", ["none", "w8a8"])
+@pytest.mark.parametrize("kind", HYBRIDS)
+def test_packed_branches_are_as_near_to_float32_as_those_in_torch(kind, quantization):
+    tokens = tokens_of(random.Random(6), 90, 90)
+    # Experts are all used, so that no rounding sends a token to another one.
+    experts = {"num_experts_per_tok": 4, "num_experts": 4} if "moe" in kind else {}
+    sizes = {"head_dim": 32, **experts}
+    (want,) = Engine(tiny_model(kind, **sizes)).run([_branching(tokens)])
+
+    def error(is_packed: bool) -> float:
+        model = tiny_model(kind, **sizes).bfloat16()
+        if quantization != "none":
+            quantize(model, quantization)
+        if is_packed:
+            model = pack_model(model)
+            assert isinstance(model.builder, CBuilder)
+        (found,) = Engine(model, max_num_batched_tokens=32).run([_branching(tokens)])
+        return float((found.float() - want).norm(dim=-1).median())
+
+    # In 8 bits a rounding difference of a layer's inputs goes far.
+    assert error(True) < (1.15 if quantization == "none" else 1.3) * error(False)
 
 
 def _feeds(*feeds: Feed) -> Program:

@@ -316,7 +316,7 @@ def test_layers_for_gpus_of_every_family_run_in_graphs(kind, monkeypatch):
     replays = Replays(monkeypatch)
     engine = replays.engine(built(model, CudaBuilder()), max_num_seqs=3, max_num_batched_tokens=60)
     case.check(engine.run(case.programs()), 1e-3 if is_hybrid else 1e-9)
-    assert 0 < replays.captured < replays.replayed < engine.steps
+    assert 0 < replays.captured <= replays.replayed < engine.steps
 
 
 def test_long_keys_are_split_in_graphs_too(monkeypatch):
