@@ -7,7 +7,8 @@ engine of its own over the same weights.
 
     python -m benchmarks.hybrid
     python -m benchmarks.hybrid --documents 8 --repeats 1
-    python -m benchmarks.hybrid --dtype float32 --quantization none
+    python -m benchmarks.hybrid --quantization w8a8
+    OMP_NUM_THREADS=1 python -m benchmarks.hybrid --threads 1     # on a machine that is not idle
 
 Random weights take the same time as real ones, and no method can end early, because every value has
 exactly its tokens.
@@ -133,9 +134,14 @@ def main(
     repeats: Annotated[int, typer.Option(min=1, help="Timed runs of each method")] = 3,
     dtype: Annotated[str, typer.Option(help="bfloat16 or float32")] = "bfloat16",
     quantization: Annotated[str, typer.Option(help="none or w8a8")] = "none",
+    threads: Annotated[
+        int | None, typer.Option(min=1, help="CPU threads; all if not given")
+    ] = None,
     only: Annotated[str, typer.Option(help="Methods whose names contain this")] = "",
 ) -> None:
     """Print the seconds of each method, and its ratio to the first one of its work."""
+    if threads is not None:
+        torch.set_num_threads(threads)
     model = make_model(getattr(torch, dtype), quantization)
     packed = pack_model(model)
     works = programs_of(documents, SHAPE["vocab_size"])

@@ -584,8 +584,6 @@ void raypd_scale(const int32_t *sums, const float *row_scale, const float *colum
 
 // ---------------------------------------------------------------------------------- recurrent layers
 
-#define BLOCK 4  // Vectors of a state's row that are computed at a time.
-
 enum { MOST_INPUTS = 7, MOST_KEYS = 256 };  // of a convolution before a token, of a head of the delta rule
 
 ALWAYS __m512 silu_of(__m512 x) {
@@ -675,11 +673,11 @@ ALWAYS void unit(const float *x, int64_t count, float by, float *out) {
     for (int64_t i = 0; i < count; i += 16) _mm512_storeu_ps(out + i, _mm512_mul_ps(_mm512_loadu_ps(x + i), factor));
 }
 
-// One token of the gated delta rule, for `vectors` vectors of a head's values from `state` on; the next state goes to `to`. A
+// One token of the gated delta rule, for `vectors` vectors (at most 8) of a head's values from `state` on; the next state goes to `to`. A
 // row of the state has `width` values.
 ALWAYS void delta_token(const float *state, float *to, int64_t width, int64_t keys, const float *query, const float *key,
                         const float *value, float kept, float beta, float *out, const int64_t vectors) {
-    __m512 read[BLOCK], change[BLOCK], sum[BLOCK];
+    __m512 read[8], change[8], sum[8];
     for (int64_t v = 0; v < vectors; v++) read[v] = sum[v] = _mm512_setzero_ps();
     for (int64_t k = 0; k < keys; k++) {
         const __m512 factor = _mm512_set1_ps(key[k]);
@@ -849,14 +847,15 @@ void raypd_delta_scan(float *states, const int64_t *starts, const int64_t *ends,
                     }
                     if (count == 1) {
                         const float rest = kept[rows[first] * heads + head];
-                        for (int64_t v = 0; v < values; v += 16 * BLOCK)
-                            if (values - v >= 16 * BLOCK)
-                                delta_token(state + v, to + v, values, keys, chunk.read + keys, chunk.read, value[0] + v, rest,
-                                            chunk.beta[0], result[0] + v, BLOCK);
-                            else
-                                for (int64_t w = v; w < values; w += 16)
-                                    delta_token(state + w, to + w, values, keys, chunk.read + keys, chunk.read, value[0] + w,
-                                                rest, chunk.beta[0], result[0] + w, 1);
+                        const float *query = chunk.read + keys, *key = chunk.read;
+                        int64_t v = 0;
+#define TOKENS(vectors)                                                                                             \
+    for (; v + 16 * vectors <= values; v += 16 * vectors)                                                           \
+        delta_token(state + v, to + v, values, keys, query, key, value[0] + v, rest, chunk.beta[0], result[0] + v, vectors)
+                        TOKENS(8);  // whole rows, if possible: memory is read in order
+                        TOKENS(4);
+                        TOKENS(1);
+#undef TOKENS
                         state = to;
                         continue;
                     }
