@@ -1,9 +1,9 @@
 """How much faster hyper-parallel decoding is on a hybrid model, on a CPU with random weights.
 
 The model has the layers of Qwen3.5 (three gated delta nets for each layer of attention), in half
-the width of its smallest size, and 113 million weights. W1 and W6 are those of `benchmarks.gpu`,
-with fewer documents and questions. All methods run in turn inside one process, and each has an
-engine of its own over the same weights.
+the width of its smallest size, and 113 million weights. W1 and W6 are those of
+`benchmarks.gpu.works`, with fewer documents and questions. All methods run in turn inside one
+process, and each has an engine of its own over the same weights.
 
     python -m benchmarks.hybrid
     python -m benchmarks.hybrid --documents 8 --repeats 1
@@ -25,12 +25,10 @@ import torch
 import typer
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-from benchmarks.gpu import Counted, Questions, Work, never
+from benchmarks.gpu.works import Counted, Questions, Work, never
 from raypd.decoding.engine import Engine
 from raypd.decoding.methods.autoregressive import Prompt, autoregressive
 from raypd.decoding.methods.guided import guided
-from raypd.decoding.methods.hyper_parallel import hyper_parallel
-from raypd.decoding.methods.intra_prompt import intra_prompt
 from raypd.decoding.pack import pack_model
 from raypd.decoding.program import Program
 from raypd.decoding.quantized import quantize
@@ -51,7 +49,7 @@ SHAPE: dict[str, Any] = {
     "tie_word_embeddings": True,
 }
 # W6 with fewer questions, so that it takes seconds on two cores.
-QUESTIONS = Questions(shared=400, own=300, questions=16, question=20, value=10)
+QUESTIONS = Questions(shared=400, own=300, attributes=16, key=20, value=10)
 
 
 class Held(Counted):
@@ -93,12 +91,13 @@ def programs_of(documents: int, vocabulary: int) -> dict[str, Programs]:
         vocabulary: Tokens of the model.
     """
     work = Work()
-    texts = work.documents(documents, vocabulary, seed=1)
-    contexts = QUESTIONS.documents(max(1, documents // 4), vocabulary, seed=2)
+    texts = work.draw(documents, vocabulary, seed=1)
+    contexts = QUESTIONS.draw(max(1, documents // 4), vocabulary, seed=2)
 
     def answers() -> Iterator[Program[Any]]:
-        for tokens in work.prompts(texts, vocabulary):
-            yield autoregressive(Prompt(tokens, work.shared), work.answer, never)
+        requests, length = work.whole_requests(texts, vocabulary)
+        for tokens in requests:
+            yield autoregressive(Prompt(tokens, work.shared), length, never)
 
     def in_order() -> Iterator[Program[Any]]:
         for tokens in texts:
@@ -109,16 +108,17 @@ def programs_of(documents: int, vocabulary: int) -> dict[str, Programs]:
 
     def values() -> Iterator[Program[Any]]:
         for tokens in texts:
-            yield hyper_parallel(work.slotted(tokens, vocabulary), work.value, isolate_values=True)
+            yield work.program(tokens, vocabulary, isolate=True)
 
     def apart() -> Iterator[Program[Any]]:
         shared = QUESTIONS.shared + QUESTIONS.own
-        for tokens in QUESTIONS.prompts(contexts, vocabulary):
-            yield autoregressive(Prompt(tokens, shared), QUESTIONS.answer, never)
+        requests, length = QUESTIONS.single_requests(contexts, vocabulary)
+        for tokens in requests:
+            yield autoregressive(Prompt(tokens, shared), length, never)
 
     def together() -> Iterator[Program[Any]]:
         for tokens in contexts:
-            yield intra_prompt(QUESTIONS.tree(tokens, vocabulary), QUESTIONS.value)
+            yield QUESTIONS.program(tokens, vocabulary, isolate=True)
 
     return {
         "W1 autoregressive": answers,

@@ -2,19 +2,17 @@
 
 from collections.abc import Iterator
 
-from transformers import AutoConfig, PretrainedConfig
+from transformers import AutoConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from raypd.decoding import FAMILIES, has_recurrent_layers
+from raypd.decoding import FAMILIES
 
-# What training does not compute.
-SOFT_CAP = "a soft cap on attention logits"
-WINDOWS = "layers with sliding-window attention"
-RECURRENCE = "recurrent or convolution layers"
 _HEADER = ("models", "classes of transformers", "layers", "methods", "training")
 _HYBRID_METHODS = (
     "autoregressive, guided, intra_prompt, hyper_parallel with `decoding.isolate: values`"
 )
+# The number of experts of a layer, as configurations call it.
+_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 # Families without a file of their own, and classes of transformers that have them.
 _OTHERS = {
     "DeepSeek V2 and V3, GLM-4.7-Flash, MiniCPM3 (latent attention)": ("deepseek_v3",),
@@ -47,34 +45,8 @@ def _types_of(classes: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _training(types: tuple[str, ...]) -> str:
-    """Say which of some types of model can be trained, by their default configurations."""
-    reasons = {untrainable(AutoConfig.for_model(kind).get_text_config()) for kind in types}
-    if reasons == {None}:
-        return "yes"
-    if reasons & {SOFT_CAP, RECURRENCE}:
-        return "no"
-    return "without sliding windows"
-
-
-def untrainable(text_config: PretrainedConfig) -> str | None:
-    """Return the part of a model that training does not compute, or None.
-
-    Args:
-        text_config: The text configuration of the model.
-    """
-    if has_recurrent_layers(text_config):
-        return RECURRENCE
-    if getattr(text_config, "attn_logit_softcapping", None) is not None:
-        return SOFT_CAP
-    if _has_sliding_windows(text_config):
-        return WINDOWS
-    return None
-
-
-def _has_sliding_windows(text_config: PretrainedConfig) -> bool:
-    if not getattr(text_config, "use_sliding_window", True):
-        return False
-    layer_types = getattr(text_config, "layer_types", None)
-    if layer_types:
-        return "sliding_attention" in layer_types
-    return bool(getattr(text_config, "sliding_window", None))
+    """Say how models of some types are trained, by their default configurations."""
+    configs = [AutoConfig.for_model(kind).get_text_config() for kind in types]
+    if any(hasattr(config, key) for config in configs for key in _EXPERTS):
+        return "yes, with the routers as they are"
+    return "yes"

@@ -40,6 +40,7 @@ class Projection(torch.nn.Module):
 
     def __init__(self, source: RecurrentSource) -> None:
         super().__init__()
+        self.names = source.linears.names
         self.linears = torch.nn.ModuleList(source.linears.modules)
         self.register_buffer("order", source.order, persistent=False)
 
@@ -75,6 +76,7 @@ class Recurrence(torch.nn.Module):
         projection: Computes what the layer reads of the hidden states.
     """
 
+    factors: torch.Tensor | None
     # Whether it reads rows in FP8.
     reads_fp8 = False
     # The name of the convolution in the module of transformers.
@@ -111,12 +113,16 @@ class Recurrence(torch.nn.Module):
             What the output product reads, [tokens, its inputs].
         """
         assert step.recurrence is not None
+        return self.over(x, step.recurrence)
+
+    def over(self, x: torch.Tensor, work: RecurrentPass) -> torch.Tensor:
+        """Compute the layer over the runs of a pass, as `forward` does."""
         if self.input_factor != 1.0:
             x = x * self.input_factor
         projected = self.projection(x)
         if self.factors is not None:
-            projected = projected * self.factors
-        return self.mix(projected, step.recurrence)
+            projected = projected * self.factors.to(projected.device)
+        return self.mix(projected, work)
 
     def mix(self, projected: torch.Tensor, work: RecurrentPass) -> torch.Tensor:
         """Compute what comes behind the projection, [tokens, outputs] -> [tokens, ...]."""
@@ -194,7 +200,9 @@ class GatedDelta(Recurrence):
         mixed = self.activation(self.convolve(values, work))
         beta = writing.sigmoid()
         decay = -self.decay.float().exp() * softplus(forgetting.float() + self.offset)
-        if self.has_package("fla"):
+        if work.has_gradients:
+            out = self._scan_in_chunks(work, mixed, decay, beta)
+        elif self.has_package("fla"):
             out = self._scan_by_kernel(work, mixed, decay, beta)
         elif self.in_c:
             out = native.delta_scan(
@@ -273,12 +281,10 @@ class GatedDelta(Recurrence):
             decay.float(),
             beta.float(),
         )
-        plan = work.chunks
-        groups = [delta_chunks(group, inputs) for group in plan.groups]
-        for step in plan.steps:
-            groups[step.group].advance(step, work.states(self.number))
-        for group, scanned in zip(plan.groups, groups, strict=True):
-            group.put(out, scanned.out)
+        # Under autocast products would be in bfloat16.
+        with torch.autocast(value.device.type, enabled=False):
+            scans = [delta_chunks(group, inputs) for group in work.chunks.groups]
+            work.scan(self.number, scans, out)
         return out
 
 
@@ -338,7 +344,9 @@ class Mamba2(Recurrence):
         # token, so that its answers depend on how a text is split into passes.
         steps = softplus(steps.float() + self.offset.float()).clamp(*self.limits)
         rates = -self.decay.float().exp()
-        if self.has_package("mamba_ssm"):
+        if work.has_gradients:
+            out = self._scan_in_chunks(work, mixed, steps, rates)
+        elif self.has_package("mamba_ssm"):
             out = self._scan_by_kernel(work, mixed, steps, rates)
         elif self.in_c:
             out = native.mamba_scan(
@@ -423,12 +431,10 @@ class Mamba2(Recurrence):
             queries.float().repeat_interleave(repeat, 1),
             rates,
         )
-        plan = work.chunks
-        groups = [mamba_chunks(group, scan_inputs) for group in plan.groups]
-        for step in plan.steps:
-            groups[step.group].advance(step, work.states(self.number))
-        for group, scanned in zip(plan.groups, groups, strict=True):
-            group.put(out, scanned.out)
+        # Under autocast products would be in bfloat16.
+        with torch.autocast(wide.device.type, enabled=False):
+            scans = [mamba_chunks(group, scan_inputs) for group in work.chunks.groups]
+            work.scan(self.number, scans, out)
         # The share of the input that goes to the output (D).
         return out.addcmul_(self.through.float()[:, None], wide)
 

@@ -11,10 +11,11 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from raypd.decoding.attention.step import Step
 from raypd.decoding.layers.in_torch import Builder
-from raypd.decoding.layers.recurrent import Recurrence
+from raypd.decoding.layers.recurrent import Projection, Recurrence
 from raypd.decoding.models.recurrences import build_recurrence, is_recurrent
 from raypd.decoding.models.registry import FAMILIES
 from raypd.decoding.models.stock import Stock
+from raypd.decoding.recurrence.plan import RecurrentPass
 
 # The classes of transformers with recurrent layers, and the types of layers that each has beside
 # attention.
@@ -56,16 +57,36 @@ def attention_layers(config: PretrainedConfig) -> list[int]:
     return [number for number, kind in enumerate(kinds) if kind in _ATTENTION_LAYERS]
 
 
-class _CurrentPass:
-    """The pass that a model is computing, if its engine called it."""
+class CurrentPass:
+    """The pass that a model is computing, if an engine or a training called it."""
 
-    step: Step | None = None
+    work: RecurrentPass | None = None
 
 
-class _Replacement:
+class _LateProjection(torch.nn.Module):
+    """What reads the hidden states, by the modules that a layer has when it is called.
+
+    An adapter may replace them later.
+    """
+
+    def __init__(self, module: Any, names: tuple[str, ...], order: torch.Tensor | None) -> None:
+        super().__init__()
+        # In a list the module does not become a part of this one.
+        self._owner = [module]
+        self.names = names
+        self.order = order
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[tokens, hidden size] -> [tokens, outputs]"""
+        parts = [getattr(self._owner[0], name)(x) for name in self.names]
+        joined = parts[0] if len(parts) == 1 else torch.cat(parts, -1)
+        return joined if self.order is None else joined[:, self.order.to(x.device)]
+
+
+class Replacement:
     """Takes the place of the `forward` of a recurrent layer of transformers."""
 
-    def __init__(self, module: Any, part: Recurrence, current: _CurrentPass) -> None:
+    def __init__(self, module: Any, part: Recurrence, current: CurrentPass) -> None:
         """
         Args:
             module: The module of transformers.
@@ -76,18 +97,40 @@ class _Replacement:
         self.part = part
         self.current = current
         self.alone = module.forward
-        if isinstance(module.forward, _Replacement):
-            # Another engine had the model before.
+        if isinstance(module.forward, Replacement):
+            # An engine or a training had the model before.
             self.alone = module.forward.alone
 
     def __call__(self, hidden_states: torch.Tensor, *args: Any, **named: Any) -> torch.Tensor:
-        """Compute the layer over a pass, or as transformers does outside of an engine."""
-        step = self.current.step
-        if step is None:
+        """Compute the layer over a pass, or as transformers does outside of one."""
+        work = self.current.work
+        if work is None:
             out: torch.Tensor = self.alone(hidden_states, *args, **named)
             return out
-        mixed: torch.Tensor = self.module.out_proj(self.part(hidden_states[0], step))
+        mixed: torch.Tensor = self.module.out_proj(self.part.over(hidden_states[0], work))
         return mixed[None]
+
+
+def replace_recurrent_layers(model: torch.nn.Module, current: CurrentPass) -> list[Recurrence]:
+    """Let the recurrent layers of a model follow the runs of a pass.
+
+    Args:
+        model: A model of transformers, which is changed in place.
+        current: Gets the pass before the model is called.
+
+    Returns:
+        What computes each of the layers, up to its output product.
+    """
+    builder = Builder()
+    for module in list(model.modules()):
+        if not is_recurrent(module):
+            continue
+        part = build_recurrence(module, builder)
+        assert isinstance(part.projection, Projection)
+        part.projection = _LateProjection(module, part.projection.names, part.projection.order)
+        replacement: Any = Replacement(module, part, current)
+        module.forward = replacement
+    return builder.recurrences
 
 
 class Hybrid(Stock):
@@ -95,17 +138,12 @@ class Hybrid(Stock):
 
     def __init__(self, model: PreTrainedModel) -> None:
         super().__init__(model)
-        self.current = _CurrentPass()
-        builder = Builder()
-        for module in model.modules():
-            if is_recurrent(module):
-                part = build_recurrence(module, builder)
-                module.forward = _Replacement(module, part, self.current)
-        self.recurrences = builder.recurrences
+        self.current = CurrentPass()
+        self.recurrences = replace_recurrent_layers(model, self.current)
 
     def _logits(self, ids: torch.Tensor, positions: torch.Tensor, step: Step) -> torch.Tensor:
-        self.current.step = step
+        self.current.work = step.recurrence
         try:
             return super()._logits(ids, positions, step)
         finally:
-            self.current.step = None
+            self.current.work = None

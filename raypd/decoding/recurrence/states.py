@@ -222,7 +222,8 @@ def make_states(
     if limit < MIN_STATES:
         raise ValueError(
             f"the memory of {device} holds {limit} states of the model's recurrent layers, of "
-            f"{state_bytes / 1e6:.3g} MB each, and {MIN_STATES} are needed at least"
+            f"{state_bytes / 1e6:.3g} MB each, and {MIN_STATES} are needed at least: free memory, "
+            "or use a smaller model"
         )
     try:
         # A GPU's cache takes what is left, so all states are allocated before it.
