@@ -85,8 +85,10 @@ NEEDS_TRITON = {
     for name in (
         "attention/triton_kernel.py",
         "layers/in_triton.py",
+        "layers/recurrent_in_triton.py",
         "layers/triton_experts.py",
         "layers/triton_kernels.py",
+        "layers/triton_recurrent.py",
     )
 }
 # By boto3, transformers, jinja2, pydantic, transformers, requests.

@@ -73,6 +73,7 @@ if TYPE_CHECKING:
     )
     from raypd.decoding.models.hybrid import (
         HYBRIDS as HYBRIDS,
+        CurrentPass as CurrentPass,
         attention_layers as attention_layers,
         has_recurrent_layers as has_recurrent_layers,
         is_hybrid as is_hybrid,
@@ -94,7 +95,6 @@ if TYPE_CHECKING:
         GradientPass as GradientPass,
         runs_of_texts as runs_of_texts,
     )
-    from raypd.decoding.recurrence.mixers import CurrentPass as CurrentPass
     from raypd.decoding.recurrence.states import MIN_STATES as MIN_STATES
     from raypd.decoding.sampling import Sampling as Sampling
     from raypd.decoding.sequence import MIN_REGION_SLOTS as MIN_REGION_SLOTS
@@ -170,6 +170,7 @@ __getattr__ = LazyExports(
         ),
         "methods.speculative": ("PromptLookup", "TextDrafter", "speculative"),
         "models.hybrid": (
+            "CurrentPass",
             "HYBRIDS",
             "attention_layers",
             "has_recurrent_layers",
@@ -183,7 +184,6 @@ __getattr__ = LazyExports(
         "quantized": ("quantize",),
         "recurrence.chains": ("Run",),
         "recurrence.gradients": ("FedText", "GradientPass", "runs_of_texts"),
-        "recurrence.mixers": ("CurrentPass",),
         "recurrence.states": ("MIN_STATES",),
         "sampling": ("Sampling",),
         "sequence": ("MIN_REGION_SLOTS",),

@@ -36,7 +36,7 @@ from raypd.decoding.models.registry import find_family
 from raypd.decoding.models.stock import Stock
 from raypd.decoding.passes import Samples, States, collect_samples, pack_inputs, states_of
 from raypd.decoding.program import DraftRequest, Feed, Predictions, Program, ProgramError
-from raypd.decoding.recurrence.states import StatePool
+from raypd.decoding.recurrence.states import StatePool, make_states
 from raypd.decoding.sampling import GREEDY, Sampling, sample
 from raypd.decoding.scheduler import Chunk, Scheduler
 from raypd.decoding.sequence import Sequence
@@ -119,10 +119,9 @@ class Engine:
         self.graphs: Graphs | None = None
         self.budget = TokenBudget(max_num_batched_tokens)
         self.states: StatePool | None = None
-        if isinstance(self.model, Hybrid):
-            self.states = self.model.make_states(
-                self.device, max_num_seqs, max_states, memory_share
-            )
+        shapes = [recurrence.state for recurrence in self.model.recurrences]
+        if shapes:
+            self.states = make_states(shapes, self.device, max_num_seqs, max_states, memory_share)
         self.scheduler = Scheduler(self.cache, self.budget, max_num_seqs, self.states)
         self.flights: deque[_Flight] = deque()
         self.steps = 0
@@ -137,7 +136,7 @@ class Engine:
             passes = 2 if on_gpu else 1
         self.scheduler.passes = passes
         if cuda_graphs:
-            self.graphs = Graphs(self._logits, self.cache, text_config)
+            self.graphs = Graphs(self._logits, self.cache, text_config, self.states)
 
     def submit(
         self, program: Program[Any], *, tag: Any = None, sampling: Sampling = GREEDY, seed: int = 0

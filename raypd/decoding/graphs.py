@@ -18,6 +18,8 @@ from transformers import PreTrainedConfig
 from raypd.decoding.attention.plan import Item, KernelPlan, PlanKey, power_of_two
 from raypd.decoding.attention.step import Step
 from raypd.decoding.kv_cache import KVCache
+from raypd.decoding.recurrence.plan import SinglePass
+from raypd.decoding.recurrence.states import EMPTY, StatePool
 
 # Tokens times weights of a layer. With more, kernels keep an H100 busy for longer than the host
 # needs to start them.
@@ -70,6 +72,7 @@ class Graphs:
         forward: Callable[[torch.Tensor, torch.Tensor, Step], torch.Tensor],
         cache: KVCache,
         config: PreTrainedConfig,
+        states: StatePool | None = None,
     ) -> None:
         """
         Args:
@@ -77,6 +80,8 @@ class Graphs:
                 the pass.
             cache: The KV cache. One slot of it is taken for padding.
             config: The model's text configuration.
+            states: The states of recurrent layers, of which one is taken for padding; None if the
+                model has no such layers.
         """
         self.forward = forward
         self.cache = cache
@@ -84,9 +89,14 @@ class Graphs:
         # The plans that the model's layers ask for in a pass, and for which windows.
         self.windows: dict[PlanKey, set[int | None]] = {}
         self.padding_slot = cache.alloc(1)
-        # The cache's generation for which graphs were captured. If the cache moves, they would read
-        # memory that is gone.
-        self.generation = -1
+        self.states = states
+        self.padding_state = EMPTY
+        if states is not None:
+            states.reserve(1)
+            self.padding_state = states.take()
+        # The generations of the cache and of the states for which graphs were captured. If these
+        # move, the graphs would read memory that is gone.
+        self.generation = (-1, -1)
         # All graphs share the keys of a pass, [slots, 3], as in `KernelPlan`.
         self.keys = torch.empty(0)
         # All graphs share the logits of a pass, [rows, vocabulary].
@@ -116,17 +126,21 @@ class Graphs:
         """
         if self.failed or not self._takes(step):
             return None
-        if self.generation != self.cache.generation:
+        if self.generation != self._generation:
             self._forget_graphs()
         size = self._size(step)
         graph = self.graphs.get(size)
         if graph is not None:
             graph.fill(ids, positions, step)
         elif size in self.sizes and len(self.graphs) < _MAX_GRAPHS:
-            graph = _Graph(size, step, self.padding_slot, self.keys)
+            graph = _Graph(size, step, self.padding_slot, self.padding_state, self.keys)
             graph.fill(ids, positions, step)
+            if graph.single is not None:
+                # A capture runs the pass, and states must go through its tokens only once.
+                graph.single.clear()
             if not self._capture(graph):
                 return None
+            graph.fill(ids, positions, step)
             self.graphs[size] = graph
         else:
             self.sizes.add(size)
@@ -141,6 +155,9 @@ class Graphs:
         samples = len(step.sample_rows)
         if samples == 0 or samples > _MAX_LOGIT_ROWS or len(step.slots) > self.max_tokens:
             return False
+        if step.recurrence is not None and not step.recurrence.is_single:
+            # Prompts have runs of all lengths, of which hardly any two passes have the same.
+            return False
         # The first pass tells which plans there are, and allocates the cache's layers. A graph can
         # do neither.
         return len(self.windows) > 0
@@ -150,10 +167,14 @@ class Graphs:
         for key, plan in step.plans.items():
             self.windows.setdefault(key, set()).update(plan.windows)
 
+    @property
+    def _generation(self) -> tuple[int, int]:
+        return self.cache.generation, 0 if self.states is None else self.states.generation
+
     def _forget_graphs(self) -> None:
-        """Start anew after the cache has moved."""
+        """Start anew after the cache or the states have moved."""
         self.graphs.clear()
-        self.generation = self.cache.generation
+        self.generation = self._generation
         slots = self.cache.allocator.slots
         self.keys = torch.zeros(slots, 3, dtype=torch.int32, device=self.cache.device)
 
@@ -270,12 +291,15 @@ class _Graph:
 
     replay: Callable[[], None]
 
-    def __init__(self, size: Size, step: Step, padding_slot: int, keys: torch.Tensor) -> None:
+    def __init__(
+        self, size: Size, step: Step, padding_slot: int, padding_state: int, keys: torch.Tensor
+    ) -> None:
         """
         Args:
             size: The size.
             step: The first pass of this size.
             padding_slot: The slot for the keys of padding tokens.
+            padding_state: The slot for their recurrent states.
             keys: The tensor with the keys of a pass, which all graphs share.
         """
         device = step.cache.device
@@ -286,6 +310,10 @@ class _Graph:
         sample_rows = torch.zeros(size.samples, dtype=torch.int64, device=device)
         self.plans = {plan.key: _GraphPlan(size.tokens, plan, keys) for plan in size.plans}
         self.step = Step(step.cache, [], slots, sample_rows, step.attend, dict(self.plans))
+        self.single: SinglePass | None = None
+        if step.recurrence is not None:
+            self.single = SinglePass(size.tokens, step.recurrence.pool, padding_state)
+            self.step.recurrence = self.single
 
     def fill(self, ids: torch.Tensor, positions: torch.Tensor, step: Step) -> None:
         """Copy a pass to where the graph reads it, all on the device."""
@@ -296,6 +324,9 @@ class _Graph:
         _copy(step.sample_rows, self.step.sample_rows)
         for key, plan in self.plans.items():
             plan.fill(step.plans[key])
+        if self.single is not None:
+            assert step.recurrence is not None
+            self.single.fill(step.recurrence)
 
 
 def _copy(source: torch.Tensor, target: torch.Tensor) -> None:

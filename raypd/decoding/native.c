@@ -584,13 +584,100 @@ void raypd_scale(const int32_t *sums, const float *row_scale, const float *colum
 
 // ---------------------------------------------------------------------------------- recurrent layers
 
-#define BLOCK 4  // Vectors of a state's row that are computed at a time.
+enum { MOST_INPUTS = 7, MOST_KEYS = 256 };  // of a convolution before a token, of a head of the delta rule
 
-// One token of the gated delta rule, for `vectors` vectors of a head's values from `state` on. A row of the state has
-// `width` values.
-ALWAYS void delta_token(float *state, int64_t width, int64_t keys, const float *query, const float *key, const float *value,
-                        float kept, float beta, float *out, const int64_t vectors) {
-    __m512 read[BLOCK], change[BLOCK], sum[BLOCK];
+ALWAYS __m512 silu_of(__m512 x) {
+    __m512 below = _mm512_add_ps(_mm512_set1_ps(1), exp2_of(_mm512_mul_ps(x, _mm512_set1_ps(-LOG2E))));
+    return _mm512_div_ps(x, below);
+}
+
+// A causal convolution of each channel along the chains, with SiLU if `silu`. values [rows, channels], rows `stride` apart.
+// store [slots, inputs, channels] has the last inputs of each state. taps [rows, inputs]: the inputs before each row, as the
+// number of a row, or -1 - n for number n of the stored ones. The states in slots `ends` get the inputs `last` [written,
+// inputs], by way of `scratch` [written, inputs, channels], since the old ones may be read for others. weight [inputs + 1,
+// channels], bias [channels] or NULL.
+void raypd_convolve(const bf16 *values, bf16 *store, const int64_t *taps, const int64_t *ends, const int64_t *last,
+                    bf16 *scratch, const float *weight, const float *bias, float *out, int64_t rows, int64_t stride,
+                    int64_t inputs, int64_t channels, int64_t written, int64_t silu, int64_t threads) {
+#pragma omp parallel num_threads((int)threads)
+    {
+#pragma omp for
+        for (int64_t r = 0; r < rows; r++) {
+            const bf16 *from[MOST_INPUTS + 1];
+            for (int64_t i = 0; i < inputs; i++) {
+                const int64_t tap = taps[r * inputs + i];
+                from[i] = tap >= 0 ? values + tap * stride : store + (-1 - tap) * channels;
+            }
+            from[inputs] = values + r * stride;
+            for (int64_t c = 0; c < channels; c += 16) {
+                __m512 sum = bias ? _mm512_loadu_ps(bias + c) : _mm512_setzero_ps();
+                for (int64_t i = 0; i <= inputs; i++)
+                    sum = _mm512_fmadd_ps(widened(from[i] + c), _mm512_loadu_ps(weight + i * channels + c), sum);
+                if (silu) sum = silu_of(sum);
+                _mm512_storeu_ps(out + r * channels + c, sum);
+            }
+        }
+#pragma omp for
+        for (int64_t n = 0; n < written * inputs; n++) {
+            const bf16 *from = last[n] >= 0 ? values + last[n] * stride : store + (-1 - last[n]) * channels;
+            memcpy(scratch + n * channels, from, 2 * channels);
+        }
+#pragma omp for
+        for (int64_t n = 0; n < written; n++)
+            memcpy(store + ends[n] * inputs * channels, scratch + n * inputs * channels, 2 * inputs * channels);
+    }
+}
+
+// log(1 + e^x), as torch has it.
+ALWAYS float softplus(float x) { return x > 20 ? x : log1pf(expf(x)); }
+
+// Of the gated delta rule, what remains of the state at each token and the rate of writing, [rows, heads] each. write and
+// forget: the numbers before activation, rows `stride` apart.
+void raypd_delta_rates(const bf16 *write, const bf16 *forget, const float *speed, const float *offset, float *kept, float *beta,
+                       int64_t rows, int64_t stride, int64_t heads, int64_t threads) {
+#pragma omp parallel for num_threads((int)threads)
+    for (int64_t r = 0; r < rows; r++)
+        for (int64_t h = 0; h < heads; h++) {
+            const uint32_t bits = (uint32_t)write[r * stride + h] << 16, other = (uint32_t)forget[r * stride + h] << 16;
+            float w, f;
+            memcpy(&w, &bits, 4);
+            memcpy(&f, &other, 4);
+            beta[r * heads + h] = 1 / (1 + expf(-w));
+            kept[r * heads + h] = expf(-speed[h] * softplus(f + offset[h]));
+        }
+}
+
+// Of Mamba-2, the step of each token between `lowest` and `highest`, and what remains of the state, [rows, heads] each.
+void raypd_mamba_rates(const bf16 *steps, const float *speed, const float *offset, float *kept, float *out, int64_t rows,
+                       int64_t stride, int64_t heads, int64_t threads, float lowest, float highest) {
+#pragma omp parallel for num_threads((int)threads)
+    for (int64_t r = 0; r < rows; r++)
+        for (int64_t h = 0; h < heads; h++) {
+            const uint32_t bits = (uint32_t)steps[r * stride + h] << 16;
+            float x;
+            memcpy(&x, &bits, 4);
+            x = fminf(fmaxf(softplus(x + offset[h]), lowest), highest);
+            out[r * heads + h] = x;
+            kept[r * heads + h] = expf(-speed[h] * x);
+        }
+}
+
+// x [count] divided by its length, times `by`.
+ALWAYS void unit(const float *x, int64_t count, float by, float *out) {
+    __m512 squares = _mm512_setzero_ps();
+    for (int64_t i = 0; i < count; i += 16) {
+        const __m512 some = _mm512_loadu_ps(x + i);
+        squares = _mm512_fmadd_ps(some, some, squares);
+    }
+    const __m512 factor = _mm512_set1_ps(by / sqrtf(_mm512_reduce_add_ps(squares) + 1e-6f));
+    for (int64_t i = 0; i < count; i += 16) _mm512_storeu_ps(out + i, _mm512_mul_ps(_mm512_loadu_ps(x + i), factor));
+}
+
+// One token of the gated delta rule, for `vectors` vectors (at most 8) of a head's values from `state` on; the next state goes to `to`. A
+// row of the state has `width` values.
+ALWAYS void delta_token(const float *state, float *to, int64_t width, int64_t keys, const float *query, const float *key,
+                        const float *value, float kept, float beta, float *out, const int64_t vectors) {
+    __m512 read[8], change[8], sum[8];
     for (int64_t v = 0; v < vectors; v++) read[v] = sum[v] = _mm512_setzero_ps();
     for (int64_t k = 0; k < keys; k++) {
         const __m512 factor = _mm512_set1_ps(key[k]);
@@ -605,67 +692,260 @@ ALWAYS void delta_token(float *state, int64_t width, int64_t keys, const float *
     for (int64_t k = 0; k < keys; k++) {
         const __m512 factor = _mm512_set1_ps(key[k]), asked = _mm512_set1_ps(query[k]);
         for (int64_t v = 0; v < vectors; v++) {
-            float *at = state + k * width + 16 * v;
-            const __m512 next = _mm512_fmadd_ps(factor, change[v], _mm512_mul_ps(rest, _mm512_loadu_ps(at)));
-            _mm512_storeu_ps(at, next);
+            const __m512 old = _mm512_mul_ps(rest, _mm512_loadu_ps(state + k * width + 16 * v));
+            const __m512 next = _mm512_fmadd_ps(factor, change[v], old);
+            _mm512_storeu_ps(to + k * width + 16 * v, next);
             sum[v] = _mm512_fmadd_ps(asked, next, sum[v]);
         }
     }
     for (int64_t v = 0; v < vectors; v++) _mm512_storeu_ps(out + 16 * v, sum[v]);
 }
 
-// The gated delta rule over runs. Run r has the rows rows[offsets[r]] to rows[offsets[r + 1] - 1], goes on from the state
-// in slot starts[r] and leaves its own in slot ends[r].
+enum { CHUNK = 16, ROW = 64 };  // tokens of the gated delta rule that are computed at a time, and values of a block
+
+// out [r, 16 * vectors] = by * from + sum over n < count of factors(i, n) * block [n, 16 * vectors], where the factors of row i
+// are `row` numbers apart, and those of each n `step`. from: NULL for zero.
+ALWAYS void blend(int r, int vectors, const float *factors, int64_t row, int64_t step, int64_t count, const float *block,
+                  int64_t block_stride, const float *from, float by, float *out, int64_t stride) {
+    __m512 held[6][4];
+#pragma GCC unroll 6
+    for (int i = 0; i < r; i++)
+#pragma GCC unroll 4
+        for (int v = 0; v < vectors; v++)
+            held[i][v] = from ? _mm512_mul_ps(_mm512_set1_ps(by), _mm512_loadu_ps(from + i * stride + 16 * v))
+                              : _mm512_setzero_ps();
+    for (int64_t n = 0; n < count; n++) {
+        __m512 right[4];
+#pragma GCC unroll 4
+        for (int v = 0; v < vectors; v++) right[v] = _mm512_loadu_ps(block + n * block_stride + 16 * v);
+#pragma GCC unroll 6
+        for (int i = 0; i < r; i++) {
+            const __m512 left = _mm512_set1_ps(factors[i * row + n * step]);
+#pragma GCC unroll 4
+            for (int v = 0; v < vectors; v++) held[i][v] = _mm512_fmadd_ps(left, right[v], held[i][v]);
+        }
+    }
+#pragma GCC unroll 6
+    for (int i = 0; i < r; i++)
+#pragma GCC unroll 4
+        for (int v = 0; v < vectors; v++) _mm512_storeu_ps(out + i * stride + 16 * v, held[i][v]);
+}
+
+// `blend` for any number of rows.
+ALWAYS void blended(int64_t rows, int vectors, const float *factors, int64_t row, int64_t step, int64_t count, const float *block,
+                    int64_t block_stride, const float *from, float by, float *out, int64_t stride) {
+    int64_t i = 0;
+    for (; i + 6 <= rows; i += 6)
+        blend(6, vectors, factors + i * row, row, step, count, block, block_stride, from ? from + i * stride : NULL, by,
+              out + i * stride, stride);
+    for (; i < rows; i++)
+        blend(1, vectors, factors + i * row, row, step, count, block, block_stride, from ? from + i * stride : NULL, by,
+              out + i * stride, stride);
+}
+
+ALWAYS float dot(const float *a, const float *b, int64_t count) {
+    __m512 sum = _mm512_setzero_ps();
+    for (int64_t i = 0; i < count; i += 16) sum = _mm512_fmadd_ps(_mm512_loadu_ps(a + i), _mm512_loadu_ps(b + i), sum);
+    return _mm512_reduce_add_ps(sum);
+}
+
+// What the tokens of a chunk are to each other and to the states around it; see scans.py.
+typedef struct {
+    float read[2 * CHUNK * MOST_KEYS];     // keys, then queries
+    float written[CHUNK * MOST_KEYS];      // keys, times what remains of them behind the chunk
+    float system[CHUNK * CHUNK];           // what the change of one token takes from those of later ones
+    float score[CHUNK * CHUNK];            // what each query reads of the changes up to its own
+    float kept[CHUNK], beta[CHUNK], rest;  // kept: of the state before the chunk, at each token and behind it
+} Chunk;
+
+// `vectors` vectors of a head's values: `count` tokens, with values and outputs `stride` apart.
+ALWAYS void delta_block(const Chunk *of, int64_t count, int vectors, const float *state, float *to, int64_t width, int64_t keys,
+                        const float *const *value, float *const *out) {
+    float read[2 * CHUNK * ROW], change[CHUNK * ROW];
+    blended(2 * count, vectors, of->read, keys, 1, keys, state, width, NULL, 0, read, ROW);
+    for (int64_t i = 0; i < count; i++) {
+        const __m512 rest = _mm512_set1_ps(of->kept[i]), rate = _mm512_set1_ps(of->beta[i]);
+        __m512 own[4], sum[4];
+        for (int v = 0; v < vectors; v++) {
+            own[v] = _mm512_fnmadd_ps(rest, _mm512_loadu_ps(read + i * ROW + 16 * v), _mm512_loadu_ps(value[i] + 16 * v));
+            own[v] = _mm512_mul_ps(own[v], rate);
+            sum[v] = _mm512_mul_ps(rest, _mm512_loadu_ps(read + (count + i) * ROW + 16 * v));
+        }
+        for (int64_t j = 0; j < i; j++) {
+            const __m512 taken = _mm512_set1_ps(of->system[i * CHUNK + j]), asked = _mm512_set1_ps(of->score[i * CHUNK + j]);
+            for (int v = 0; v < vectors; v++) {
+                const __m512 other = _mm512_loadu_ps(change + j * ROW + 16 * v);
+                own[v] = _mm512_fnmadd_ps(taken, other, own[v]);
+                sum[v] = _mm512_fmadd_ps(asked, other, sum[v]);
+            }
+        }
+        const __m512 asked = _mm512_set1_ps(of->score[i * CHUNK + i]);
+        for (int v = 0; v < vectors; v++) {
+            _mm512_storeu_ps(change + i * ROW + 16 * v, own[v]);
+            _mm512_storeu_ps(out[i] + 16 * v, _mm512_fmadd_ps(asked, own[v], sum[v]));
+        }
+    }
+    // The states of a head have rows of the same width, whichever slot they are in.
+    blended(keys, vectors, of->written, 1, keys, count, change, ROW, state, of->rest, to, width);
+}
+
+// Fills a chunk, whose keys, queries and betas are there.
+static void delta_chunk(Chunk *of, int64_t count, int64_t keys, const float *kept, const int64_t *rows, int64_t heads,
+                        int64_t head) {
+    const float *query = of->read + count * keys;
+    for (int64_t i = 0; i < count; i++) {
+        const float rest = kept[rows[i] * heads + head];
+        // What remains at token i of what an earlier token wrote is a product, never a quotient: it may be 0.
+        float since = 1;
+        of->score[i * CHUNK + i] = dot(query + i * keys, of->read + i * keys, keys);
+        for (int64_t j = i - 1; j >= 0; j--) {
+            since *= kept[rows[j + 1] * heads + head];
+            of->system[i * CHUNK + j] = of->beta[i] * since * dot(of->read + i * keys, of->read + j * keys, keys);
+            of->score[i * CHUNK + j] = since * dot(query + i * keys, of->read + j * keys, keys);
+        }
+        of->kept[i] = i ? of->kept[i - 1] * rest : rest;
+    }
+    of->rest = of->kept[count - 1];
+    float behind = 1;
+    for (int64_t i = count - 1; i >= 0; i--) {
+        for (int64_t k = 0; k < keys; k += 16)
+            _mm512_storeu_ps(of->written + i * keys + k,
+                             _mm512_mul_ps(_mm512_set1_ps(behind), _mm512_loadu_ps(of->read + i * keys + k)));
+        behind *= kept[rows[i] * heads + head];
+    }
+}
+
+// The gated delta rule over runs. Run r has the rows rows[offsets[r]] to rows[offsets[r + 1] - 1], goes on from the state in
+// slot starts[r] and leaves its own in slot ends[r]. The runs of a group, groups[g] to groups[g + 1] - 1, are computed one
+// after the other, each behind those that it goes on from. mixed [tokens, 2 * key_heads * keys + heads * values]: queries,
+// keys and values. out [tokens, heads, values].
 void raypd_delta_scan(float *states, const int64_t *starts, const int64_t *ends, const int64_t *offsets, const int64_t *rows,
-                      const float *query, const float *key, const float *value, const float *kept, const float *beta,
-                      float *out, int64_t runs, int64_t heads, int64_t key_heads, int64_t keys, int64_t values,
-                      int64_t threads) {
-    const int64_t size = keys * values;
-#pragma omp parallel for num_threads((int)threads) schedule(dynamic)
-    for (int64_t at = 0; at < runs * heads; at++) {
-        const int64_t run = at / heads, head = at % heads, key_head = head / (heads / key_heads);
-        float *state = states + (ends[run] * heads + head) * size;
-        if (starts[run] != ends[run]) memcpy(state, states + (starts[run] * heads + head) * size, 4 * size);
-        for (int64_t i = offsets[run]; i < offsets[run + 1]; i++) {
-            const int64_t row = rows[i], key_row = (row * key_heads + key_head) * keys, value_row = (row * heads + head) * values;
-            const float *q = query + key_row, *k = key + key_row, *v = value + value_row;
-            const float rest = kept[row * heads + head], rate = beta[row * heads + head];
-            int64_t first = 0;
-            for (; first + 16 * BLOCK <= values; first += 16 * BLOCK)
-                delta_token(state + first, values, keys, q, k, v + first, rest, rate, out + value_row + first, BLOCK);
-            for (; first < values; first += 16)
-                delta_token(state + first, values, keys, q, k, v + first, rest, rate, out + value_row + first, 1);
+                      const int64_t *groups, const float *mixed, const float *kept, const float *beta, float *out,
+                      int64_t group_count, int64_t heads, int64_t key_heads, int64_t keys, int64_t values, int64_t threads) {
+    const int64_t size = keys * values, stride = 2 * key_heads * keys + heads * values;
+    const float scale = 1 / sqrtf((float)keys);
+#pragma omp parallel num_threads((int)threads)
+    {
+        Chunk chunk;
+#pragma omp for schedule(dynamic)
+        for (int64_t at = 0; at < group_count * heads; at++) {
+            const int64_t group = at / heads, head = at % heads, key_head = head / (heads / key_heads);
+            for (int64_t run = groups[group]; run < groups[group + 1]; run++) {
+                const float *state = states + (starts[run] * heads + head) * size;
+                float *to = states + (ends[run] * heads + head) * size;
+                for (int64_t first = offsets[run], count; first < offsets[run + 1]; first += count) {
+                    const float *value[CHUNK];
+                    float *result[CHUNK];
+                    count = offsets[run + 1] - first < CHUNK ? offsets[run + 1] - first : CHUNK;
+                    for (int64_t i = 0; i < count; i++) {
+                        const float *row = mixed + rows[first + i] * stride;
+                        unit(row + (key_heads + key_head) * keys, keys, 1, chunk.read + i * keys);
+                        unit(row + key_head * keys, keys, scale, chunk.read + (count + i) * keys);
+                        value[i] = row + 2 * key_heads * keys + head * values;
+                        result[i] = out + (rows[first + i] * heads + head) * values;
+                        chunk.beta[i] = beta[rows[first + i] * heads + head];
+                    }
+                    if (count == 1) {
+                        const float rest = kept[rows[first] * heads + head];
+                        const float *query = chunk.read + keys, *key = chunk.read;
+                        int64_t v = 0;
+#define TOKENS(vectors)                                                                                             \
+    for (; v + 16 * vectors <= values; v += 16 * vectors)                                                           \
+        delta_token(state + v, to + v, values, keys, query, key, value[0] + v, rest, chunk.beta[0], result[0] + v, vectors)
+                        TOKENS(8);  // whole rows, if possible: memory is read in order
+                        TOKENS(4);
+                        TOKENS(1);
+#undef TOKENS
+                        state = to;
+                        continue;
+                    }
+                    delta_chunk(&chunk, count, keys, kept, rows + first, heads, head);
+                    for (int64_t v = 0; v < values;) {
+                        const int64_t step = values - v >= ROW ? ROW : 16;
+                        if (step == ROW) delta_block(&chunk, count, 4, state + v, to + v, values, keys, value, result);
+                        else delta_block(&chunk, count, 1, state + v, to + v, values, keys, value, result);
+                        for (int64_t i = 0; i < count; i++) {
+                            value[i] += step;
+                            result[i] += step;
+                        }
+                        v += step;
+                    }
+                    state = to;
+                }
+            }
         }
     }
 }
 
-// Mamba-2 over runs, as raypd_delta_scan. `written` are the inputs times their steps.
+// Mamba-2 over runs, as raypd_delta_scan. mixed [tokens, heads * dim + 2 * key_groups * state_size]: inputs, and what is
+// written into the state (B) and read of it (C). through [heads]: the share of the input that goes to the output (D).
 void raypd_mamba_scan(float *states, const int64_t *starts, const int64_t *ends, const int64_t *offsets, const int64_t *rows,
-                      const float *written, const float *key, const float *query, const float *kept, float *out, int64_t runs,
-                      int64_t heads, int64_t groups, int64_t dim, int64_t state_size, int64_t threads) {
-    const int64_t size = dim * state_size;
+                      const int64_t *groups, const float *mixed, const float *steps, const float *kept, const float *through,
+                      float *out, int64_t group_count, int64_t heads, int64_t key_groups, int64_t dim, int64_t state_size,
+                      int64_t threads) {
+    const int64_t size = dim * state_size, stride = heads * dim + 2 * key_groups * state_size;
 #pragma omp parallel for num_threads((int)threads) schedule(dynamic)
-    for (int64_t at = 0; at < runs * heads; at++) {
-        const int64_t run = at / heads, head = at % heads, group = head / (heads / groups);
-        float *state = states + (ends[run] * heads + head) * size;
-        if (starts[run] != ends[run]) memcpy(state, states + (starts[run] * heads + head) * size, 4 * size);
-        for (int64_t i = offsets[run]; i < offsets[run + 1]; i++) {
-            const int64_t row = rows[i], group_row = (row * groups + group) * state_size;
-            const float *k = key + group_row, *q = query + group_row;
-            const __m512 rest = _mm512_set1_ps(kept[row * heads + head]);
-            for (int64_t p = 0; p < dim; p++) {
-                const int64_t place = (row * heads + head) * dim + p;
-                const __m512 factor = _mm512_set1_ps(written[place]);
-                __m512 sum = _mm512_setzero_ps();
-                for (int64_t n = 0; n < state_size; n += 16) {
-                    float *s = state + p * state_size + n;
-                    const __m512 old = _mm512_mul_ps(rest, _mm512_loadu_ps(s));
-                    const __m512 next = _mm512_fmadd_ps(factor, _mm512_loadu_ps(k + n), old);
-                    _mm512_storeu_ps(s, next);
-                    sum = _mm512_fmadd_ps(_mm512_loadu_ps(q + n), next, sum);
+    for (int64_t at = 0; at < group_count * heads; at++) {
+        const int64_t group = at / heads, head = at % heads, key_group = head / (heads / key_groups);
+        for (int64_t run = groups[group]; run < groups[group + 1]; run++) {
+            const float *state = states + (starts[run] * heads + head) * size;
+            float *to = states + (ends[run] * heads + head) * size;
+            for (int64_t i = offsets[run]; i < offsets[run + 1]; i++) {
+                const float *row = mixed + rows[i] * stride, *x = row + head * dim;
+                const float *key = row + heads * dim + key_group * state_size, *query = key + key_groups * state_size;
+                const float step = steps[rows[i] * heads + head];
+                const __m512 rest = _mm512_set1_ps(kept[rows[i] * heads + head]);
+                float *result = out + (rows[i] * heads + head) * dim;
+                for (int64_t p = 0; p < dim; p++) {
+                    const __m512 factor = _mm512_set1_ps(step * x[p]);
+                    __m512 sum = _mm512_setzero_ps();
+                    for (int64_t n = 0; n < state_size; n += 16) {
+                        const __m512 old = _mm512_mul_ps(rest, _mm512_loadu_ps(state + p * state_size + n));
+                        const __m512 next = _mm512_fmadd_ps(factor, _mm512_loadu_ps(key + n), old);
+                        _mm512_storeu_ps(to + p * state_size + n, next);
+                        sum = _mm512_fmadd_ps(_mm512_loadu_ps(query + n), next, sum);
+                    }
+                    result[p] = _mm512_reduce_add_ps(sum) + through[head] * x[p];
                 }
-                out[place] = _mm512_reduce_add_ps(sum);
+                state = to;
             }
         }
     }
+}
+
+// Parts [rows, parts, dim] of x, gated by SiLU and divided by their root mean square; gated first if `gate_first`. gate: rows
+// `stride` apart. weight: [dim] or, if `apart`, [parts, dim]; NULL for no norm. Rounds once.
+void raypd_gated_norm(const float *x, const bf16 *gate, const bf16 *weight, bf16 *out, int64_t rows, int64_t stride,
+                      int64_t parts, int64_t dim, int64_t gate_first, int64_t apart, int64_t threads, float eps) {
+#pragma omp parallel for num_threads((int)threads)
+    for (int64_t n = 0; n < rows * parts; n++) {
+        const float *from = x + n * dim;
+        const bf16 *g = gate + n / parts * stride + n % parts * dim, *w = weight + (apart ? n % parts * dim : 0);
+        __m512 squares = _mm512_setzero_ps(), factor = _mm512_set1_ps(1);
+        if (weight) {
+            for (int64_t d = 0; d < dim; d += 16) {
+                __m512 some = _mm512_loadu_ps(from + d);
+                if (gate_first) some = _mm512_mul_ps(some, silu_of(widened(g + d)));
+                squares = _mm512_fmadd_ps(some, some, squares);
+            }
+            factor = _mm512_set1_ps(1 / sqrtf(_mm512_reduce_add_ps(squares) / (float)dim + eps));
+        }
+        for (int64_t d = 0; d < dim; d += 16) {
+            __m512 some = _mm512_mul_ps(_mm512_loadu_ps(from + d), silu_of(widened(g + d)));
+            some = _mm512_mul_ps(some, factor);
+            if (weight) some = _mm512_mul_ps(some, widened(w + d));
+            _mm256_storeu_si256((void *)(out + n * dim + d), (__m256i)_mm512_cvtneps_pbh(some));
+        }
+    }
+}
+
+// x [rows, dim] times the sigmoid of the gate, whose rows are `stride` apart, in place.
+void raypd_sigmoid_gate(bf16 *x, const bf16 *gate, int64_t rows, int64_t stride, int64_t dim, int64_t threads) {
+#pragma omp parallel for num_threads((int)threads)
+    for (int64_t r = 0; r < rows; r++)
+        for (int64_t d = 0; d < dim; d += 16) {
+            const __m512 below = exp2_of(_mm512_mul_ps(widened(gate + r * stride + d), _mm512_set1_ps(-LOG2E)));
+            const __m512 gated = _mm512_div_ps(widened(x + r * dim + d), _mm512_add_ps(_mm512_set1_ps(1), below));
+            _mm256_storeu_si256((void *)(x + r * dim + d), (__m256i)_mm512_cvtneps_pbh(gated));
+        }
 }

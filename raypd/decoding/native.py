@@ -31,6 +31,8 @@ _FLAGS = [
 # torch has loaded the OpenMP runtime, so the functions use its threads.
 _LINK = ["-fopenmp", "-shared", "-fPIC", "-lm"]
 PANEL = 32  # WIDTH in native.c
+MOST_KEYS = 256  # In native.c; a head of the gated delta rule has no more.
+MOST_INPUTS = 7  # In native.c; a convolution reads no more before a token.
 
 
 def refusal() -> str | None:
@@ -235,62 +237,200 @@ def scaled(
 
 
 class Runs(NamedTuple):
-    """Runs of recurrent layers that do not continue from each other."""
+    """Runs of recurrent layers.
+
+    The runs of a group are computed one after the other, each behind those that it continues from.
+    """
 
     starts: torch.Tensor  # The slots of the states from which they continue, int64 [runs].
     ends: torch.Tensor  # The slots into which the states behind them go, int64 [runs].
     offsets: torch.Tensor  # Where the rows of each run begin and end in `rows`, int64 [runs + 1].
     rows: torch.Tensor  # int64 [tokens of all runs]
+    groups: torch.Tensor  # Where the runs of each group begin and end, int64 [groups + 1].
+
+
+class Taps(NamedTuple):
+    """The inputs that a convolution reads before each row.
+
+    They are the numbers of rows of the pass, or -1 - n for number n of the stored inputs.
+    """
+
+    taps: torch.Tensor  # int64 [rows, inputs]
+    # The slots whose stored inputs change, int64 [slots], and what goes there, [slots, inputs].
+    ends: torch.Tensor
+    last: torch.Tensor
+
+
+def convolve(
+    values: torch.Tensor,
+    store: torch.Tensor,
+    taps: Taps,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    silu: bool,
+) -> torch.Tensor:
+    """Apply a causal convolution to each channel, along the chains, and store its last inputs.
+
+    Args:
+        values: bfloat16 [rows, channels], with a last stride of 1; the number of channels is a
+            multiple of 16.
+        store: The stored inputs, bfloat16 [slots, inputs, channels], contiguous.
+        taps: What it reads; there are at most 7 inputs before a row.
+        weight: float32 [inputs + 1, channels], contiguous.
+        bias: float32 [channels]
+        silu: Whether SiLU follows.
+
+    Returns:
+        float32 [rows, channels]
+    """
+    rows, channels = values.shape
+    inputs = store.shape[1]
+    out = torch.empty(rows, channels)
+    scratch = store.new_empty(len(taps.ends), inputs, channels)
+    tensors = [values, store, *taps, scratch, weight, bias, out]
+    sizes = (rows, values.stride(0), inputs, channels, len(taps.ends), silu)
+    _call("convolve", tensors, sizes)
+    return out
+
+
+def delta_rates(
+    write: torch.Tensor, forget: torch.Tensor, speed: torch.Tensor, offset: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Compute the rates of the gated delta rule.
+
+    Args:
+        write: Rates of writing before the sigmoid, bfloat16 [rows, heads].
+        forget: Rates of forgetting before the softplus, with the strides of `write`.
+        speed: The factor of the softplus, float32 [heads].
+        offset: What is added before it, float32 [heads].
+
+    Returns:
+        What remains of the state at each token, and the rates of writing, float32 [rows, heads].
+    """
+    kept = torch.empty(write.shape)
+    beta = torch.empty(write.shape)
+    sizes = (len(write), write.stride(0), write.shape[1])
+    _call("delta_rates", [write, forget, speed, offset, kept, beta], sizes)
+    return kept, beta
+
+
+def mamba_rates(
+    steps: torch.Tensor, speed: torch.Tensor, offset: torch.Tensor, limits: tuple[float, float]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Compute the steps of Mamba-2.
+
+    Args:
+        steps: Step sizes before the softplus, bfloat16 [rows, heads].
+        speed: The rate of forgetting, float32 [heads].
+        offset: What is added before the softplus, float32 [heads].
+        limits: The smallest and the largest step.
+
+    Returns:
+        The steps, and what remains of the state at each token, float32 [rows, heads].
+    """
+    kept = torch.empty(steps.shape)
+    out = torch.empty(steps.shape)
+    sizes = (len(steps), steps.stride(0), steps.shape[1])
+    _call("mamba_rates", [steps, speed, offset, kept, out], sizes, *limits)
+    return out, kept
 
 
 def delta_scan(
     states: torch.Tensor,
     runs: Runs,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
+    mixed: torch.Tensor,
     kept: torch.Tensor,
     beta: torch.Tensor,
-    out: torch.Tensor,
-) -> None:
+    key_heads: int,
+) -> torch.Tensor:
     """Apply the gated delta rule to runs, token by token. All tensors are contiguous in float32.
 
     Args:
-        states: [slots, heads, key_dim, value_dim]; value_dim is a multiple of 16.
+        states: [slots, heads, key_dim, value_dim]; both are multiples of 16, and key_dim is at
+            most 256.
         runs: The runs.
-        query: [tokens, key_heads, key_dim]
-        key: [tokens, key_heads, key_dim]
-        value: [tokens, heads, value_dim]
+        mixed: Queries, keys and values, one behind the other, [tokens, 2 * key_heads * key_dim +
+            heads * value_dim]. Queries and keys are normed here.
         kept: What remains of the state at each token, [tokens, heads].
         beta: The rate of writing, [tokens, heads].
-        out: [tokens, heads, value_dim]; the rows of the runs are written.
+        key_heads: Heads of queries and keys.
+
+    Returns:
+        [tokens, heads, value_dim]; the rows of the runs are written.
     """
-    sizes = (len(runs.starts), states.shape[1], key.shape[1], *states.shape[2:])
-    _call("delta_scan", [states, *runs, query, key, value, kept, beta, out], sizes)
+    _, heads, key_dim, value_dim = states.shape
+    out = torch.empty(len(mixed), heads, value_dim)
+    sizes = (len(runs.groups) - 1, heads, key_heads, key_dim, value_dim)
+    _call("delta_scan", [states, *runs, mixed, kept, beta, out], sizes)
+    return out
 
 
 def mamba_scan(
     states: torch.Tensor,
     runs: Runs,
-    written: torch.Tensor,
-    key: torch.Tensor,
-    query: torch.Tensor,
+    mixed: torch.Tensor,
+    steps: torch.Tensor,
     kept: torch.Tensor,
-    out: torch.Tensor,
-) -> None:
+    through: torch.Tensor,
+    key_groups: int,
+) -> torch.Tensor:
     """Apply the recurrence of Mamba-2 to runs, as `delta_scan`.
 
     Args:
         states: [slots, heads, head_dim, state size]; the state size is a multiple of 16.
         runs: The runs.
-        written: Inputs times their steps, [tokens, heads, head_dim].
-        key: [tokens, groups, state size]
-        query: [tokens, groups, state size]
+        mixed: Inputs, what is written into the state (B) and what is read of it (C), one behind the
+            other, [tokens, heads * head_dim + 2 * key_groups * state size].
+        steps: [tokens, heads]
         kept: What remains of the state at each token, [tokens, heads].
-        out: [tokens, heads, head_dim]; the rows of the runs are written.
+        through: The share of the inputs that goes to the output (D), [heads].
+        key_groups: Groups of heads that read and write alike.
+
+    Returns:
+        [tokens, heads, head_dim]; the rows of the runs are written.
     """
-    sizes = (len(runs.starts), states.shape[1], key.shape[1], *states.shape[2:])
-    _call("mamba_scan", [states, *runs, written, key, query, kept, out], sizes)
+    _, heads, head_dim, state_size = states.shape
+    out = torch.empty(len(mixed), heads, head_dim)
+    sizes = (len(runs.groups) - 1, heads, key_groups, head_dim, state_size)
+    _call("mamba_scan", [states, *runs, mixed, steps, kept, through, out], sizes)
+    return out
+
+
+def gated_norm(
+    x: torch.Tensor,
+    gate: torch.Tensor,
+    weight: torch.Tensor | None,
+    eps: float,
+    gate_first: bool,
+) -> torch.Tensor:
+    """Multiply parts of rows by SiLU of a gate, and divide them by their root mean square.
+
+    Args:
+        x: float32 [rows, parts, dim], contiguous; dim is a multiple of 16.
+        gate: bfloat16 [rows, parts * dim], with a last stride of 1.
+        weight: bfloat16 [dim], or [parts * dim] for a weight of each part; None for no norm.
+        eps: Added to the mean squares.
+        gate_first: Whether the gate comes before the norm.
+
+    Returns:
+        bfloat16 [rows, parts * dim]
+    """
+    rows, parts, dim = x.shape
+    out = torch.empty(rows, parts * dim, dtype=gate.dtype)
+    apart = weight is not None and len(weight) > dim
+    sizes = (rows, gate.stride(0), parts, dim, gate_first, apart)
+    _call("gated_norm", [x, gate, weight, out], sizes, eps)
+    return out
+
+
+def sigmoid_gate(x: torch.Tensor, gate: torch.Tensor) -> None:
+    """Multiply x by the sigmoid of a gate, in place.
+
+    Args:
+        x: bfloat16 [rows, dim], contiguous; dim is a multiple of 16.
+        gate: bfloat16 [rows, dim], with a last stride of 1.
+    """
+    _call("sigmoid_gate", [x, gate], (len(x), gate.stride(0), x.shape[1]))
 
 
 def _call(

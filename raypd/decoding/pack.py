@@ -23,6 +23,9 @@ from raypd.decoding.linear import is_possible, pack_linears
 from raypd.decoding.models.decoder import DecoderModel, Family
 from raypd.decoding.models.registry import find_family
 from raypd.decoding.quantized import Fp8Linear, quantize
+from raypd.decoding.recurrence.chains import Run
+from raypd.decoding.recurrence.plan import RecurrentPass
+from raypd.decoding.recurrence.states import EMPTY, StatePool
 from raypd.decoding.visibility import POSITION, one_segment
 
 # Tokens of the text on which layers for GPUs are checked.
@@ -113,7 +116,7 @@ def layers_error(model: Any, builder: Builder, attend: Attend) -> float:
     family = find_family(model)
     assert family is not None
     small = _small_model(model, family)
-    is_fp8 = isinstance(model.model.layers[0].self_attn.o_proj, Fp8Linear)
+    is_fp8 = any(isinstance(module, Fp8Linear) for module in model.modules())
     if is_fp8:
         quantize(small, "fp8")
     reference = copy.deepcopy(small)
@@ -160,5 +163,10 @@ def _check_logits(model: DecoderModel, attend: Attend) -> torch.Tensor:
     )
     cache = KVCache(_CHECK_TOKENS, None, device)
     step = Step(cache, [PrefixGroup([span])], numbers, numbers, attend)
+    if model.recurrences:
+        shapes = [recurrence.state for recurrence in model.recurrences]
+        run = Run(np.arange(_CHECK_TOKENS), start=EMPTY, end=EMPTY + 1, level=0)
+        pool = StatePool(shapes, 1, device)
+        step.recurrence = RecurrentPass([run], _CHECK_TOKENS, pool)
     logits, _ = model(numbers, numbers, step)
     return logits.double()

@@ -242,7 +242,7 @@ class Scheduler:
                 slots = seq.allocate(tokens, self.cache)
             except OutOfSlots as full:
                 self.full = True
-                if self._evict_prefix():
+                if self.evict_prefix():
                     continue  # The next step tries this sequence again.
                 if not chunks and alone:
                     self._preempt(seq, full, finished)
@@ -278,7 +278,7 @@ class Scheduler:
 
     # A full cache
 
-    def _evict_prefix(self) -> bool:
+    def evict_prefix(self) -> bool:
         """Free the least recently used prefix that no sequence uses; return False for none."""
         for key, prefix in self.prefixes.items():
             if prefix.users == 0 and prefix.ready:
@@ -408,7 +408,7 @@ class Scheduler:
         self.cache.free(seq.start + seq.size, len(seq.owner) - seq.size)
         idle_prefixes = sum(prefix.users == 0 for prefix in self.prefixes.values())
         if idle_prefixes > _MAX_IDLE_PREFIXES:
-            self._evict_prefix()
+            self.evict_prefix()
 
     def end(self, seq: Sequence, answer: Any = None, error: Exception | None = None) -> Finished:
         """Remove a program and free its region.

@@ -95,7 +95,7 @@ def sizes_of(model: PreTrainedModel) -> ModelSizes:
     attention = _attention(model, experts)
     state_bytes = 0
     if is_hybrid(model):
-        state_bytes = sum(mixer.state.nbytes for mixer in Hybrid(model).mixers)
+        state_bytes = sum(part.state.nbytes for part in Hybrid(model).recurrences)
     return ModelSizes(
         hidden_size=config.hidden_size,
         layers=config.num_hidden_layers,

@@ -5,19 +5,9 @@ from collections.abc import Iterator
 from transformers import AutoConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from raypd.decoding import FAMILIES, HYBRIDS
+from raypd.decoding import FAMILIES
 
 _HEADER = ("models", "classes of transformers", "layers", "methods", "training")
-# The models of `HYBRIDS` by the beginnings of their classes.
-_HYBRID_NAMES = {
-    "Qwen3_5": "Qwen3.5, Qwen3.6, NuExtract3, with experts too",
-    "Qwen3Next": "Qwen3-Next",
-    "GraniteMoeHybrid": "Granite 4 with Mamba layers",
-    "Bamba": "Bamba",
-    "NemotronH": "Nemotron-H",
-    "FalconH1": "Falcon-H1",
-    "Lfm2": "LFM2, with experts too",
-}
 _HYBRID_METHODS = (
     "autoregressive, guided, intra_prompt, hyper_parallel with `decoding.isolate: values`"
 )
@@ -42,11 +32,8 @@ def families_table() -> str:
 def _rows() -> Iterator[tuple[str, ...]]:
     for family in FAMILIES:
         classes = ", ".join(f"`{name}`" for name in family.classes)
-        yield family.name, classes, "fast", "all", _training(_types_of(family.classes))
-    for beginning, name in _HYBRID_NAMES.items():
-        kinds = [kind for kind in sorted(HYBRIDS) if kind.startswith(beginning)]
-        classes = ", ".join(f"`{kind}`" for kind in kinds)
-        yield name, classes, "hybrid", _HYBRID_METHODS, _training(_types_of(tuple(kinds)))
+        methods = _HYBRID_METHODS if family.layer_types else "all"
+        yield family.name, classes, "fast", methods, _training(_types_of(family.classes))
     for name, types in _OTHERS.items():
         yield name, "", "transformers' own", "all", _training(types)
 

@@ -15,17 +15,36 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from benchmarks.gpu.shapes import SHAPES
+from benchmarks.gpu.shapes import SHAPES, Shape
 from benchmarks.gpu.works import WORKS
 from raypd.decoding import kv_cache, passes as packing
 from raypd.decoding.attention import plan, sdpa, step
 from raypd.decoding.engine import Engine
 from raypd.decoding.quantized import quantize
+from raypd.decoding.recurrence import plan as recurrence_plan
 from tests.decoding.drivers import built
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs triton")
 LAYERS = 3
 META = torch.device("meta")
+HYBRIDS = {
+    "Qwen3.5-4B": SHAPES["Qwen3.5-4B"],
+    "Granite-4-H-Micro": Shape(
+        "granitemoehybrid",
+        {
+            "hidden_size": 2048,
+            "num_attention_heads": 32,
+            "num_key_value_heads": 8,
+            "num_local_experts": 0,
+            "shared_intermediate_size": 8192,
+            "mamba_n_heads": 64,
+            "mamba_d_head": 64,
+            "residual_multiplier": 0.22,
+            "vocab_size": 100_352,
+        },
+        is_recurrent=True,
+    ),
+}
 PRODUCTS = {"_scaled_mm", "mm", "addmm", "bmm", "linear", "matmul", "addmm_"}
 # Operations that create a tensor or a view of one, and start no kernel.
 VIEWS = {
@@ -116,7 +135,7 @@ def count_copies(monkeypatch, passed: list[Counts]) -> None:
         passed[-1].pinned = False
         return moved
 
-    for module in (packing, plan, step, kv_cache):
+    for module in (packing, plan, step, kv_cache, recurrence_plan):
         monkeypatch.setattr(module, "to_device", to_device)
 
 
@@ -130,7 +149,12 @@ def passes(
 ) -> list[Counts]:
     """Count each pass of hyper-parallel decoding by the layers of a model."""
     from raypd.decoding.attention import triton_kernel
-    from raypd.decoding.layers import in_triton, triton_experts, triton_kernels
+    from raypd.decoding.layers import (
+        in_triton,
+        triton_experts,
+        triton_kernels,
+        triton_recurrent,
+    )
 
     passed: list[Counts] = []
     kernels = {"_norm": (0, 2), "_store_heads": (0, 0), "_swiglu": (0, 1), "_quantize": (0, 1)}
@@ -140,6 +164,10 @@ def passes(
     kernels["_grouped"] = ()
     for name, moved in kernels.items():
         monkeypatch.setattr(triton_experts, name, Launches(passed, name, moved))
+    kernels = {"_convolve": (0, 6), "_gather": (3, 3), "_delta_scan": (6, 11), "_mamba_scan": (6,)}
+    kernels |= {"_gated_norm": (0, 1, 3), "_sigmoid_gate": (0, 0, 2)}
+    for name, moved in kernels.items():
+        monkeypatch.setattr(triton_recurrent, name, Launches(passed, name, moved))
     for name, moved in {"_attend": (0, 3), "_merge": (0, 2)}.items():
         monkeypatch.setattr(triton_kernel, name, Launches(passed, name, moved))
     l40s = triton_kernel.Gpu((8, 9), 142)
@@ -153,8 +181,11 @@ def passes(
     count_copies(monkeypatch, passed)
     monkeypatch.setattr(Engine, "_sample", sample)
     with META:
-        sizes = SHAPES[shape].sizes | {"num_hidden_layers": LAYERS}
-        config = AutoConfig.for_model(SHAPES[shape].kind, **sizes)
+        shapes = SHAPES | HYBRIDS
+        sizes = shapes[shape].sizes | {"num_hidden_layers": LAYERS}
+        if shapes[shape].is_recurrent:
+            sizes["layer_types"] = ["linear_attention", "linear_attention", "full_attention"]
+        config = AutoConfig.for_model(shapes[shape].kind, **sizes)
         model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
     if fp8:
         quantize(model, "fp8")
@@ -163,7 +194,7 @@ def passes(
     engine = Engine(model, max_num_seqs=64, max_num_batched_tokens=8192, attention=attention)
     work = WORKS["W1 keys"]
     for tokens in work.draw(documents, 1000, seed=1):
-        engine.submit(work.program(tokens, 1000, isolate=False))
+        engine.submit(work.program(tokens, 1000, isolate=shapes[shape].is_recurrent))
     while engine.pending:
         passed.append(Counts())
         with passed[-1]:
@@ -201,6 +232,25 @@ def test_a_layer_of_experts_is_few_launches(documents, fp8, shape, monkeypatch):
         counts.bytes.pop("_merge", 0)
         kilobytes = counts.bytes.total() / counts.tokens / LAYERS / 1024
         assert kilobytes <= (190 if fp8 else 130)
+
+
+@pytest.mark.parametrize("shape", HYBRIDS)
+@pytest.mark.parametrize(("documents", "fp8"), [(1, False), (16, False), (16, True)])
+def test_a_recurrent_layer_is_few_launches(documents, fp8, shape, monkeypatch):
+    counted = passes(monkeypatch, "triton", True, documents, fp8, shape)
+    scan = "_delta_scan" if shape == "Qwen3.5-4B" else "_mamba_scan"
+    for counts in counted:
+        around_layers = 20  # Embedding, rotary embedding, last norm, head.
+        # The convolution of a prompt is three launches.
+        launches_per_layer = 16 if counts.kernels["_gather"] else 14
+        launches = sum(count for name, count in counts.kernels.items() if name not in GROWTH)
+        assert launches <= launches_per_layer * LAYERS + around_layers
+        assert counts.kernels[scan] == 2
+        assert set(counts.copies) == {"pinned"}
+        assert counts.copies["pinned"] <= 5
+    # In decoding a convolution is one launch.
+    assert counted[-1].kernels["_convolve"] == 2
+    assert counted[-1].kernels["_gather"] == 0
 
 
 def test_without_triton_scores_are_not_written_out_either(monkeypatch):

@@ -12,15 +12,21 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
+from raypd.decoding import engine as engines
+from raypd.decoding.attention import avx512
 from raypd.decoding.engine import Engine
+from raypd.decoding.layers import recurrent
+from raypd.decoding.layers.in_c import CBuilder
 from raypd.decoding.methods.autoregressive import autoregressive
 from raypd.decoding.methods.guided import guided
 from raypd.decoding.methods.hyper_parallel import Slot, SlottedPrompt, hyper_parallel
 from raypd.decoding.methods.intra_prompt import Context, PromptTree, Question, intra_prompt
+from raypd.decoding.models.decoder import DecoderModel
 from raypd.decoding.models.hybrid import Hybrid
 from raypd.decoding.pack import pack_model
 from raypd.decoding.program import Feed, Program, ProgramError, StatesFull
-from raypd.decoding.recurrence import mixers
+from raypd.decoding.quantized import quantize
+from raypd.decoding.recurrence.plan import RecurrentPass
 from raypd.decoding.sequence import Sequence
 from raypd.decoding.text import Prompt
 from raypd.decoding.visibility import Reach
@@ -44,6 +50,9 @@ METHODS = ["autoregressive", "guided", "intra_prompt", "hyper_parallel"]
 # One of each kind of recurrence.
 KINDS = ["qwen3_5_text", "granitemoehybrid", "lfm2"]
 K_MAX = 6
+needs_native = pytest.mark.skipif(
+    not avx512.is_best(torch.device("cpu"), torch.bfloat16), reason="needs AVX-512 BF16, no AMX"
+)
 
 
 def value_alone(stock: PreTrainedModel, prompt: SlottedPrompt, slot: Slot) -> list[Picked]:
@@ -90,7 +99,7 @@ def hybrid_case(method: str, kind: str) -> Case:
 def test_exact_in_chunks_beside_other_programs(method, kind):
     model, _ = pair(kind)
     engine = Engine(model, max_num_seqs=4, max_num_batched_tokens=24)
-    assert isinstance(engine.model, Hybrid)
+    assert isinstance(engine.model, DecoderModel)
     names = dict.fromkeys(["autoregressive", method, "hyper_parallel"])
     run_all(engine, {name: hybrid_case(name, kind) for name in names}, 1e-3)
     assert engine.states.used == len(engine.scheduler.prefixes)
@@ -123,10 +132,11 @@ def test_a_program_that_loses_its_states_is_fed_again_and_answers_the_same(
 @pytest.mark.parametrize("kind", ["qwen3_5_text", "granitemoehybrid"])
 @pytest.mark.parametrize("method", METHODS)
 def test_exact_by_scans_in_chunks(method, kind, monkeypatch):
-    monkeypatch.setattr(mixers.native, "refusal", lambda: "this test is for processors without it")
+    refused = "this test is for processors without it"
+    monkeypatch.setattr(recurrent.native, "refusal", lambda: refused)
     model, _ = pair(kind)
     engine = Engine(model, max_num_batched_tokens=90)
-    assert not any(mixer.in_c for mixer in engine.model.mixers)
+    assert not any(recurrence.in_c for recurrence in engine.model.recurrences)
     run_all(engine, {method: hybrid_case(method, kind)}, 1e-3)
 
 
@@ -134,9 +144,20 @@ def test_exact_by_scans_in_chunks(method, kind, monkeypatch):
 @pytest.mark.parametrize("method", ["intra_prompt", "hyper_parallel"])
 def test_exact_by_the_functions_that_kernels_replace(method, kind, monkeypatch):
     # On a CPU these are transformers' own, which take the same arguments as the kernels.
-    monkeypatch.setattr(mixers.Mixer, "installed", lambda mixer, function, package: function)
+    monkeypatch.setattr(recurrent.Recurrence, "has_package", lambda part, package: True)
     model, _ = pair(kind)
     engine = Engine(model, max_num_batched_tokens=90)
+    run_all(engine, {method: hybrid_case(method, kind)}, 1e-3)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("method", METHODS)
+def test_exact_where_no_family_is_registered(method, kind, monkeypatch):
+    # As for a model with an adapter beside its weights.
+    monkeypatch.setattr(engines, "find_family", lambda model: None)
+    model, _ = pair(kind)
+    engine = Engine(model, max_num_batched_tokens=90)
+    assert isinstance(engine.model, Hybrid)
     run_all(engine, {method: hybrid_case(method, kind)}, 1e-3)
 
 
@@ -169,8 +190,8 @@ def test_programs_that_compete_for_states_wait_for_each_other(kind, monkeypatch)
     model, _ = pair(kind)
     engine = Engine(model, max_num_batched_tokens=24, max_states=9)
     monkeypatch.setattr(engine.scheduler, "_has_states", lambda feed: True)
-    evict = mock.Mock(wraps=engine.scheduler._evict_prefix)
-    monkeypatch.setattr(engine.scheduler, "_evict_prefix", evict)
+    evict = mock.Mock(wraps=engine.scheduler.evict_prefix)
+    monkeypatch.setattr(engine.scheduler, "evict_prefix", evict)
     run_all(engine, {method: hybrid_case(method, kind) for method in METHODS}, 1e-3)
     # The states ran out.
     assert evict.called
@@ -229,16 +250,16 @@ def test_branches_are_decoded_by_one_update_per_layer(kind, monkeypatch):
     slots = [Slot(end, EverySeventh()) for end in range(20, 60, 4)]
     prompt = SlottedPrompt(tokens_of(random.Random(2), 60, 60), slots)
     batches: list[int] = []
-    compute = mixers.RecurrentPass.convolve
+    compute = RecurrentPass.convolve
 
     def counted(work, layer, *arguments):
         batches.append(len(work.chunks.steps))
         return compute(work, layer, *arguments)
 
-    monkeypatch.setattr(mixers.RecurrentPass, "convolve", counted)
+    monkeypatch.setattr(RecurrentPass, "convolve", counted)
     programs = [hyper_parallel(prompt, K_MAX, isolate_values=True) for _ in range(3)]
     engine.run(programs)
-    layers = len(engine.model.mixers)
+    layers = len(engine.model.recurrences)
     prefill = layers
     # In the prompt, one batch for each level of the chain; behind it, one for all branches.
     assert set(batches[:prefill]) == {len(slots) + 1}
@@ -266,6 +287,60 @@ def test_bfloat16_is_within_the_models_own_error(kind):
         return float((logits.float() - want).norm(dim=-1).median())
 
     assert middle_error(got) < 1.2 * middle_error(own)
+
+
+def _branching(tokens: list[int]) -> Program[torch.Tensor]:
+    """Feed a text with two branches in the middle and at its end; return all logits."""
+    seen = {(segment, other): Reach.CAUSAL for segment in (1, 2) for other in {0, segment}}
+    text = len(tokens) - 12
+    predictions = yield Feed(
+        tokens[:text],
+        range(text),
+        reach=seen,
+        sample_at=range(text),
+        want_logits=True,
+        continues={1: text // 2, 2: text - 1},
+    )
+    logits = list(predictions.logits)
+    for first in range(text, len(tokens), 6):
+        # The tokens of both branches, in turn.
+        step = (first - text) // 2
+        positions = []
+        for offset in range(step, step + 3):
+            positions += [text // 2 + 1 + offset, text + offset]
+        predictions = yield Feed(
+            tokens[first : first + 6],
+            positions,
+            [1, 2] * 3,
+            sample_at=range(6),
+            want_logits=True,
+        )
+        logits += predictions.logits
+    return torch.stack(logits)
+
+
+@needs_native
+@pytest.mark.parametrize("quantization", ["none", "w8a8"])
+@pytest.mark.parametrize("kind", HYBRIDS)
+def test_packed_branches_are_as_near_to_float32_as_those_in_torch(kind, quantization):
+    tokens = tokens_of(random.Random(6), 90, 90)
+    # Experts are all used, so that no rounding sends a token to another one.
+    experts = {"num_experts_per_tok": 4, "num_experts": 4} if "moe" in kind else {}
+    sizes = {"head_dim": 32, **experts}
+    (want,) = Engine(tiny_model(kind, **sizes)).run([_branching(tokens)])
+
+    def error(is_packed: bool) -> float:
+        model = tiny_model(kind, **sizes).bfloat16()
+        if quantization != "none":
+            quantize(model, quantization)
+        if is_packed:
+            model = pack_model(model)
+            assert isinstance(model.builder, CBuilder)
+        (found,) = Engine(model, max_num_batched_tokens=32).run([_branching(tokens)])
+        return float((found.float() - want).norm(dim=-1).median())
+
+    # In 8 bits a rounding difference of a layer's inputs goes far.
+    assert error(True) < (1.15 if quantization == "none" else 1.3) * error(False)
 
 
 def _feeds(*feeds: Feed) -> Program:
@@ -338,7 +413,7 @@ def test_states_that_do_not_fit_are_named():
     model, _ = pair("granitemoehybrid")
     with pytest.raises(ValueError, match=r"holds 3 states of .* 8 are needed at least"):
         Engine(model, max_states=3)
-    little = mock.patch("raypd.decoding.models.hybrid.free_memory", return_value=100_000)
+    little = mock.patch("raypd.decoding.recurrence.states.free_memory", return_value=100_000)
     with little, pytest.raises(ValueError, match="memory of cpu holds 2 states"):
         Engine(model)
     engine = Engine(model, max_states=9)

@@ -276,6 +276,53 @@ def test_the_kernels_around_the_experts_compile(monkeypatch, tmp_path):
         assert stack == 0
 
 
+@needs_triton
+@pytest.mark.parametrize("capability", [89, *slow((80,), (90,))])
+def test_the_kernels_of_recurrent_layers_compile(capability, monkeypatch, tmp_path):
+    from raypd.decoding.layers import triton_recurrent
+
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    names = ["values", "store", "weight", "bias", "mixed", "writing", "forgetting", "decay"]
+    names += ["offset", "steps", "through", "gate"]
+    indices = ["numbers", "starts", "ends", "offsets", "rows", "groups"]
+    factors = ["scale", "eps", "lowest", "highest"]
+    types = {
+        **dict.fromkeys(names, "*bf16"),
+        **dict.fromkeys(indices, "*i64"),
+        **dict.fromkeys(factors, "fp32"),
+        "states": "*fp32",
+        "x": "*fp32",
+        "out": "*bf16",
+    }
+    scan_types = types | {"out": "*fp32"}
+    # The sizes of Qwen3.5-4B and Granite 4-H-Micro.
+    convolution = {"CHANNELS": 8192, "BIAS": True, "SILU": True, "INPUTS": 3}
+    convolution["BLOCK"] = triton_recurrent._CHANNELS
+    delta = {"HEADS": 32, "KEY_HEADS": 16, "KEYS": 128, "VALUES": 128, "KEY_BLOCK": 128}
+    delta["VALUE_BLOCK"] = triton_recurrent._VALUES
+    mamba = {"HEADS": 64, "KEY_GROUPS": 1, "DIM": 64, "STATE": 128, "STATE_BLOCK": 128}
+    mamba["DIM_BLOCK"] = triton_recurrent._VALUES
+    norm = {"PARTS": 32, "DIM": 128, "BLOCK": 128, "NORM": True}
+    gather = {"CHANNELS": 8192, "BLOCK": triton_recurrent._CHANNELS}
+    for kernel, its_types, constants in (
+        (triton_recurrent._convolve, types, convolution | {"SINGLE": True}),
+        (triton_recurrent._convolve, types, convolution | {"SINGLE": False}),
+        (triton_recurrent._gather, types, gather),
+        (triton_recurrent._delta_scan, scan_types, delta),
+        (triton_recurrent._mamba_scan, scan_types, mamba),
+        (triton_recurrent._gated_norm, types, norm | {"GATE_FIRST": False, "APART": False}),
+        (triton_recurrent._gated_norm, types, norm | {"GATE_FIRST": True, "APART": True}),
+        (
+            triton_recurrent._sigmoid_gate,
+            types | {"x": "*bf16"},
+            {"DIM": 4096, "BLOCK": triton_recurrent._CHANNELS},
+        ),
+    ):
+        result, stack = compiled(kernel, capability, its_types, constants, 4)
+        assert result.metadata.shared <= SHARED_MEMORY
+        assert stack == 0
+
+
 @pytest.mark.parametrize(
     ("dtype", "capability", "error", "message"),
     [

@@ -107,6 +107,13 @@ class QuantizedExperts(torch.nn.Module):
         return torch.nn.functional.linear(x, weight, None if bias is None else bias[expert])
 
 
+def is_silu(activation: Any) -> bool:
+    """Tell whether an activation of transformers is SiLU."""
+    if activation is torch.nn.functional.silu:
+        return True
+    return type(activation).__name__ in ("SiLU", "SiLUActivation")
+
+
 def gate_of(experts: Any) -> Gate | None:
     """Return the activation of experts of transformers; None if the engine does not have it."""
     if isinstance(experts, QuantizedExperts):
@@ -114,8 +121,7 @@ def gate_of(experts: Any) -> Gate | None:
     if not getattr(experts, "has_gate", False) or getattr(experts, "has_post_expert_norm", False):
         return None
     if type(experts)._apply_gate.__name__ == "_default_apply_gate":
-        is_silu = type(experts.act_fn).__name__ in ("SiLU", "SiLUActivation")
-        return Gate(GateKind.SWIGLU) if is_silu else None
+        return Gate(GateKind.SWIGLU) if is_silu(experts.act_fn) else None
     if type(experts).__name__ == "GptOssExperts":
         return Gate(GateKind.CLAMPED, float(experts.alpha), float(experts.limit))
     return None

@@ -29,12 +29,26 @@ from raypd.decoding.layers.in_torch import (
     Router,
     Shared,
 )
+from raypd.decoding.layers.recurrent import (
+    GatedDelta,
+    Mamba2,
+    Recurrence,
+    ShortConvolution,
+    joined_parts,
+)
+from raypd.decoding.layers.recurrent_in_c import (
+    CGatedDelta,
+    CMamba2,
+    CShortConvolution,
+    refusal,
+)
 from raypd.decoding.layers.sources import (
     AttentionSource,
     ExpertsSource,
     Linears,
     MlpSource,
     NormStyle,
+    RecurrentSource,
     Rope,
     SoftmaxRouter,
     epsilon,
@@ -99,20 +113,28 @@ class CAttention(Attention):
 
     def project(self, x: torch.Tensor, rope: Rope, step: Step) -> Projected:
         joined = self.projection(x).unflatten(-1, (-1, self.head_dim))  # [tokens, all heads, ...]
-        query, key, value = joined.split([self.heads, self.kv_heads, self.kv_heads], 1)
+        query, key, value = joined[:, : self.heads + 2 * self.kv_heads].split(
+            [self.heads, self.kv_heads, self.kv_heads], 1
+        )
+        gate = joined[:, self.heads + 2 * self.kv_heads :].flatten(1) if self.gated else None
+        # Queries and keys are neighbours, and are rotated in one call.
+        both = joined[:, : self.heads + self.kv_heads]
         if len(self.norms) == 0:
             if self.rotated:
-                # Queries and keys are neighbours, and are rotated in one call.
-                native.rotate(joined[:, : -self.kv_heads], rope.cos, rope.sin)
-            return query, key, value
+                native.rotate(both, rope.cos, rope.sin)
+            return Projected(query, key, value, gate)
         if self.norms_last and self.rotated:
-            native.rotate(joined[:, : -self.kv_heads], rope.cos, rope.sin)
+            native.rotate(both, rope.cos, rope.sin)
         query = self._normed(query, self.norms[0])
         key = self._normed(key, self.norms[1])
         if self.rotated and not self.norms_last:
             native.rotate(query, rope.cos, rope.sin)
             native.rotate(key, rope.cos, rope.sin)
-        return query, key, value
+        return Projected(query, key, value, gate)
+
+    def scaled(self, out: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
+        native.sigmoid_gate(out, gate)
+        return out
 
     def _normed(self, x: torch.Tensor, norm: Any) -> torch.Tensor:
         if not self.norms_all_heads:
@@ -263,8 +285,7 @@ class CBuilder(Builder):
         return CNorm(module, style)
 
     def attention(self, source: AttentionSource) -> Attention:
-        outputs = (source.heads + 2 * source.kv_heads) * source.head_dim
-        is_even = source.head_dim % 32 == 0 and _outputs(source.linears) == outputs
+        is_even = source.head_dim % 32 == 0 and source.linears.outputs == source.outputs
         if not is_even or not _are_packable(source.linears):
             self.fallbacks.append(f"attention with heads of {source.head_dim}")
             return Attention(source)
@@ -308,6 +329,41 @@ class CBuilder(Builder):
         experts = CExperts(source, router, shared, gate_up, down)
         experts.count = len(weights.gate_up)
         return experts
+
+    def gated_delta(self, source: RecurrentSource) -> Recurrence:
+        return self.recurrence(source, GatedDelta, CGatedDelta)
+
+    def mamba2(self, source: RecurrentSource) -> Recurrence:
+        return self.recurrence(source, Mamba2, CMamba2)
+
+    def short_convolution(self, source: RecurrentSource) -> Recurrence:
+        return self.recurrence(source, ShortConvolution, CShortConvolution)
+
+    def recurrence(
+        self, source: RecurrentSource, in_torch: type[Recurrence], in_c: type[Recurrence]
+    ) -> Recurrence:
+        """Build a recurrent layer.
+
+        Args:
+            source: What it computes.
+            in_torch: Its kind in torch.
+            in_c: Its kind by native.c.
+        """
+        number = len(self.recurrences)
+        part = in_torch(source, number)
+        reason = refusal(part)
+        if reason is None:
+            part = in_c(source, number)
+        else:
+            self.fallbacks.append(reason)
+        groups = source.by_kind()
+        if all(_are_packable(linears) for linears, _ in groups):
+            part.projection = joined_parts(
+                [self.joined(linears, rows=order) for linears, order in groups]
+            )
+        else:
+            self.fallbacks.append(f"projection of {in_torch.__name__}")
+        return self.counted(part)
 
     def router(self, source: ExpertsSource) -> Router:
         """Build the router of a mixture."""
@@ -410,14 +466,9 @@ def _are_packable(linears: Linears) -> bool:
     return kinds == {Int8Linear}
 
 
-def _outputs(linears: Linears) -> int:
-    """Count the outputs of linear layers."""
-    return sum(int(module.weight.shape[0]) for module in linears.modules)
-
-
 def _has_swiglu(source: MlpSource) -> bool:
     """Tell whether native.c has the activation of an MLP of this size."""
-    return source.is_silu and _outputs(source.inputs) % 32 == 0
+    return source.is_silu and source.inputs.outputs % 32 == 0
 
 
 def _int8_products(weights: ExpertWeights, name: str) -> list[Int8Linear]:

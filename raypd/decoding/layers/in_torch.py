@@ -5,22 +5,39 @@ makes them, and the builders of other devices override what these compute in ano
 """
 
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from raypd.decoding.attention.step import Step
+from raypd.decoding.layers.recurrent import GatedDelta, Mamba2, Recurrence, ShortConvolution
 from raypd.decoding.layers.sources import (
     AttentionSource,
     ExpertsSource,
     Linears,
     MlpSource,
     NormStyle,
+    RecurrentSource,
     Rope,
 )
 
-# Queries, and keys and values, or None for those that a kernel has put into the cache already.
-Projected = tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]
+
+class Projected(NamedTuple):
+    """What attention reads of a pass.
+
+    Attributes:
+        query: [tokens, heads, head_dim]
+        key: [tokens, kv_heads, head_dim], or None if a kernel has put keys and values into the
+            cache already.
+        value: [tokens, kv_heads, head_dim], or None likewise.
+        gate: The gates of the outputs before the sigmoid, [tokens, heads * head_dim], if there are
+            any.
+    """
+
+    query: torch.Tensor
+    key: torch.Tensor | None
+    value: torch.Tensor | None
+    gate: torch.Tensor | None = None
 
 
 class Norm(torch.nn.Module):
@@ -69,6 +86,7 @@ class Attention(torch.nn.Module):
         self.kv_heads = source.kv_heads
         self.head_dim = source.head_dim
         self.rotated = source.rotated
+        self.gated = source.gated
         self.take(source)
 
     def take(self, source: AttentionSource) -> None:
@@ -93,12 +111,22 @@ class Attention(torch.nn.Module):
         Returns:
             [tokens, heads * head_dim]
         """
-        query, key, value = self.project(x, rope, step)
-        return step.attend(step, self.layer, query, key, value).flatten(1)
+        query, key, value, gate = self.project(x, rope, step)
+        out = step.attend(step, self.layer, query, key, value).flatten(1)
+        return out if gate is None else self.scaled(out, gate)
+
+    def scaled(self, out: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
+        """Scale outputs [tokens, heads * head_dim] by the sigmoid of their gates."""
+        return out * torch.sigmoid(gate)
 
     def project(self, x: torch.Tensor, rope: Rope, step: Step) -> Projected:
-        """Compute queries [tokens, heads, head_dim], keys, values [tokens, kv_heads, head_dim]."""
+        """Compute what attention reads."""
         query, key, value = self._linear_outputs(x)
+        gate: torch.Tensor | None = None
+        if self.gated:
+            both = query.unflatten(-1, (self.heads, 2, self.head_dim))
+            query = both[:, :, 0].flatten(1)
+            gate = both[:, :, 1].flatten(1)
         if self.query_norm is not None and self.norms_all_heads:
             query = self.query_norm(query)
             key = self.key_norm(key)
@@ -115,10 +143,13 @@ class Attention(torch.nn.Module):
         if norms_heads and self.norms_last:
             query = self.query_norm(query)
             key = self.key_norm(key)
-        return query, key, value
+        return Projected(query, key, value, gate)
 
     def _linear_outputs(self, x: torch.Tensor) -> list[torch.Tensor]:
-        """Return queries, keys and values, [tokens, heads * head_dim] each."""
+        """Return queries, keys and values, [tokens, heads * head_dim] each.
+
+        Gates are beside their queries.
+        """
         if len(self.linears) > 1:
             return [linear(x) for linear in self.linears]
         query_size = self.heads * self.head_dim
@@ -278,10 +309,12 @@ class Builder:
 
     Attributes:
         fallbacks: The parts that a builder of another device has left to torch, and why.
+        recurrences: The recurrent layers that it built.
     """
 
     def __init__(self) -> None:
         self.fallbacks: list[str] = []
+        self.recurrences: list[Recurrence] = []
 
     @property
     def is_stable(self) -> bool:
@@ -314,6 +347,20 @@ class Builder:
 
     def experts(self, source: ExpertsSource) -> Experts:
         return Experts(source, Router(source), self.shared_mlp(source))
+
+    def gated_delta(self, source: RecurrentSource) -> Recurrence:
+        return self.counted(GatedDelta(source, len(self.recurrences)))
+
+    def mamba2(self, source: RecurrentSource) -> Recurrence:
+        return self.counted(Mamba2(source, len(self.recurrences)))
+
+    def short_convolution(self, source: RecurrentSource) -> Recurrence:
+        return self.counted(ShortConvolution(source, len(self.recurrences)))
+
+    def counted(self, recurrence: Recurrence) -> Recurrence:
+        """Note a recurrent layer, and return it."""
+        self.recurrences.append(recurrence)
+        return recurrence
 
     def shared_mlp(self, source: ExpertsSource) -> Shared | None:
         """Build the MLP of a mixture that all tokens go through, if there is one."""

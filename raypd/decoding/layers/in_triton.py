@@ -21,9 +21,15 @@ import torch
 
 import raypd.decoding.layers.triton_experts as experts_kernels
 import raypd.decoding.layers.triton_kernels as kernels
+import raypd.decoding.layers.triton_recurrent as recurrent_kernels
 from raypd.decoding.attention.plan import power_of_two
 from raypd.decoding.attention.step import Step
-from raypd.decoding.layers.expert_weights import QuantizedExperts, gate_of, read_weights
+from raypd.decoding.layers.expert_weights import (
+    QuantizedExperts,
+    gate_of,
+    is_silu,
+    read_weights,
+)
 from raypd.decoding.layers.in_torch import (
     Attention,
     Builder,
@@ -34,12 +40,19 @@ from raypd.decoding.layers.in_torch import (
     Projected,
     Router,
 )
+from raypd.decoding.layers.recurrent import Mamba2, Recurrence, joined_parts
+from raypd.decoding.layers.recurrent_in_triton import (
+    CudaGatedDelta,
+    CudaMamba2,
+    CudaShortConvolution,
+)
 from raypd.decoding.layers.sources import (
     AttentionSource,
     ExpertsSource,
     Linears,
     MlpSource,
     NormStyle,
+    RecurrentSource,
     Rope,
     SoftmaxRouter,
     epsilon,
@@ -117,10 +130,11 @@ class CudaAttention(Attention):
             self.eps = epsilon(query_norm)
 
     def project(self, x: Any, rope: Rope, step: Step) -> Projected:
-        # [tokens, heads + 2 * kv_heads, head_dim]
+        # [tokens, heads + 2 * kv_heads, head_dim], and as many heads with gates.
         joined = self.projection(x).unflatten(-1, (-1, self.head_dim))
+        count = self.heads + 2 * self.kv_heads
         query = kernels.store_heads(
-            joined,
+            joined[:, :count],
             self.heads,
             rope if self.rotated else None,
             self.norms,
@@ -130,7 +144,11 @@ class CudaAttention(Attention):
             self.layer.number,
         )
         # Keys and values are in the cache now.
-        return query, None, None
+        gate = joined[:, count:].flatten(1) if self.gated else None
+        return Projected(query, None, None, gate)
+
+    def scaled(self, out: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
+        return recurrent_kernels.sigmoid_gate(out, gate)
 
 
 class CudaMlp(Mlp):
@@ -235,15 +253,13 @@ class CudaBuilder(Builder):
         return CudaNorm(module, style, fp8=getattr(reader, "reads_fp8", False))
 
     def attention(self, source: AttentionSource) -> Attention:
-        modules = source.linears.modules
-        outputs = (source.heads + 2 * source.kv_heads) * source.head_dim
         is_even = source.head_dim == power_of_two(source.head_dim)
         if source.has_norms and (source.norms_all_heads or source.norms_last):
             is_even = False
         if not is_even or not are_joinable(source.linears):
             self.fallbacks.append(f"attention with heads of {source.head_dim}")
             return Attention(source)
-        if sum(int(module.weight.shape[0]) for module in modules) != outputs:
+        if source.linears.outputs != source.outputs:
             self.fallbacks.append("attention whose values have another size than keys")
             return Attention(source)
         return CudaAttention(source, joined(source.linears, projected_rows(source)))
@@ -273,6 +289,32 @@ class CudaBuilder(Builder):
             self.fallbacks.append(f"experts {type(source.experts).__name__}")
             return Experts(source, router, shared)
         return CudaExperts(source, router, shared)
+
+    def gated_delta(self, source: RecurrentSource) -> Recurrence:
+        return self.recurrence(CudaGatedDelta(source, len(self.recurrences)), source)
+
+    def mamba2(self, source: RecurrentSource) -> Recurrence:
+        part = CudaMamba2(source, len(self.recurrences))
+        if not is_silu(part.activation):
+            self.fallbacks.append("activation of Mamba2")
+            return self.recurrence(Mamba2(source, len(self.recurrences)), source)
+        return self.recurrence(part, source)
+
+    def short_convolution(self, source: RecurrentSource) -> Recurrence:
+        return self.recurrence(CudaShortConvolution(source, len(self.recurrences)), source)
+
+    def recurrence(self, part: Recurrence, source: RecurrentSource) -> Recurrence:
+        """Join the linear layers of a recurrent layer, as far as they are of one kind."""
+        groups = source.by_kind()
+        if all(are_joinable(linears) for linears, _ in groups):
+            products = [CudaProduct(joined(linears, order)) for linears, order in groups]
+            part.projection = joined_parts(products)
+            # A factor of its inputs is applied before they are converted.
+            is_plain = len(products) == 1 and part.input_factor == 1.0
+            part.reads_fp8 = is_plain and products[0].reads_fp8
+        else:
+            self.fallbacks.append(f"projection of {type(part).__name__}")
+        return self.counted(part)
 
 
 def are_joinable(linears: Linears) -> bool:

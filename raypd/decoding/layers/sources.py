@@ -14,9 +14,7 @@ from typing import Any, NamedTuple
 import torch
 
 from raypd.decoding.attention.step import AttentionLayer
-
-# The names of the classes of transformers that compute silu.
-_SILU = {"SiLU", "SiLUActivation"}
+from raypd.decoding.layers.expert_weights import is_silu
 
 
 class Rope(NamedTuple):
@@ -54,6 +52,23 @@ class Linears:
     def modules(self) -> list[Any]:
         return [getattr(self.owner, name) for name in self.names]
 
+    @property
+    def outputs(self) -> int:
+        """The number of their outputs."""
+        return sum(int(module.weight.shape[0]) for module in self.modules)
+
+    def by_kind(self) -> list[Linears]:
+        """Split the layers where their kind changes: some may be quantized, and others not."""
+        groups: list[list[str]] = []
+        last_kind: type | None = None
+        for name in self.names:
+            kind = type(getattr(self.owner, name))
+            if kind is not last_kind:
+                groups.append([])
+            groups[-1].append(name)
+            last_kind = kind
+        return [Linears(self.owner, *names) for names in groups]
+
     def drop(self) -> None:
         """Remove the layers from their owner, after their weights were copied."""
         for name in self.names:
@@ -82,6 +97,16 @@ class AttentionSource:
     # The order in which `Rope` expects the numbers of a head, [head_dim]; None for their own.
     # Queries and keys change their order alike, so scores stay the same.
     order: torch.Tensor | None = None
+    # Whether each query head comes with a gate of its size, whose sigmoid scales the head's output.
+    gated: bool = False
+
+    @property
+    def outputs(self) -> int:
+        """Outputs of the linear layers."""
+        heads = self.heads + 2 * self.kv_heads
+        if self.gated:
+            heads += self.heads
+        return heads * self.head_dim
 
     @property
     def has_norms(self) -> bool:
@@ -99,7 +124,36 @@ class MlpSource:
 
     @property
     def is_silu(self) -> bool:
-        return type(self.activation).__name__ in _SILU
+        return is_silu(self.activation)
+
+
+@dataclass
+class RecurrentSource:
+    """A recurrent or convolution layer of transformers, up to its output product."""
+
+    # The module, which has a convolution, rates and a norm.
+    module: Any
+    # The layers that read the hidden states.
+    linears: Linears
+    # The order of their outputs in which they are computed on, [outputs]; None for their own.
+    order: torch.Tensor | None = None
+    # The factors of the layer's inputs and of what the linear layers give, [outputs].
+    input_factor: float = 1.0
+    factors: torch.Tensor | None = None
+
+    def by_kind(self) -> list[tuple[Linears, torch.Tensor | None]]:
+        """Split the linear layers where their kind changes, each with the order of its outputs.
+
+        Outputs change their places only within a layer.
+        """
+        groups: list[tuple[Linears, torch.Tensor | None]] = []
+        begin = 0
+        for linears in self.linears.by_kind():
+            end = begin + linears.outputs
+            order = None if self.order is None else self.order[begin:end] - begin
+            groups.append((linears, order))
+            begin = end
+        return groups
 
 
 @dataclass
@@ -145,13 +199,28 @@ def epsilon(module: Any) -> float:
 
 
 def projected_rows(source: AttentionSource) -> torch.Tensor | None:
-    """Return the order of the outputs of a projection in which `Rope` expects them, [outputs]."""
-    if source.order is None:
+    """Return the order of the outputs of a projection in which they are computed on, [outputs].
+
+    It has queries, keys and values, as `Rope` expects them, and then the gates. None stands for
+    their own order.
+    """
+    head_dim = source.head_dim
+    if source.order is None and not source.gated:
         return None
-    first = torch.arange(source.heads + source.kv_heads)[:, None] * source.head_dim
-    rotated = (first + source.order).flatten()
-    values = torch.arange(source.kv_heads * source.head_dim) + len(rotated)
-    return torch.cat([rotated, values])
+    order = torch.arange(head_dim) if source.order is None else source.order
+    # The outputs of a query head and of its gate stand side by side.
+    query_size = 2 * head_dim if source.gated else head_dim
+    first_query = torch.arange(source.heads)[:, None] * query_size
+    first_key = source.heads * query_size + torch.arange(source.kv_heads)[:, None] * head_dim
+    first_value = source.heads * query_size + source.kv_heads * head_dim
+    parts = [
+        (first_query + order).flatten(),
+        (first_key + order).flatten(),
+        first_value + torch.arange(source.kv_heads * head_dim),
+    ]
+    if source.gated:
+        parts.append((first_query + head_dim + torch.arange(head_dim)).flatten())
+    return torch.cat(parts)
 
 
 def in_order(norm: Any, source: AttentionSource) -> Any:

@@ -78,6 +78,7 @@ def store_heads(
             query_weight,
             key_weight,
             eps,
+            joined.stride(0),
             *keys.stride()[:2],
             *values.stride()[:2],
             cos.stride(0),
@@ -204,6 +205,7 @@ def _store_heads(  # type: ignore[no-untyped-def]
     query_weight,
     key_weight,
     eps,
+    token_stride,
     key_slot,
     key_head,
     value_slot,
@@ -221,8 +223,9 @@ def _store_heads(  # type: ignore[no-untyped-def]
     """Process some heads of a token: queries, keys and values.
 
     Queries are normed and rotated in place. Keys are normed, rotated and put into the cache. Values
-    are put there as they are. Shapes: joined [tokens, HEADS + 2 * KV_HEADS, 2 * HALF], cos and sin
-    [tokens, 2 * HALF], keys and values [slots, KV_HEADS, 2 * HALF].
+    are put there as they are. Shapes: joined [tokens, HEADS + 2 * KV_HEADS, 2 * HALF], its tokens
+    `token_stride` apart, cos and sin [tokens, 2 * HALF], keys and values [slots, KV_HEADS, 2 *
+    HALF].
     """
     TYPE: tl.constexpr = joined.dtype.element_ty
     WIDE: tl.constexpr = tl.float64 if tl.float64 == TYPE else tl.float32
@@ -233,7 +236,7 @@ def _store_heads(  # type: ignore[no-untyped-def]
     is_key = (head >= HEADS) & (head < HEADS + KV_HEADS)
     is_value = (head >= HEADS + KV_HEADS) & (head < HEADS + 2 * KV_HEADS)
     is_head = (head < HEADS + 2 * KV_HEADS)[:, None]
-    offset = (token * (HEADS + 2 * KV_HEADS) + head)[:, None] * (2 * HALF) + half[None, :]
+    offset = token * token_stride + head[:, None] * (2 * HALF) + half[None, :]
     # The first and second halves of the heads, [BLOCK, HALF] each.
     loaded_first = tl.load(joined + offset, mask=is_head, other=0.0)
     loaded_second = tl.load(joined + offset + HALF, mask=is_head, other=0.0)

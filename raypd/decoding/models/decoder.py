@@ -23,12 +23,19 @@ from raypd.decoding.models.rotation import in_dtype, widened
 
 # The name of the only rotary embedding of most models.
 ONE_ROPE = "rope"
+# The rotary embedding of a model that does not rotate. Nothing reads it.
+_NO_ROPE = Rope(torch.empty(0), torch.empty(0))
 
 
 class DecoderLayer(torch.nn.Module):
     """A layer of a family. Subclasses build their parts by a `Builder` and compute with them."""
 
+    # The attention; None in a layer that does not attend.
     attention: Any
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention = None
 
     def forward(
         self,
@@ -59,6 +66,11 @@ class DecoderModel(torch.nn.Module):
 
     # The style of the last norm; None for a norm that is not an RMS norm.
     norm_style: NormStyle | None = NormStyle.ROUND_FIRST
+    # The names of the embedding, the last norm and the rotary embedding in the module of
+    # transformers. A model that does not rotate has no such embedding.
+    embedding_name = "embed_tokens"
+    norm_name = "norm"
+    rotary_name = "rotary_emb"
 
     def __init__(
         self, model: Any, layer: Callable[[Any, Builder], DecoderLayer], builder: Builder
@@ -74,18 +86,22 @@ class DecoderModel(torch.nn.Module):
         self.text_config = model.config.get_text_config()
         self.dtype = model.dtype
         self.builder = builder
-        self.embed = model.model.embed_tokens
-        self.rotary = model.model.rotary_emb
+        self.embed = getattr(model.model, self.embedding_name)
+        self.rotary: Any = getattr(model.model, self.rotary_name, None)
         self.head = model.lm_head
-        self.norm = builder.norm(model.model.norm, self.norm_style)
+        self.norm = builder.norm(getattr(model.model, self.norm_name), self.norm_style)
         layers = [layer(source, builder) for source in model.model.layers]
         self.layers = torch.nn.ModuleList(layers)
-        self.head_dim: int = layers[0].attention.head_dim
+        # The recurrent layers, which number their states in this order.
+        self.recurrences = list(builder.recurrences)
+        attentions = [made.attention for made in layers if made.attention is not None]
+        self.head_dim = int(attentions[0].head_dim) if attentions else 0
 
     @property
     def is_stable(self) -> bool:
         """Whether a token's logits have the same bits in every pass."""
-        return self.builder.is_stable
+        # Scans add up in chunks, which depend on what else is in a pass.
+        return self.builder.is_stable and not self.recurrences
 
     def forward(
         self,
@@ -123,6 +139,8 @@ class DecoderModel(torch.nn.Module):
 
     def ropes(self, hidden: torch.Tensor, positions: torch.Tensor) -> dict[str, Rope]:
         """Return the rotary embeddings for positions [tokens], by name."""
+        if self.rotary is None:
+            return {ONE_ROPE: _NO_ROPE}
         cos, sin = self.rotary(hidden[None], positions[None])
         rope = in_dtype(Rope(cos[0], sin[0]), hidden.dtype)
         return {ONE_ROPE: widened(rope.cos, rope.sin, self.head_dim)}
@@ -155,6 +173,8 @@ class Family:
         layer: Builds a layer from one of transformers.
         model: What is computed around the layers.
         small: Keys of the configuration of a small model, beside those that all families have.
+        layer_types: The types of layers that it has beside attention, as `layer_types` of a
+            configuration names them.
         takes: Tells by the configuration whether the layer computes a model of these classes.
     """
 
@@ -164,6 +184,7 @@ class Family:
     model: type[DecoderModel] = DecoderModel
     small: dict[str, Any] = field(default_factory=dict)
     takes: Callable[[Any], bool] = _takes_all
+    layer_types: frozenset[str] = frozenset()
 
     def build(self, model: Any, builder: Builder) -> DecoderModel:
         """Build a model of the family out of one of transformers, whose weights are taken."""

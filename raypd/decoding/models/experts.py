@@ -14,8 +14,19 @@ from raypd.decoding.models.decoder import Family
 from raypd.decoding.models.llama import PreNormLayer, mlp_of
 
 # The routers that choose by softmax. Those of the second kind always divide by the sum of weights.
-_SOFTMAX = {"Qwen2MoeTopKRouter", "Qwen3MoeTopKRouter", "OlmoeTopKRouter"}
-_RENORMALIZING = {"MixtralTopKRouter", "GptOssTopKRouter", "GraniteMoeTopKRouter"}
+_SOFTMAX = {
+    "OlmoeTopKRouter",
+    "Qwen2MoeTopKRouter",
+    "Qwen3MoeTopKRouter",
+    "Qwen3NextTopKRouter",
+}
+_RENORMALIZING = {
+    "GptOssTopKRouter",
+    "GraniteMoeHybridTopKRouter",
+    "GraniteMoeTopKRouter",
+    "MixtralTopKRouter",
+    "Qwen3_5MoeTopKRouter",
+}
 # A small mixture uses all its experts, so that no rounding sends a token to another one.
 SMALL = {
     "num_experts": 4,

@@ -1,41 +1,35 @@
-"""Models with recurrent or convolution layers beside attention: transformers' own, with the
-attention function and the recurrent layers replaced.
+"""What configurations say about recurrent layers, and hybrids that no registered family computes.
+
+The latter are models of transformers with an adapter that was not merged, for example. All but
+their attention function and their recurrent layers is left to transformers.
 """
+
+from typing import Any
 
 import torch
 from transformers import PretrainedConfig, PreTrainedModel
 
 from raypd.decoding.attention.step import Step
-from raypd.decoding.memory import free_memory, is_out_of_memory
+from raypd.decoding.layers.in_torch import Builder
+from raypd.decoding.layers.recurrent import Projection, Recurrence
+from raypd.decoding.models.recurrences import build_recurrence, is_recurrent
+from raypd.decoding.models.registry import FAMILIES
 from raypd.decoding.models.stock import Stock
-from raypd.decoding.recurrence.mixers import MIXERS, CurrentPass, Mixer
-from raypd.decoding.recurrence.states import MIN_STATES, StatePool
+from raypd.decoding.recurrence.plan import RecurrentPass
 
-# The families by their classes in transformers, with the types of layers that each has beside
-# attention, as `layer_types` of a configuration names them.
+# The classes of transformers with recurrent layers, and the types of layers that each has beside
+# attention.
 HYBRIDS: dict[str, frozenset[str]] = {
-    "BambaForCausalLM": frozenset({"linear_attention"}),
-    "FalconH1ForCausalLM": frozenset({"hybrid"}),
-    "GraniteMoeHybridForCausalLM": frozenset({"linear_attention"}),
-    "Lfm2ForCausalLM": frozenset({"conv"}),
-    "Lfm2MoeForCausalLM": frozenset({"conv"}),
-    "NemotronHForCausalLM": frozenset({"linear_attention", "mlp", "moe"}),
-    "Qwen3NextForCausalLM": frozenset({"linear_attention"}),
-    "Qwen3_5ForCausalLM": frozenset({"linear_attention"}),
-    "Qwen3_5MoeForCausalLM": frozenset({"linear_attention"}),
+    name: family.layer_types for family in FAMILIES for name in family.classes if family.layer_types
 }
 # A layer of type "hybrid" has both attention and a recurrence.
 _ATTENTION_LAYERS = frozenset({"full_attention", "sliding_attention", "hybrid"})
 _RECURRENT_LAYERS = frozenset({"linear_attention", "conv", "hybrid"})
-# The share of the free memory that states may take; the cache and the passes need the rest.
-_STATE_SHARE = 0.5
-# States for each program of a full batch are at most this many.
-_MAX_STATES_PER_PROGRAM = 64
 
 
 def is_hybrid(model: torch.nn.Module) -> bool:
     """Tell whether a model has recurrent layers that `Hybrid` computes."""
-    return any(_mixer_of(module) is not None for module in model.modules())
+    return any(is_recurrent(module) for module in model.modules())
 
 
 def has_recurrent_layers(config: PretrainedConfig) -> bool:
@@ -63,15 +57,61 @@ def attention_layers(config: PretrainedConfig) -> list[int]:
     return [number for number, kind in enumerate(kinds) if kind in _ATTENTION_LAYERS]
 
 
-def _mixer_of(module: torch.nn.Module) -> type[Mixer] | None:
-    """Return what computes a module of transformers; None if it is no recurrent layer."""
-    kind = type(module)
-    if not kind.__module__.startswith("transformers.models."):
-        return None
-    return MIXERS.get(kind.__name__)
+class CurrentPass:
+    """The pass that a model is computing, if an engine or a training called it."""
+
+    work: RecurrentPass | None = None
 
 
-def replace_recurrent_layers(model: torch.nn.Module, current: CurrentPass) -> list[Mixer]:
+class _LateProjection(torch.nn.Module):
+    """What reads the hidden states, by the modules that a layer has when it is called.
+
+    An adapter may replace them later.
+    """
+
+    def __init__(self, module: Any, names: tuple[str, ...], order: torch.Tensor | None) -> None:
+        super().__init__()
+        # In a list the module does not become a part of this one.
+        self._owner = [module]
+        self.names = names
+        self.order = order
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[tokens, hidden size] -> [tokens, outputs]"""
+        parts = [getattr(self._owner[0], name)(x) for name in self.names]
+        joined = parts[0] if len(parts) == 1 else torch.cat(parts, -1)
+        return joined if self.order is None else joined[:, self.order.to(x.device)]
+
+
+class Replacement:
+    """Takes the place of the `forward` of a recurrent layer of transformers."""
+
+    def __init__(self, module: Any, part: Recurrence, current: CurrentPass) -> None:
+        """
+        Args:
+            module: The module of transformers.
+            part: Computes it up to its output product.
+            current: The pass that the model is computing.
+        """
+        self.module = module
+        self.part = part
+        self.current = current
+        self.alone = module.forward
+        if isinstance(module.forward, Replacement):
+            # An engine or a training had the model before.
+            self.alone = module.forward.alone
+
+    def __call__(self, hidden_states: torch.Tensor, *args: Any, **named: Any) -> torch.Tensor:
+        """Compute the layer over a pass, or as transformers does outside of one."""
+        work = self.current.work
+        if work is None:
+            out: torch.Tensor = self.alone(hidden_states, *args, **named)
+            return out
+        mixed: torch.Tensor = self.module.out_proj(self.part.over(hidden_states[0], work))
+        return mixed[None]
+
+
+def replace_recurrent_layers(model: torch.nn.Module, current: CurrentPass) -> list[Recurrence]:
     """Let the recurrent layers of a model follow the runs of a pass.
 
     Args:
@@ -79,20 +119,18 @@ def replace_recurrent_layers(model: torch.nn.Module, current: CurrentPass) -> li
         current: Gets the pass before the model is called.
 
     Returns:
-        What computes each of the layers.
+        What computes each of the layers, up to its output product.
     """
-    mixers: list[Mixer] = []
-    for module in model.modules():
-        kind = _mixer_of(module)
-        if kind is None:
+    builder = Builder()
+    for module in list(model.modules()):
+        if not is_recurrent(module):
             continue
-        mixer = kind(module, len(mixers), current)
-        if isinstance(module.forward, Mixer):
-            # An engine or a training had the model before.
-            mixer.alone = module.forward.alone
-        module.forward = mixer
-        mixers.append(mixer)
-    return mixers
+        part = build_recurrence(module, builder)
+        assert isinstance(part.projection, Projection)
+        part.projection = _LateProjection(module, part.projection.names, part.projection.order)
+        replacement: Any = Replacement(module, part, current)
+        module.forward = replacement
+    return builder.recurrences
 
 
 class Hybrid(Stock):
@@ -101,7 +139,7 @@ class Hybrid(Stock):
     def __init__(self, model: PreTrainedModel) -> None:
         super().__init__(model)
         self.current = CurrentPass()
-        self.mixers = replace_recurrent_layers(model, self.current)
+        self.recurrences = replace_recurrent_layers(model, self.current)
 
     def _logits(self, ids: torch.Tensor, positions: torch.Tensor, step: Step) -> torch.Tensor:
         self.current.work = step.recurrence
@@ -109,40 +147,3 @@ class Hybrid(Stock):
             return super()._logits(ids, positions, step)
         finally:
             self.current.work = None
-
-    def make_states(
-        self, device: torch.device, max_num_seqs: int, limit: int | None, memory_share: float
-    ) -> StatePool:
-        """Set memory aside for the states of the recurrent layers.
-
-        Args:
-            device: Where the model is.
-            max_num_seqs: Programs that decode at the same time.
-            limit: The largest number of states; None for as many as memory allows.
-            memory_share: The share of a GPU's free memory that the engine may take.
-
-        Raises:
-            ValueError: If the memory does not hold the states of one program.
-        """
-        shapes = [mixer.state for mixer in self.mixers]
-        state_bytes = sum(shape.nbytes for shape in shapes)
-        if limit is None:
-            free = free_memory(device)
-            if device.type == "cuda":
-                free = int(free * memory_share)
-            limit = int(free * _STATE_SHARE) // state_bytes
-            limit = min(limit, max(MIN_STATES, max_num_seqs * _MAX_STATES_PER_PROGRAM))
-        if limit < MIN_STATES:
-            raise ValueError(
-                f"the memory of {device} holds {limit} states of the model's recurrent layers, of "
-                f"{state_bytes / 1e6:.3g} MB each, and {MIN_STATES} are needed at least: free "
-                "memory, or use a smaller model"
-            )
-        try:
-            # A GPU's cache takes what is left, so all states are allocated before it.
-            return StatePool(shapes, limit, device, allocate=device.type == "cuda")
-        except RuntimeError as error:
-            if not is_out_of_memory(error):
-                raise
-            message = f"the memory of {device} does not hold {limit} recurrent states"
-            raise ValueError(message) from error

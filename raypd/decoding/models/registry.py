@@ -6,14 +6,19 @@ from raypd.decoding.models.cohere import COHERE2
 from raypd.decoding.models.decoder import Family
 from raypd.decoding.models.ernie import ERNIE
 from raypd.decoding.models.experts import EXPERTS
+from raypd.decoding.models.falcon_h1 import FALCON_H1
 from raypd.decoding.models.gemma import GEMMA2, GEMMA3
 from raypd.decoding.models.glm import GLM4, GLM4_MOE
 from raypd.decoding.models.gpt_oss import GPT_OSS
 from raypd.decoding.models.granite import GRANITE
+from raypd.decoding.models.granite_hybrid import BAMBA, GRANITE_HYBRID
 from raypd.decoding.models.hunyuan import HUNYUAN
+from raypd.decoding.models.lfm2 import LFM2, LFM2_MOE
 from raypd.decoding.models.llama import LLAMA, MISTRAL
+from raypd.decoding.models.nemotron_h import NEMOTRON_H
 from raypd.decoding.models.olmo import EXAONE4, OLMO2, OLMO3, OLMOE
 from raypd.decoding.models.phi3 import PHI3
+from raypd.decoding.models.qwen3_5 import QWEN3_5, QWEN3_NEXT
 from raypd.decoding.models.smollm3 import SMOLLM3
 
 FAMILIES: tuple[Family, ...] = (
@@ -35,6 +40,14 @@ FAMILIES: tuple[Family, ...] = (
     OLMOE,
     PHI3,
     SMOLLM3,
+    QWEN3_5,
+    QWEN3_NEXT,
+    GRANITE_HYBRID,
+    BAMBA,
+    NEMOTRON_H,
+    FALCON_H1,
+    LFM2,
+    LFM2_MOE,
 )
 
 

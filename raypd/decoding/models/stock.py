@@ -5,6 +5,7 @@ from transformers import AttentionInterface, PreTrainedModel
 
 from raypd.decoding.attention.kernels import NAME, attention
 from raypd.decoding.attention.step import Step
+from raypd.decoding.layers.recurrent import Recurrence
 
 
 class Stock(torch.nn.Module):
@@ -17,6 +18,7 @@ class Stock(torch.nn.Module):
         self.model = model
         self.config = model.config
         self.head = model.get_output_embeddings()
+        self.recurrences: list[Recurrence] = []
 
     def forward(
         self,

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
 
-from raypd.decoding.native import Runs
+from raypd.decoding.native import Runs, Taps
 from raypd.decoding.recurrence.chains import Run
-from raypd.decoding.recurrence.states import StatePool
+from raypd.decoding.recurrence.states import EMPTY, StatePool
 from raypd.decoding.transfer import to_device
 
 # Runs of 2 to this many tokens go into one batch, however their lengths differ.
@@ -188,6 +188,7 @@ class RecurrentPass:
         self._tokens = tokens
         self._device = pool.device
         self._convolutions: dict[int, ConvolutionPlan] = {}
+        self._taps: dict[int, Taps] = {}
 
     @cached_property
     def batches(self) -> list[RunBatch]:
@@ -195,24 +196,68 @@ class RecurrentPass:
         return [self._batch(members) for members in _batches(self._runs)]
 
     @cached_property
-    def levels(self) -> list[Runs]:
-        """The runs of each level, in rising order."""
-        members: dict[int, list[Run]] = {}
+    def is_single(self) -> bool:
+        """Whether each token is a run of its own and continues from a state before the pass."""
+        if len(self._runs) < self._tokens:
+            return False
+        return all(run.level == 0 for run in self._runs)
+
+    @cached_property
+    def runs(self) -> Runs:
+        """The runs as kernels read them. In a single pass they are in the order of their rows."""
+        return Runs(*_moved(self._grouped_runs(), self._device))
+
+    def taps(self, inputs: int) -> Taps:
+        """Return what a convolution reads in a kernel that needs so many inputs before a row."""
+        if inputs not in self._taps:
+            self._taps[inputs] = Taps(*_moved(self._plan_taps(inputs), self._device))
+        return self._taps[inputs]
+
+    def _grouped_runs(self) -> list[np.ndarray]:
+        """Return the fields of `Runs`. Runs that continue from each other are in one group."""
+        groups: list[list[Run]] = []
+        group_of_slot: dict[int, list[Run]] = {}
+        runs = self._runs
+        if self.is_single:
+            runs = sorted(runs, key=_first_row)
+        for run in runs:
+            if run.level:
+                group = group_of_slot[run.start]
+            else:
+                group = []
+                groups.append(group)
+            group.append(run)
+            group_of_slot[run.end] = group
+        runs = list(chain.from_iterable(groups))
+        return [
+            np.array([run.start for run in runs]),
+            np.array([run.end for run in runs]),
+            np.cumsum([0, *(len(run.rows) for run in runs)]),
+            np.concatenate([run.rows for run in runs]),
+            np.cumsum([0, *(len(group) for group in groups)]),
+        ]
+
+    def _plan_taps(self, inputs: int) -> list[np.ndarray]:
+        """Return the fields of `Taps`."""
+        taps = np.empty((self._tokens, inputs), dtype=np.int64)
+        numbers = np.arange(inputs)
+        if self.is_single:
+            starts = np.array([run.start for run in self._runs])
+            rows = np.concatenate([run.rows for run in self._runs])
+            stored = -1 - (starts[:, None] * inputs + numbers)
+            taps[rows] = stored
+            last = np.append(stored[:, 1:], rows[:, None], axis=1)
+            return [taps, np.array([run.end for run in self._runs]), last]
+        last_of_slot: dict[int, np.ndarray] = {}
         for run in self._runs:
-            members.setdefault(run.level, []).append(run)
-        levels: list[Runs] = []
-        for level in sorted(members):
-            runs = members[level]
-            lengths = [len(run.rows) for run in runs]
-            levels.append(
-                Runs(
-                    torch.tensor([run.start for run in runs]),
-                    torch.tensor([run.end for run in runs]),
-                    torch.from_numpy(np.cumsum([0, *lengths])),
-                    torch.from_numpy(np.concatenate([run.rows for run in runs])),
-                )
-            )
-        return levels
+            if run.level == 0:
+                before = -1 - (run.start * inputs + numbers)
+            else:
+                before = last_of_slot[run.start]
+            sources = np.concatenate([before, run.rows])
+            taps[run.rows] = sources[np.arange(len(run.rows))[:, None] + numbers]
+            last_of_slot[run.end] = sources[len(sources) - inputs :]
+        return [taps, np.array(list(last_of_slot)), np.stack(list(last_of_slot.values()))]
 
     @cached_property
     def chunks(self) -> ChunkPlan:
@@ -391,6 +436,52 @@ class RecurrentPass:
         """
         last = sources.index_select(0, plan.last.flatten()).unflatten(0, plan.last.shape)
         self.pool.inputs[layer].index_copy_(0, plan.ends, last)
+
+
+class SinglePass(RecurrentPass):
+    """Passes of one size whose tokens are runs of their own, as a CUDA graph reads them.
+
+    Its tensors stay where they are, and `fill` copies a pass there.
+    """
+
+    def __init__(self, tokens: int, pool: StatePool, padding_slot: int) -> None:
+        """
+        Args:
+            tokens: Tokens of a pass.
+            pool: The states.
+            padding_slot: The slot for the states of padding tokens.
+        """
+        super().__init__([], tokens, pool)
+        self.padding_slot = padding_slot
+        numbers = torch.arange(tokens + 1, device=pool.device)
+        starts = torch.full((tokens,), EMPTY, device=pool.device)
+        ends = torch.full((tokens,), padding_slot, device=pool.device)
+        self.is_single = True
+        self.runs = Runs(starts, ends, numbers, numbers[:tokens], numbers)
+
+    def clear(self) -> None:
+        """Let all tokens be padding."""
+        self.runs.starts.fill_(EMPTY)
+        self.runs.ends.fill_(self.padding_slot)
+
+    def fill(self, work: RecurrentPass) -> None:
+        """Copy a pass to where the graph reads it, all on the device."""
+        count = len(work.runs.starts)
+        self.runs.starts[:count] = work.runs.starts
+        self.runs.starts[count:] = EMPTY
+        self.runs.ends[:count] = work.runs.ends
+        self.runs.ends[count:] = self.padding_slot
+
+
+def _moved(arrays: list[np.ndarray], device: torch.device) -> list[torch.Tensor]:
+    """Bring arrays of integers to a device in one copy."""
+    packed = np.concatenate([array.ravel() for array in arrays])
+    parts = to_device(packed, device).split([array.size for array in arrays])
+    return [part.view(array.shape) for part, array in zip(parts, arrays, strict=True)]
+
+
+def _first_row(run: Run) -> int:
+    return int(run.rows[0])
 
 
 def _batches(runs: Iterable[Run]) -> list[list[Run]]:

@@ -11,13 +11,17 @@ from typing import NamedTuple
 import torch
 
 from raypd.decoding.kv_cache import NO_MEMORY, OutOfSlots
-from raypd.decoding.memory import has_main_memory, is_out_of_memory
+from raypd.decoding.memory import free_memory, has_main_memory, is_out_of_memory
 
 # The slot of the state before the first token of a text. It stays zero.
 EMPTY = 0
 # The fewest slots with which programs can be decoded one after the other.
 MIN_STATES = 8
 _FIRST_STATES = 16  # The size at which a pool starts.
+# The share of the free memory that states may take; the cache and the passes need the rest.
+_STATE_SHARE = 0.5
+# States for each program of a full batch are at most this many.
+_MAX_STATES_PER_PROGRAM = 64
 
 
 class OutOfStates(OutOfSlots):
@@ -53,6 +57,7 @@ class StatePool:
     Attributes:
         limit: The largest number of states.
         state_bytes: Bytes of one state in all layers.
+        generation: A number that rises whenever the states move to other addresses.
         inputs: For each layer, the last inputs of its convolution, [slots, inputs, channels].
         recurrent: For each layer, its recurrent states, [slots, ...]; None for a convolution alone.
     """
@@ -73,6 +78,7 @@ class StatePool:
         """
         self.limit = limit
         self.device = device
+        self.generation = 0
         self.state_bytes = sum(shape.nbytes for shape in shapes)
         slots = 1 + (limit if allocate else min(limit, _FIRST_STATES))
         self.inputs: list[torch.Tensor] = []
@@ -161,6 +167,7 @@ class StatePool:
             # This may change: another process may free memory, so the limit stays.
             self._limit_reason = NO_MEMORY
             return False
+        self.generation += 1
         try:
             self.inputs = [_grown(store, extra) for store in self.inputs]
             self.recurrent = [
@@ -184,3 +191,45 @@ def _grown(store: torch.Tensor, extra: int) -> torch.Tensor:
     larger = store.new_zeros(len(store) + extra, *store.shape[1:])
     larger[: len(store)] = store
     return larger
+
+
+def make_states(
+    shapes: list[StateShape],
+    device: torch.device,
+    max_num_seqs: int,
+    limit: int | None,
+    memory_share: float,
+) -> StatePool:
+    """Set memory aside for the states of a model's recurrent layers.
+
+    Args:
+        shapes: What each layer remembers.
+        device: Where the model is.
+        max_num_seqs: Programs that decode at the same time.
+        limit: The largest number of states; None for as many as memory allows.
+        memory_share: The share of a GPU's free memory that the engine may take.
+
+    Raises:
+        ValueError: If the memory does not hold the states of one program.
+    """
+    state_bytes = sum(shape.nbytes for shape in shapes)
+    if limit is None:
+        free = free_memory(device)
+        if device.type == "cuda":
+            free = int(free * memory_share)
+        limit = int(free * _STATE_SHARE) // state_bytes
+        limit = min(limit, max(MIN_STATES, max_num_seqs * _MAX_STATES_PER_PROGRAM))
+    if limit < MIN_STATES:
+        raise ValueError(
+            f"the memory of {device} holds {limit} states of the model's recurrent layers, of "
+            f"{state_bytes / 1e6:.3g} MB each, and {MIN_STATES} are needed at least: free memory, "
+            "or use a smaller model"
+        )
+    try:
+        # A GPU's cache takes what is left, so all states are allocated before it.
+        return StatePool(shapes, limit, device, allocate=device.type == "cuda")
+    except RuntimeError as error:
+        if not is_out_of_memory(error):
+            raise
+        message = f"the memory of {device} does not hold {limit} recurrent states"
+        raise ValueError(message) from error

@@ -1,0 +1,88 @@
+"""Granite 4 with Mamba-2 layers, dense and with experts, and Bamba.
+
+    hidden += multiplier * output(mamba or attention(norm(hidden)))
+    hidden += multiplier * (experts(normed) + mlp(normed)), where normed = norm(hidden)
+
+Granite has further factors around the layers, and may not rotate. Bamba has no factors.
+"""
+
+from typing import Any
+
+from raypd.decoding.layers.in_torch import Builder
+from raypd.decoding.layers.sources import AttentionSource, Linears, MlpSource
+from raypd.decoding.models.decoder import DecoderModel, Family
+from raypd.decoding.models.experts import SMALL, experts_of
+from raypd.decoding.models.granite import Granite
+from raypd.decoding.models.hybrid_layer import HybridLayer
+from raypd.decoding.models.llama import attention_of, mlp_of
+from raypd.decoding.models.phi3 import rotary_dim
+from raypd.decoding.models.rotation import halves_order
+
+
+class GraniteHybridLayer(HybridLayer):
+    """A layer of Granite 4."""
+
+    def __init__(self, source: Any, builder: Builder) -> None:
+        super().__init__(source, builder)
+        self.multiplier = float(source.residual_multiplier)
+
+    @staticmethod
+    def attention_source(attention: Any) -> AttentionSource:
+        rotated = attention.config.position_embedding_type == "rope"
+        return attention_of(attention, rotated=rotated)
+
+    @staticmethod
+    def build_mlp(source: Any, builder: Builder) -> Any:
+        mlp = source.shared_mlp
+        dense = MlpSource(
+            Linears(mlp, "input_linear"), Linears(mlp, "output_linear"), mlp.activation
+        )
+        if not source.has_experts:
+            return builder.mlp(dense)
+        experts = experts_of(source.block_sparse_moe)
+        experts.shared = dense
+        return builder.experts(experts)
+
+
+class BambaLayer(HybridLayer):
+    """A layer of Bamba, which rotates a part of each head."""
+
+    norm_names = ("input_layernorm", "pre_ff_layernorm")
+
+    @staticmethod
+    def attention_source(attention: Any) -> AttentionSource:
+        head_dim = attention.head_dim
+        order = halves_order(head_dim, rotary_dim(attention.config, head_dim))
+        return attention_of(attention, order=order)
+
+    @staticmethod
+    def build_mlp(source: Any, builder: Builder) -> Any:
+        return builder.mlp(mlp_of(source.feed_forward))
+
+
+class Bamba(DecoderModel):
+    """Bamba around its layers."""
+
+    norm_name = "final_layernorm"
+
+
+# Sizes of Mamba-2 layers that fit a hidden size of 256.
+MAMBA_SMALL = {"mamba_n_heads": 8, "mamba_d_head": 64, "mamba_d_state": 64, "mamba_n_groups": 1}
+_HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2}
+_LAYER_TYPES = frozenset({"linear_attention"})
+GRANITE_HYBRID = Family(
+    "Granite 4 with Mamba layers",
+    ("GraniteMoeHybridForCausalLM",),
+    GraniteHybridLayer,
+    Granite,
+    small={**SMALL, **MAMBA_SMALL, **_HEADS, "shared_intermediate_size": 256},
+    layer_types=_LAYER_TYPES,
+)
+BAMBA = Family(
+    "Bamba",
+    ("BambaForCausalLM",),
+    BambaLayer,
+    Bamba,
+    small={**MAMBA_SMALL, **_HEADS},
+    layer_types=_LAYER_TYPES,
+)
