@@ -71,6 +71,7 @@ if TYPE_CHECKING:
         TextDrafter as TextDrafter,
         speculative as speculative,
     )
+    from raypd.decoding.models.decoder import DecoderModel as DecoderModel
     from raypd.decoding.models.hybrid import (
         HYBRIDS as HYBRIDS,
         attention_layers as attention_layers,
@@ -153,6 +154,7 @@ __getattr__ = LazyExports(
             "SYNC",
         ),
         "methods.speculative": ("PromptLookup", "TextDrafter", "speculative"),
+        "models.decoder": ("DecoderModel",),
         "models.hybrid": ("HYBRIDS", "attention_layers", "has_recurrent_layers", "unknown_layers"),
         "models.registry": ("FAMILIES",),
         "pack": ("pack_model",),

@@ -44,13 +44,24 @@ _LAUNCH_SECONDS = 5e-6  # per kernel
 _LAUNCHES = 12  # kernels per layer
 # Keys of a config.json that show a mixture of experts.
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
+# Fields of `Shape` that only models with latent attention have.
+_LATENT_SIZES = (
+    "kv_lora_rank",
+    "q_lora_rank",
+    "qk_nope_head_dim",
+    "qk_rope_head_dim",
+    "v_head_dim",
+)
 # Bytes of a GPU's memory that a pass needs beside weights and cache.
 _MARGIN = 2 << 30
 
 
 @dataclass(frozen=True)
 class Shape:
-    """Sizes of a dense decoder with gated layers, as in its config.json."""
+    """Sizes of a dense decoder with gated layers, as in its config.json.
+
+    A model with latent attention (MLA) has the sizes from `kv_lora_rank` on.
+    """
 
     num_hidden_layers: int
     hidden_size: int
@@ -60,14 +71,48 @@ class Shape:
     head_dim: int
     vocab_size: int
     tie_word_embeddings: bool = False
+    kv_lora_rank: int = 0
+    q_lora_rank: int = 0
+    qk_nope_head_dim: int = 0
+    qk_rope_head_dim: int = 0
+    v_head_dim: int = 0
 
     @property
     def layers_weights(self) -> int:
         """Weights of all layers."""
-        heads = self.num_attention_heads + self.num_key_value_heads
-        attention = 2 * self.hidden_size * self.head_dim * heads
         mlp = 3 * self.hidden_size * self.intermediate_size
-        return self.num_hidden_layers * (attention + mlp)
+        return self.num_hidden_layers * (self._attention_weights + mlp)
+
+    @property
+    def _attention_weights(self) -> int:
+        """Weights of the attention of a layer."""
+        heads = self.num_attention_heads
+        if not self.kv_lora_rank:
+            return 2 * self.hidden_size * self.head_dim * (heads + self.num_key_value_heads)
+        query_outputs = heads * (self.qk_nope_head_dim + self.qk_rope_head_dim)
+        queries = self.hidden_size * query_outputs
+        if self.q_lora_rank:
+            queries = self.q_lora_rank * (self.hidden_size + query_outputs)
+        latents = self.hidden_size * self._cached_numbers
+        expansion = self.kv_lora_rank * heads * (self.qk_nope_head_dim + self.v_head_dim)
+        output = heads * self.v_head_dim * self.hidden_size
+        return queries + latents + expansion + output
+
+    @property
+    def _cached_numbers(self) -> int:
+        """Numbers of a token in the KV cache of a layer."""
+        if self.kv_lora_rank:
+            return self.kv_lora_rank + self.qk_rope_head_dim
+        return 2 * self.num_key_value_heads * self.head_dim
+
+    @property
+    def score_products(self) -> int:
+        """Products of a query and a key in a layer, and of its weight and a value."""
+        heads = self.num_attention_heads
+        if self.kv_lora_rank:
+            # Queries attend to the latents themselves.
+            return heads * (2 * self.kv_lora_rank + self.qk_rope_head_dim)
+        return 2 * heads * self.head_dim
 
     @property
     def head_weights(self) -> int:
@@ -85,7 +130,7 @@ class Shape:
     @property
     def cache_bytes(self) -> int:
         """Bytes of a token in the KV cache, in bfloat16."""
-        return 4 * self.num_hidden_layers * self.num_key_value_heads * self.head_dim
+        return 2 * self.num_hidden_layers * self._cached_numbers
 
 
 # The models of the HPD paper, so that they can be predicted without a network.
@@ -130,16 +175,20 @@ def shape_of(name: str) -> Shape:
     from raypd.models import find_source, read_config
 
     config = read_config(find_source(ModelConfig(name=name))).get_text_config()
-    sizes: dict[str, Any] = {key: getattr(config, key, None) for key in Shape.__annotations__}
+    # Where layers differ, only the configuration of a layer says its sizes.
+    first = config.per_layer_config[0]
+    sizes: dict[str, Any] = {key: getattr(first, key, None) for key in Shape.__annotations__}
+    for key in _LATENT_SIZES:
+        sizes[key] = sizes[key] or 0
     heads = sizes["num_attention_heads"]
     if sizes["hidden_size"] and heads:
         sizes["head_dim"] = sizes["head_dim"] or sizes["hidden_size"] // heads
         sizes["num_key_value_heads"] = sizes["num_key_value_heads"] or heads
-    has_experts = any(getattr(config, key, None) for key in _EXPERTS)
-    if None in sizes.values() or has_experts:
+    has_experts = any(getattr(first, key, None) for key in _EXPERTS)
+    if None in sizes.values() or has_experts or config.is_heterogeneous:
         raise ConfigError(
-            f"{name}: only dense models with gated layers can be predicted (Llama, Mistral, Qwen, "
-            "Phi)"
+            f"{name}: only dense models with gated layers of one size can be predicted (Llama, "
+            "Mistral, Qwen, Phi)"
         )
     return Shape(**sizes)
 
@@ -181,7 +230,7 @@ def seconds_of(
     prefill_keys = prefilled * (tokens.shared + prefilled / 2)
     mean_context = tokens.shared + prefilled + decoded / 2
     keys = prefill_keys + decoded * mean_context
-    scores = 4 * shape.num_attention_heads * shape.head_dim * layers * keys / flops
+    scores = 2 * shape.score_products * layers * keys / flops
     cache_reads = passes * mean_context * shape.cache_bytes / bandwidth
     return {
         "products": products,

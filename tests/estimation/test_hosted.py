@@ -20,7 +20,7 @@ from raypd.errors import ConfigError
 from raypd.estimation import estimate as estimates, hosted, sampling
 from raypd.estimation.estimate import estimate
 from raypd.estimation.machines import EstimateOptions
-from raypd.estimation.prediction import SHAPES, DocumentTokens, seconds_of, shape_of
+from raypd.estimation.prediction import SHAPES, DocumentTokens, Shape, seconds_of, shape_of
 from raypd.estimation.profile import DocumentCost, Profiler
 from tests.estimation.test_estimate import stub_profiler
 from tests.runs import TITLES, config_tree, extraction, says, write_rows
@@ -168,6 +168,27 @@ def test_a_folder(tmp_path) -> None:
     (folder / "config.json").write_text('{"model_type": "qwen3_moe"}')
     with pytest.raises(ConfigError, match="only dense models"):
         shape_of(str(folder))
+
+
+@pytest.mark.parametrize("kind", ["minicpm3", "youtu"])
+def test_a_token_of_latent_attention_is_cached_as_a_latent(kind: str, tmp_path) -> None:
+    shape = shape_of(str(save_tiny(tmp_path / "tiny", kind)))
+    model = tiny_model(kind)
+    assert shape.weights == sum(w.numel() for w in model.parameters() if w.dim() > 1)
+    # Bytes of two layers' latents of 64 numbers and rotated keys of 32.
+    assert shape.cache_bytes == 2 * 2 * (64 + 32)
+
+
+def test_a_token_of_deepseek_v3_takes_70_kilobytes() -> None:
+    sizes = {"kv_lora_rank": 512, "q_lora_rank": 1536, "qk_nope_head_dim": 128}
+    sizes |= {"qk_rope_head_dim": 64, "v_head_dim": 128}
+    shape = Shape(61, 7168, 18432, 128, 128, 64, 129_280, **sizes)
+    assert shape.cache_bytes == 70_272
+
+
+def test_layers_of_several_sizes_are_not_predicted(tmp_path) -> None:
+    with pytest.raises(ConfigError, match="layers of one size"):
+        shape_of(str(save_tiny(tmp_path / "tiny", "gemma4_text")))
 
 
 def test_the_products_are_counted() -> None:

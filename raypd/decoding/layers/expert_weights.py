@@ -13,6 +13,20 @@ class GateKind(IntEnum):
     SWIGLU = 1  # silu(gate) * up
     # gate * sigmoid(alpha * gate) * (up + 1), after both were bounded; gpt-oss has it.
     CLAMPED = 2
+    GELU = 3  # gelu(gate) * up, with gelu by tanh
+
+
+# The kinds of the classes of transformers that compute activations.
+_KINDS = {
+    "SiLU": GateKind.SWIGLU,
+    "SiLUActivation": GateKind.SWIGLU,
+    "GELUTanh": GateKind.GELU,
+}
+
+
+def gate_kind(activation: Any) -> GateKind | None:
+    """Return the kind of gate with an activation; None if the engine does not have it."""
+    return _KINDS.get(type(activation).__name__)
 
 
 class Gate(NamedTuple):
@@ -27,6 +41,8 @@ class Gate(NamedTuple):
         gate, up = joined.chunk(2, -1)
         if self.kind == GateKind.SWIGLU:
             return torch.nn.functional.silu(gate) * up
+        if self.kind == GateKind.GELU:
+            return torch.nn.functional.gelu(gate, approximate="tanh") * up
         gate = gate.clamp(max=self.limit)
         up = up.clamp(-self.limit, self.limit)
         return gate * torch.sigmoid(gate * self.alpha) * (up + 1)
@@ -114,8 +130,8 @@ def gate_of(experts: Any) -> Gate | None:
     if not getattr(experts, "has_gate", False) or getattr(experts, "has_post_expert_norm", False):
         return None
     if type(experts)._apply_gate.__name__ == "_default_apply_gate":
-        is_silu = type(experts.act_fn).__name__ in ("SiLU", "SiLUActivation")
-        return Gate(GateKind.SWIGLU) if is_silu else None
+        kind = gate_kind(experts.act_fn)
+        return None if kind is None else Gate(kind)
     if type(experts).__name__ == "GptOssExperts":
         return Gate(GateKind.CLAMPED, float(experts.alpha), float(experts.limit))
     return None

@@ -28,15 +28,18 @@ from raypd.decoding.layers.in_torch import (
     Attention,
     Builder,
     Experts,
+    LatentAttention,
     Mlp,
     Norm,
     Product,
+    Products,
     Projected,
     Router,
 )
 from raypd.decoding.layers.sources import (
     AttentionSource,
     ExpertsSource,
+    LatentSource,
     Linears,
     MlpSource,
     NormStyle,
@@ -110,14 +113,16 @@ class CudaAttention(Attention):
         self.norms: tuple[torch.Tensor, torch.Tensor] | None = None
         self.eps = 0.0
         self.norm_style = source.norm_style
+        self.norms_values = source.value_norm is not None
         if source.has_norms:
             query_norm = in_order(source.query_norm, source)
-            key_norm = in_order(source.key_norm, source)
+            # A layer that reads the keys of another one has no norm of keys.
+            key_norm = query_norm if source.is_reader else in_order(source.key_norm, source)
             self.norms = (query_norm.weight.detach(), key_norm.weight.detach())
             self.eps = epsilon(query_norm)
 
     def project(self, x: Any, rope: Rope, step: Step) -> Projected:
-        # [tokens, heads + 2 * kv_heads, head_dim]
+        # [tokens, heads + 2 * kv_heads, head_dim], or the queries alone
         joined = self.projection(x).unflatten(-1, (-1, self.head_dim))
         query = kernels.store_heads(
             joined,
@@ -126,11 +131,62 @@ class CudaAttention(Attention):
             self.norms,
             self.eps,
             self.norm_style,
+            self.norms_values,
             step,
             self.layer.number,
         )
         # Keys and values are in the cache now.
         return query, None, None
+
+
+class CudaProducts(Products):
+    """Linear layers as one product."""
+
+    def __init__(self, linear: torch.nn.Linear | Fp8Linear, sizes: list[int]) -> None:
+        """
+        Args:
+            linear: Gives the outputs of all layers.
+            sizes: The number of outputs of each layer.
+        """
+        torch.nn.Module.__init__(self)
+        self.product = CudaProduct(linear)
+        self.reads_fp8 = self.product.reads_fp8
+        self.sizes = sizes
+
+    def forward(self, x: Any) -> list[torch.Tensor]:
+        return list(self.product(x).split(self.sizes, -1))
+
+
+class CudaLatentAttention(LatentAttention):
+    """Attention to latents.
+
+    One kernel norms and stores latents, and rotates queries and keys.
+    """
+
+    def take_norm(self, source: LatentSource) -> None:
+        """Take what the kernel reads."""
+        self.norm_weight = source.latent_norm.weight.detach()
+        self.norm_eps = epsilon(source.latent_norm)
+        self.norm_style = source.norm_style
+        order = torch.arange(source.rope_dim) if source.order is None else source.order
+        self.kernel_order = order.to(self.norm_weight.device, torch.int32)
+
+    def project(self, x: Any, rope: Rope, step: Step) -> tuple[torch.Tensor, torch.Tensor | None]:
+        query, latents = self.query_and_latents(x)
+        absorbed = kernels.store_latents(
+            query,
+            latents,
+            self.kernel_order,
+            rope,
+            self.norm_weight,
+            self.norm_eps,
+            self.norm_style,
+            step,
+            self.layer.number,
+        )
+        absorbed[..., : self.latent_dim] = self.absorb(query[..., : self.plain_dim])
+        # The latents and the keys are in the cache now.
+        return absorbed, None
 
 
 class CudaMlp(Mlp):
@@ -152,7 +208,7 @@ class CudaMlp(Mlp):
         self.gated = CudaProduct(gated)
         self.down = CudaProduct(down)
         self.reads_fp8 = self.gated.reads_fp8
-        self.is_silu = source.is_silu
+        self.gate = source.gate
         self.activation = source.activation
 
     def forward(self, x: Any) -> torch.Tensor:
@@ -164,8 +220,8 @@ class CudaMlp(Mlp):
     def _between(self, x: Any) -> Any:
         """Return activation(gate) * up, [tokens, intermediate size]."""
         joined = self.gated(x)
-        if self.is_silu:
-            return kernels.swiglu(joined, self.down.reads_fp8)
+        if self.gate is not None:
+            return kernels.gated(joined, self.gate, self.down.reads_fp8)
         gate, up = joined.chunk(2, -1)
         return self.activation(gate) * up
 
@@ -236,17 +292,32 @@ class CudaBuilder(Builder):
 
     def attention(self, source: AttentionSource) -> Attention:
         modules = source.linears.modules
-        outputs = (source.heads + 2 * source.kv_heads) * source.head_dim
         is_even = source.head_dim == power_of_two(source.head_dim)
         if source.has_norms and (source.norms_all_heads or source.norms_last):
             is_even = False
         if not is_even or not are_joinable(source.linears):
             self.fallbacks.append(f"attention with heads of {source.head_dim}")
             return Attention(source)
-        if sum(int(module.weight.shape[0]) for module in modules) != outputs:
+        if sum(int(module.weight.shape[0]) for module in modules) != source.output_count:
             self.fallbacks.append("attention whose values have another size than keys")
             return Attention(source)
         return CudaAttention(source, joined(source.linears, projected_rows(source)))
+
+    def latent_attention(self, source: LatentSource) -> LatentAttention:
+        is_even = source.rope_dim == power_of_two(source.rope_dim)
+        if not is_even or source.latent_dim != power_of_two(source.latent_dim):
+            self.fallbacks.append(f"latent attention of {source.latent_dim}")
+            return LatentAttention(source, self)
+        attention = CudaLatentAttention(source, self)
+        attention.take_norm(source)
+        return attention
+
+    def products(self, linears: Linears) -> Products:
+        if not are_joinable(linears):
+            self.fallbacks.append("products")
+            return Products(linears)
+        sizes = [int(module.weight.shape[0]) for module in linears.modules]
+        return CudaProducts(joined(linears), sizes)
 
     def product(self, linears: Linears) -> Product:
         if not are_joinable(linears):
@@ -258,7 +329,7 @@ class CudaBuilder(Builder):
         if not are_joinable(source.inputs) or not are_joinable(source.down):
             self.fallbacks.append("mlp")
             return Mlp(source)
-        if not source.is_silu:
+        if source.gate is None:
             self.fallbacks.append("activation of an MLP")
         return CudaMlp(source, joined(source.inputs), source.down.modules[0])
 
