@@ -5,7 +5,8 @@ which wait in the object store until a worker takes them. Blocks come in the ord
 the bytes of all blocks that are read, wait or are in flight are limited.
 
 The stream cannot lose a document. A worker that gets a unit without a usable block reads the unit
-itself, and reports what is wrong with it.
+itself, and reports what is wrong with it. If the readers are slower than the engines, the workers
+help: they read later units of the plan, which the readers then leave out.
 """
 
 from __future__ import annotations
@@ -23,7 +24,13 @@ import ray
 
 from raypd.cluster.ray_private import DatasetShare
 from raypd.cluster.ray_session import WorkerResources
-from raypd.cluster.unit_block import BLOCK_LOST, STREAM_FAILED, STREAM_STALLED, UnitBlock
+from raypd.cluster.unit_block import (
+    BLOCK_LOST,
+    READERS_BEHIND,
+    STREAM_FAILED,
+    STREAM_STALLED,
+    UnitBlock,
+)
 from raypd.config import ClusterConfig, RunConfig
 from raypd.run import ReadingRecord, Unit
 from raypd.text import counted, number
@@ -41,7 +48,12 @@ _MAX_BLOCK_UNITS = 16
 _MAX_BLOCK_BYTES = 4 << 20  # of stored input
 # More readers than this would wait for the engine of the worker, even if they parse PDF files.
 _MAX_READERS_PER_WORKER = 16
-# Idle workers read units themselves if the stream has delivered nothing for this long.
+# The readers are behind if a worker has had nothing to do for this long. For some time afterwards
+# workers read units themselves that no reader has begun.
+_BEHIND_SECONDS = 1.0
+_HELP_SECONDS = 60.0
+# Idle workers read units themselves if the stream has delivered nothing for this long, even units
+# that a reader has begun.
 _STALL_SECONDS = 30.0
 # After this long the execution is ended, and another one begins behind the unit it waits for.
 _HANG_SECONDS = 300.0
@@ -124,6 +136,9 @@ class DocumentStream:
         self._ending: list[ReadPass] = []
         # When a block arrived last, or since when a worker has been waiting for one.
         self._moved = time.monotonic()
+        self._help_until = -math.inf  # until when workers help the readers
+        # Recognizing scanned pages would take the CPUs that feed a GPU.
+        self._workers_may_help = config.input.ocr == "none"
 
     def prepare(self) -> None:
         """Begin to read if nothing is being read; call this often."""
@@ -133,22 +148,30 @@ class DocumentStream:
         if self._pass is None and not self._ready:
             self._begin_pass()
 
-    def next(self, waiting: bool) -> StreamedUnit | None:
+    def next(self, starved: float | None) -> StreamedUnit | None:
         """Return the next unit of the plan, or None if it is not read yet.
 
         Args:
-            waiting: Whether a worker has nothing to do until there is a unit.
+            starved: For how many seconds the worker that asks has had nothing to do; None if it has
+                another unit.
 
         Raises:
             StopIteration: If there are no more units.
         """
-        if not waiting:
-            self._moved = time.monotonic()
+        now = time.monotonic()
+        if starved is None:
+            self._moved = now
+        elif starved > _BEHIND_SECONDS:
+            self._help_until = now + _HELP_SECONDS
         while not self._ready:
             if self._pass is None and not self._begin_pass():
                 return StreamedUnit(self._next_unread())
             if self._pass is not None and not self._advance(self._pass):
-                if waiting and self._is_stalled():
+                if now < self._help_until and self._workers_may_help:
+                    unit = self._unbegun_unit(self._pass)
+                    if unit is not None:
+                        return StreamedUnit(unit, None, READERS_BEHIND)
+                if starved is not None and self._is_stalled():
                     return self._late_unit(self._pass)
                 return None
         return self.checked(self._ready.popleft())
@@ -233,19 +256,27 @@ class DocumentStream:
         """Make the units of a block ready, except for those that were given out without it."""
         self._moved = time.monotonic()
         self._failed_passes = 0
-        unit_seconds = max(block.seconds / len(block.units), 1e-3)
-        self._block_units = max(1, min(_MAX_BLOCK_UNITS, int(_BLOCK_SECONDS / unit_seconds)))
-        self._taken_units += len(block.units)
-        for index, unit in enumerate(block.units):
+        wanted_units = min(len(block.units), current.end_unit - current.arrived_units)
+        current.arrived_units += wanted_units
+        self._taken_units += wanted_units
+        if wanted_units == len(block.units):
+            unit_seconds = max(block.seconds / wanted_units, 1e-3)
+            self._block_units = max(1, min(_MAX_BLOCK_UNITS, int(_BLOCK_SECONDS / unit_seconds)))
+        for index, unit in enumerate(block.units[:wanted_units]):
             if current.late_units:
                 current.late_units -= 1
                 continue
             current.units.popleft()
             unit_block = UnitBlock(block.reference, index, block.node)
             self._ready.append(StreamedUnit(unit, unit_block))
-        if current.is_read and not current.waiting_units:
+        if current.arrived_units < current.end_unit:
+            return
+        self._pass = None
+        if current.is_read:
             self._ending.append(current)
-            self._pass = None
+        else:
+            # The rest of the pass was given back.
+            self._close_pass(current)
 
     def _end_pass(self, current: ReadPass) -> None:
         """End a pass; the units that it has not read come before all others."""
@@ -258,6 +289,23 @@ class DocumentStream:
             for _ in range(min(len(current.units), int(self._current_share().cpus) or 1)):
                 self._ready.append(StreamedUnit(current.units.popleft(), None, STREAM_FAILED))
         self._unread.extendleft(reversed(current.units))
+
+    def _unbegun_unit(self, current: ReadPass) -> Unit | None:
+        """Return the first unit that neither a reader nor a worker has begun; None if none is left.
+
+        These are the units behind the current pass. At the end of the plan the pass gives units
+        back.
+        """
+        if not self._unread:
+            unit = next(self._source, None)
+            if unit is not None:
+                return unit
+            readers = min(self._max_readers, int(self._current_share().cpus))
+            # Each reader works on a block, and may be about to begin the next one.
+            self._unread.extend(current.give_back(2 * readers * self._block_units))
+        if not self._unread:
+            return None
+        return self._unread.popleft()
 
     def _late_unit(self, current: ReadPass) -> StreamedUnit:
         """Return the next unit for a worker that no longer waits for its block."""

@@ -121,6 +121,38 @@ def autoscales() -> bool:
     return False
 
 
+class ClusterNumber:
+    """A number that every process of the cluster can read while the driver changes it.
+
+    It lies in the key-value store of Ray's head, so it costs no actor.
+
+    Args:
+        name: The name of the number, unique in the cluster.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._key = f"raypd:{name}"
+
+    def set(self, number: int) -> None:
+        """Replace the number."""
+        from ray.experimental.internal_kv import _internal_kv_put
+
+        _internal_kv_put(self._key, str(number), overwrite=True)
+
+    def get(self) -> int | None:
+        """Return the number, or None if it was never set or is forgotten."""
+        from ray.experimental.internal_kv import _internal_kv_get
+
+        value = _internal_kv_get(self._key)
+        return None if value is None else int(value)
+
+    def forget(self) -> None:
+        """Remove the number from the store."""
+        from ray.experimental.internal_kv import _internal_kv_del
+
+        _internal_kv_del(self._key)
+
+
 class DatasetShare(NamedTuple):
     """What one dataset may take of the cluster."""
 

@@ -4,6 +4,8 @@ Importing Ray Data takes a second, so `document_stream` imports this module when
 """
 
 import logging
+import math
+import secrets
 import threading
 import warnings
 from collections import deque
@@ -26,20 +28,38 @@ _MAX_READ_RETRIES = 2  # of a read task whose process died
 _END_SECONDS = 10.0  # to wait for the thread of an execution that is ended
 
 
-def _read_task(blocks: Sequence[Sequence[Unit]], config_reference: Any) -> Iterator[pa.Table]:
-    """Read the blocks of one task, in a process of a reader."""
+def _read_task(
+    units: Sequence[Unit], first: int, end: ray_private.ClusterNumber, config_reference: Any
+) -> Iterator[pa.Table]:
+    """Read the block of one task, in a process of a reader.
+
+    Args:
+        units: The units of the block.
+        first: The index of the first one among the units of the pass.
+        end: The index of the first unit that the pass does not read any more.
+        config_reference: Refers to the configuration of the run.
+    """
     config: RunConfig = ray.get(config_reference)
     storage.configure(config.storage)
-    for units in blocks:
-        yield read_block(units, config)
+    end_unit = end.get()
+    wanted_units = len(units)
+    if end_unit is not None:
+        wanted_units = max(0, min(wanted_units, end_unit - first))
+    yield read_block(units, config, wanted_units)
 
 
 class PlannedUnits(data.Datasource):
-    """Blocks of units as a source of Ray Data, with a read task for each item of `tasks`."""
+    """Blocks of units as a source of Ray Data, with a read task for each block."""
 
-    def __init__(self, tasks: Sequence[Sequence[Sequence[Unit]]], config_reference: Any) -> None:
+    def __init__(
+        self,
+        blocks: Sequence[Sequence[Unit]],
+        end: ray_private.ClusterNumber,
+        config_reference: Any,
+    ) -> None:
         super().__init__()
-        self._tasks = tasks
+        self._blocks = blocks
+        self._end = end
         self._config_reference = config_reference
 
     def get_name(self) -> str:
@@ -53,10 +73,12 @@ class PlannedUnits(data.Datasource):
     def get_read_tasks(self, *arguments: Any, **options: Any) -> list[data.ReadTask]:
         """Return the read tasks in the order of the plan."""
         read_tasks = []
-        for blocks in self._tasks:
-            read = partial(_read_task, blocks, self._config_reference)
+        first = 0
+        for units in self._blocks:
+            read = partial(_read_task, units, first, self._end, self._config_reference)
             metadata = data.block.BlockMetadata(None, None, None, None)
             read_tasks.append(data.ReadTask(read, metadata))
+            first += len(units)
         return read_tasks
 
 
@@ -81,6 +103,8 @@ class ReadPass:
         reader_seconds: Seconds that readers took for them.
         units: Units that were not given out yet, in order.
         late_units: How many of the next units that arrive were given out without their block.
+        arrived_units: How many units were in the blocks that were taken.
+        end_unit: The index of the first unit that this pass does not read any more.
         error: Why the execution failed, if it did.
 
     Args:
@@ -105,6 +129,8 @@ class ReadPass:
         self.reader_seconds = 0.0
         self.read_bytes = 0
         self.units = deque(unit for units in blocks for unit in units)
+        self.end_unit = len(self.units)
+        self.arrived_units = 0
         self.late_units = 0
         self.error: Exception | None = None
         self._share = share
@@ -112,15 +138,15 @@ class ReadPass:
         self._changed = threading.Condition()
         self._expected_blocks = deque(blocks)  # the units of each block that has not arrived
         self._waiting: deque[ReadBlock] = deque()
-        tasks = [[units] for units in blocks]
+        self._end = ray_private.ClusterNumber(f"pass:{secrets.token_hex(8)}")
         # Ray 2.60 warns about `ray_remote_args`, but has no other parameter for the retries.
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message=".*ray_remote_args")
             dataset = data.read_datasource(
-                PlannedUnits(tasks, ray.put(config)),
+                PlannedUnits(blocks, self._end, ray.put(config)),
                 num_cpus=1,
-                concurrency=min(readers, len(tasks)),
-                override_num_blocks=len(tasks),
+                concurrency=min(readers, len(blocks)),
+                override_num_blocks=len(blocks),
                 ray_remote_args={"max_retries": _MAX_READ_RETRIES},
             )
         dataset.set_name(name)
@@ -164,6 +190,21 @@ class ReadPass:
             self.reader_seconds += block.seconds
             self._changed.wait_for(lambda: self._closed or self.waiting_bytes < limit)
 
+    def give_back(self, unread_units: int) -> list[Unit]:
+        """Return the later half of the units that no reader has begun; the pass ends before them.
+
+        Args:
+            unread_units: How many of the first units that have not been given out readers have
+                read, or may have begun.
+        """
+        keep = unread_units + math.ceil((len(self.units) - unread_units) / 2)
+        given_back: deque[Unit] = deque()
+        while len(self.units) > keep:
+            given_back.appendleft(self.units.pop())
+        self.end_unit -= len(given_back)
+        self._end.set(self.end_unit)
+        return list(given_back)
+
     def take(self) -> ReadBlock | None:
         """Return the next block that was read, or None if there is none now."""
         with self._changed:
@@ -195,5 +236,6 @@ class ReadPass:
             self._closed = True
             self._changed.notify_all()
         self._execution.end()
+        self._end.forget()
         # A thread that asked a Ray which has ended for something would start another Ray.
         self._thread.join(_END_SECONDS)

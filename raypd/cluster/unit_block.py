@@ -21,6 +21,7 @@ READING_FAILED = "reading ahead failed"
 BLOCK_LOST = "the block with their documents was lost"
 STREAM_STALLED = "the readers had delivered nothing for long"
 STREAM_FAILED = "the process of a reader died"
+READERS_BEHIND = "the readers were behind (more readers: cluster.readers)"
 
 
 @dataclass(frozen=True)
@@ -32,20 +33,24 @@ class UnitBlock:
     node: str = ""  # where the block was made; "" if unknown
 
 
-def read_block(units: Sequence[Unit], config: RunConfig) -> pa.Table:
-    """Read units into a block of one row.
+def read_block(units: Sequence[Unit], config: RunConfig, wanted_units: int) -> pa.Table:
+    """Read the first units of a block into a table of one row.
 
     If a unit cannot be read, its documents are null. The worker then reads it once more, because it
     knows how to retry, and how to report an error.
+
+    Args:
+        units: The units of the block.
+        config: The configuration of the run.
+        wanted_units: How many of the units to read; the documents of the others are null, because
+            workers read them.
     """
-    documents: list[bytes | None] = []
-    for unit in units:
-        pickled = None
+    documents: list[bytes | None] = [None] * len(units)
+    for index, unit in enumerate(units[:wanted_units]):
         try:
-            pickled = pickle.dumps(read_unit(unit, config))
+            documents[index] = pickle.dumps(read_unit(unit, config))
         except Exception as error:
             _log(unit, f"could not be read ahead: {type(error).__name__}: {error}")
-        documents.append(pickled)
     return pa.table(
         {
             "units": pa.array([[unit.id for unit in units]], pa.list_(pa.string())),

@@ -148,6 +148,14 @@ class WorkerHandle:
         """Whether the worker may get more units."""
         return self.ready and not self.draining and not self.retiring
 
+    def starved_seconds(self) -> float | None:
+        """Return for how long it has had nothing to do; None if it has a unit."""
+        if self.assignments:
+            return None
+        if self.starved_since is None:
+            return 0.0
+        return time.monotonic() - self.starved_since
+
     def cancel(self, assignment: Assignment, only_waiting: bool) -> None:
         """Ask the worker to hand a unit back.
 
@@ -325,7 +333,7 @@ class WorkerPool:
                     continue
                 if not worker.takes_units or is_dry:
                     continue
-                streamed = self._next(is_idle=depth == 0)
+                streamed = self._next(worker)
                 if streamed is None:
                     is_dry = not self._all_assigned()
                     break
@@ -345,12 +353,8 @@ class WorkerPool:
             elif worker.starved_since is None:
                 worker.starved_since = time.monotonic()
 
-    def _next(self, is_idle: bool) -> StreamedUnit | None:
-        """Take the next unit to begin, or None if there is none now.
-
-        Args:
-            is_idle: Whether the worker that gets the unit has no other one.
-        """
+    def _next(self, worker: WorkerHandle) -> StreamedUnit | None:
+        """Take the next unit that a worker is to begin, or None if there is none now."""
         if self._returned:
             streamed = self._returned.popleft()
             if self._stream is None:
@@ -361,16 +365,14 @@ class WorkerPool:
         try:
             if self._stream is None:
                 return StreamedUnit(next(self._source))
-            return self._stream.next(waiting=is_idle)
+            return self._stream.next(worker.starved_seconds())
         except StopIteration:
             self._exhausted = True
             return None
 
     def _start(self, worker: WorkerHandle, streamed: StreamedUnit) -> None:
-        starved = 0.0
-        if worker.starved_since is not None:
-            starved = time.monotonic() - worker.starved_since
-            worker.starved_since = None
+        starved = worker.starved_seconds() or 0.0
+        worker.starved_since = None
         if streamed.why_not:
             self.read_by_workers[streamed.why_not] += 1
         reference = worker.actor.run.remote(

@@ -22,6 +22,7 @@ from raypd.cluster.ray_session import WorkerResources
 from raypd.config import ClusterConfig, RunConfig
 from raypd.dataset import planner, read_unit
 from raypd.report import Watch, data as report_data, page
+from raypd.run import ReadingRecord
 from raypd.run.unit import Unit
 from tests.cluster import fakes
 from tests.processes import LONG, children
@@ -50,7 +51,7 @@ def streamed(stream: DocumentStream, waiting: bool = True) -> Iterator[StreamedU
     ends = time.monotonic() + LONG
     while time.monotonic() < ends:
         try:
-            unit = stream.next(waiting)
+            unit = stream.next(0.0 if waiting else None)
         except StopIteration:
             return
         if unit is None:
@@ -173,6 +174,56 @@ def test_an_object_that_changes_while_it_is_read_ahead_gives_the_message_of_a_wo
     says(made, "1 units of the input cannot be read", "b.jsonl: has changed since")
     assert len(rows) == 20
     assert rows == alone
+
+
+def test_workers_that_starve_read_later_units_and_the_readers_leave_these_out(
+    hooked, ray_here
+) -> None:
+    run = hooked(*["slow"] * 12)
+    plan = [unit.id for unit in planner.plan(run)]
+    record = ReadingRecord()
+    stream = DocumentStream("run", planner.plan(run), run, WORKER, record)
+    helped = []
+    read_ahead = []
+    ends = time.monotonic() + LONG
+    try:
+        while len(helped) + len(read_ahead) < len(plan):
+            assert time.monotonic() < ends
+            streamed = stream.next(document_stream._BEHIND_SECONDS + 1)
+            if streamed is None:
+                time.sleep(0.05)
+            elif streamed.block is None:
+                assert streamed.why_not == unit_block.READERS_BEHIND
+                helped.append(streamed.unit.id)
+            else:
+                documents, _ = unit_block.fetch_documents(streamed.unit, streamed.block)
+                assert documents is not None
+                read_ahead.append(streamed.unit.id)
+        with pytest.raises(StopIteration):
+            stream.next(None)
+    finally:
+        stream.close()
+    assert sorted(helped + read_ahead) == sorted(plan)
+    assert helped == sorted(helped, key=plan.index)
+    assert read_ahead == sorted(read_ahead, key=plan.index)
+    # Two readers may have begun two units each; workers get all others.
+    assert len(helped) >= 7
+    # Two seconds a unit: the readers have not read what workers read.
+    assert record.units == len(read_ahead)
+    assert 2 * len(read_ahead) <= record.reader_seconds < 2 * len(read_ahead) + 2
+
+
+def test_workers_never_recognize_scanned_pages_for_slow_readers(hooked, ray_here) -> None:
+    run = hooked(*["slow"] * 6)
+    run.input.ocr = "auto"
+    stream = DocumentStream("run", planner.plan(run), run, WORKER)
+    try:
+        for _ in range(20):
+            streamed = stream.next(document_stream._BEHIND_SECONDS + 1)
+            assert streamed is None or streamed.block is not None
+            time.sleep(0.05)
+    finally:
+        stream.close()
 
 
 def test_a_run_shows_what_was_read_ahead_and_how_long_engines_waited(

@@ -18,6 +18,7 @@ from raypd.cluster import driver, worker_pool
 from raypd.cluster.document_stream import StreamedUnit
 from raypd.cluster.worker_pool import Assignment, WorkerHandle, WorkerPool
 from raypd.config import ClusterConfig
+from raypd.dataset import summaries
 from raypd.run import UnitLog, retry_policy
 from raypd.run.unit import Unit, UnitResult
 from tests.cluster import fakes, flat_memory
@@ -177,7 +178,7 @@ def test_an_idle_worker_steals_while_the_readers_are_late_and_says_how_long_it_w
     pool = assigning()
     pool.workers += [idle, busy]
     blocks = iter([None, None, StreamedUnit(Unit("late", ()))])
-    pool._stream = SimpleNamespace(next=lambda waiting: next(blocks))  # type: ignore[assignment]
+    pool._stream = SimpleNamespace(next=lambda starved: next(blocks))  # type: ignore[assignment]
     pool._exhausted = False
     pool._assign()
     assert calls(idle, busy) == [[], [("cancel", "u1", True)]]
@@ -320,6 +321,8 @@ def test_the_memory_of_the_driver_does_not_grow_with_the_units(
         take(self, *ended)
 
     monkeypatch.setattr(driver.DriverSession, "_take", look)
+    # The driver holds the summaries of a bounded number of units as objects.
+    monkeypatch.setattr(summaries, "_CHUNK_UNITS", 20)
     flat_memory.make_corpus(tmp_path / "in", 840)
     result = driver.run_extract(flat_memory.configuration(tmp_path, 4, 2))
     assert result.documents == 840
