@@ -111,6 +111,8 @@ def compiled(kernel, capability: int, types: dict[str, str], constants: dict, wa
         (89, "bf16", 128, 64, {"SPLIT": True}),
         (89, "bf16", 64, 64, {"SPLIT": True, "WINDOW": True, "SINKS": True}),
         (90, "bf16", 128, 128, {}),
+        # The latents and rotated keys of DeepSeek V3.
+        (89, "bf16", 512, 16, {"SPLIT": True, "REST_DIM": 64, "REST_BLOCK": 64}),
         *slow(
             (89, "fp16", 64, 64, {}),
             (89, "bf16", 128, 16, {"SPLIT": True, "WORDS": 2}),
@@ -130,7 +132,8 @@ def test_attention_compiles_into_what_a_card_has(
 
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     itemsize = 4 if dtype == "fp32" else 2
-    tile = triton_kernel.tiles(divmod(capability, 10), dim, itemsize)[rows]
+    key_dim = dim + flags.get("REST_DIM", 0)
+    tile = triton_kernel.tiles(divmod(capability, 10), key_dim, itemsize)[rows]
     power = triton_kernel.power_of_two(dim)
     constants = {
         "HEADS": 32,

@@ -21,7 +21,12 @@ from raypd.decoding.models.rotation import halves_order, rotary_dim
 
 # The routers that choose by softmax. Those of the second kind always divide by the sum of weights.
 _SOFTMAX = {"Qwen2MoeTopKRouter", "Qwen3MoeTopKRouter", "OlmoeTopKRouter"}
-_RENORMALIZING = {"MixtralTopKRouter", "GptOssTopKRouter", "GraniteMoeTopKRouter"}
+_RENORMALIZING = {
+    "GptOssTopKRouter",
+    "GraniteMoeHybridTopKRouter",
+    "GraniteMoeTopKRouter",
+    "MixtralTopKRouter",
+}
 # A small mixture uses all its experts, so that no rounding sends a token to another one.
 SMALL = {
     "num_experts": 4,
