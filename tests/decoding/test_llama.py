@@ -222,9 +222,12 @@ def test_answers_are_the_same_bits_whatever_they_are_batched_with(method, kind) 
 
 
 @needs_native
-@pytest.mark.parametrize("kind", ["llama", "mistral", "qwen2", "qwen3", "mixtral", "gpt_oss"])
+@pytest.mark.parametrize(
+    "kind", ["llama", "mistral", "qwen2", "qwen3", "mixtral", "gpt_oss", "gemma3_text", "youtu"]
+)
 def test_a_stable_engine_answers_as_one_prompt_a_question_in_the_very_bits(kind: str) -> None:
-    window = {"sliding_window": 70} if kind in ("mistral", "gpt_oss") else {}
+    has_windows = kind in ("mistral", "gpt_oss", "gemma3_text")
+    window = {"sliding_window": 70} if has_windows else {}
     model = pack_model(tiny_model(kind, head_dim=32, **window).bfloat16(), stable=True)
     rng = random.Random(0)
 
