@@ -11,7 +11,7 @@
 # make benchmark KEYS='benchmark.only=[W1]': raypd beside its peers on the same tokens (docs/benchmark.md).
 # make table NAME=ippd-2-squad DATA=folder LIMIT=n: a table of the papers, trainings and all, in docs/quality.md; no NAME: the list.
 # make table ... SET=model.name=M JUDGE=model.name=J: its runs by another model; who judges its texts.
-# make gpu: on a machine with a GPU: exactness there, then a benchmark. PYTHON has torch, transformers, triton, numpy, pytest.
+# make gpu: on a machine with a GPU: exactness, speed and a profile, four minutes each. PYTHON has torch, transformers, triton, numpy, pytest.
 # Needs Python 3.11 to 3.14 (untried on 3.14) and make, nothing else. PYTHON=python3.12 picks one.
 
 PYTHON ?= python3
@@ -87,13 +87,12 @@ benchmark: setup
 table: setup
 	$(BIN)/python -m benchmarks.tables $(or $(NAME),--list) $(if $(DATA),--data $(DATA)) $(if $(LIMIT),--limit $(LIMIT)) $(addprefix --set ,$(SET)) $(addprefix --judge ,$(JUDGE))
 
-# Interrupted, so that both print what they have; killed, they print nothing.
-GPU_TESTS := gpu-tests.xml
-# No setup: as it is run on a machine that has these packages and gets no others. Both parts together stay below ten minutes.
+# SCRIPTS=speed: one of them. Each prints its table within its time; one that hangs is interrupted, and prints what it has.
+SCRIPTS := exactness speed profile
+# No setup: as it is run on a machine that has these packages and gets no others.
 gpu:
-	status=0; rm -f $(GPU_TESTS); side=$$($(PYTHON) -c 'import xdist' 2> /dev/null && echo "-n 12"); \
-	OMP_NUM_THREADS=1 timeout -s INT -k 20 280 $(PYTHON) -m pytest --noconftest $$side --junitxml=$(GPU_TESTS) tests/test_gpu.py || status=1; \
-	timeout -s INT -k 10 290 $(PYTHON) -m benchmarks.gpu --seconds 220 --tests $(GPU_TESTS) || status=1; exit $$status
+	status=0; for script in $(SCRIPTS); do \
+	OMP_NUM_THREADS=1 timeout -s INT -k 10 240 $(PYTHON) -m benchmarks.gpu.$$script --seconds 225 || status=1; done; exit $$status
 
 lint: setup
 	$(BIN)/ruff check raypd jobs infra examples benchmarks tests

@@ -6,6 +6,7 @@ interrupted run. `LLM` processes a few texts in the current process, without Ray
 
 from __future__ import annotations
 
+import copy
 import glob
 import hashlib
 import json
@@ -61,6 +62,8 @@ _COMPLETE = "_SUCCESS"
 _HIDDEN_COLUMNS = ("values", "source", "row", "attempts")
 # Further keys of the configuration, dotted.
 Settings = Mapping[str, Any] | None
+# Where they are given, as messages about a wrong one say it.
+_ORIGIN = "in `settings`"
 Columns = str | Sequence[str] | None
 
 
@@ -363,7 +366,7 @@ class LLM:
             settings.pop("decoding.method", None)
         defaults = {"input": {"path": "-"}, "output": {"path": "-"}}
         task = {"kind": kind, **tree.get("task", {})}
-        config = make_config({**defaults, **tree, "task": task}, _overrides(settings))
+        config = make_config({**defaults, **tree, "task": task}, _overrides(settings), _ORIGIN)
         key = config.model_dump_json()
         if key not in self._parts:
             # The cache of the last engine holds all of a GPU's memory, so it is released first.
@@ -432,14 +435,15 @@ def _extracted(record: Record, schema: Any) -> Answer:
     """Return a record of an extraction as an answer."""
     if record.error is not None:
         return Answer(error=record.error)
-    text = record.columns["record"]
+    # Documents with the same content share one record.
+    value = copy.deepcopy(record.columns["record"])
     values = record.columns["values"]
     parsed = None
     # An AttributeError shows that the schema is not a pydantic model.
     with suppress(ValidationError, AttributeError):
-        parsed = schema.model_validate_json(text)
+        parsed = schema.model_validate_json(json.dumps(value))
     return Answer(
-        value=json.loads(text),
+        value=value,
         confidence={value["name"]: value.get("confidence") for value in values},
         status={value["name"]: value.get("status") for value in values},
         span={value["name"]: value.get("span") for value in values},
@@ -542,9 +546,8 @@ def tune(config: str | Path, *, settings: Settings = None, **options: Any) -> Tu
     from raypd.estimation import TuneOptions, tune
 
     measurements = Path(config).with_suffix(".tuned.jsonl")
-    return tune.tune(
-        load_config(config, _overrides(settings)), TuneOptions(**options), measurements
-    )
+    loaded = load_config(config, _overrides(settings), origin=_ORIGIN)
+    return tune.tune(loaded, TuneOptions(**options), measurements)
 
 
 def nightly(config: str | Path, *, settings: Settings = None, full: bool = False) -> Night:
@@ -557,7 +560,7 @@ def nightly(config: str | Path, *, settings: Settings = None, full: bool = False
     """
     from raypd.nights import run_night
 
-    return run_night(load_config(config, _overrides(settings)), full=full)
+    return run_night(load_config(config, _overrides(settings), origin=_ORIGIN), full=full)
 
 
 def train(config: str | Path, *, settings: Settings = None) -> TrainingRecord:
@@ -569,7 +572,7 @@ def train(config: str | Path, *, settings: Settings = None) -> TrainingRecord:
     """
     from raypd import training
 
-    return training.train(load_config(config, _overrides(settings), trains=True))
+    return training.train(load_config(config, _overrides(settings), trains=True, origin=_ORIGIN))
 
 
 def fit(config: str | Path, *, settings: Settings = None) -> FitResult:
@@ -638,7 +641,7 @@ def _config(
                 f"{source} has its own task and columns: leave out `schema`, `id` and `text`, or "
                 "change keys with `settings`"
             )
-        return load_config(source, _overrides(settings))
+        return load_config(source, _overrides(settings), origin=_ORIGIN)
     paths = _paths(source)
     documents = None
     if paths is None:
@@ -658,20 +661,20 @@ def _config(
     if kind == "extraction" and documents is not None:
         first_batch = next(iter(documents.batches()))
         rows = batch_rows(first_batch.slice(0, MOST_ROWS))
-        look_for_columns("the table", tree, _overrides(settings), say, rows)
+        look_for_columns("the table", tree, _overrides(settings), say, rows, _ORIGIN)
     elif kind == "extraction" and isinstance(paths, str):
-        look_for_columns(paths, tree, _overrides(settings), say, None)
-    config = make_config(tree, _overrides(settings))
+        look_for_columns(paths, tree, _overrides(settings), say, None, _ORIGIN)
+    config = make_config(tree, _overrides(settings), _ORIGIN)
     if config.output.path == "-":
         name = hashlib.sha256(f"{config.fingerprint()} {digest}".encode()).hexdigest()[:12]
         settings["output.path"] = f"runs/{kind}-{name}"
-        config = make_config(tree, _overrides(settings))
+        config = make_config(tree, _overrides(settings), _ORIGIN)
     storage.configure(config.storage)
     settings["output.path"] = config.output.path
     settings["input.path"] = paths
     if documents is not None:
         settings["input.path"] = _stored(config, documents)
-    return make_config(tree, _overrides(settings))
+    return make_config(tree, _overrides(settings), _ORIGIN)
 
 
 def _paths(source: Any) -> str | list[str] | None:

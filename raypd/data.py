@@ -303,7 +303,7 @@ class Processor:
             RunError, "the bill is lost with the actor that kept it", ray.exceptions.RayError
         ):
             if self._ledger is None:
-                return ledger_actor.PipelineLedger(self.run, lambda _: []).bill()
+                return ledger_actor.PipelineLedger(self.run, list).bill()
             bill: WorkersBill = ray.get(self._ledger.bill.remote())
             return bill
 
@@ -352,7 +352,9 @@ class AnswerStage(EngineActor):
         _check_columns(batch.column_names, self.config, self.prefix, missing=False)
         documents = read_table(batch, self.config)
         unit = uuid.uuid4().hex
-        categories = {row.index: billed_as(row, self.config) for row in documents}
+        categories = {}
+        for document in documents:
+            categories[document.index] = billed_as(document, self.config.task, self.config.input)
         try:
             with self.request_queue.unit(unit) as state:
                 self.request_queue.count(state, categories)
@@ -426,7 +428,7 @@ class AnswerStage(EngineActor):
         prefill_seconds, decode_seconds, prefilled, decoded = self.meter.totals()
         seconds_per_prefilled = prefill_seconds / max(1, prefilled)
         seconds_per_decoded = decode_seconds / max(1, decoded)
-        models = models_of(self.config)
+        models = models_of(self.config.model, self.config.cascade)
         usage_by_row = dict(state.usage_by_row)
         costs = []
         for row in rows:
@@ -475,7 +477,7 @@ def _sampled_rows(dataset: ray_data.Dataset, count: int, sample: int) -> pa.Tabl
 
 def _usd_per_second(nodes: Nodes, node: str) -> float | None:
     """Return the price of a worker on a node; None if the node has no price."""
-    for node_time in nodes({node}):
+    for node_time in nodes():
         if node_time.node == node:
             if not node_time.usd_per_hour:
                 return None

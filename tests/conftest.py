@@ -98,7 +98,8 @@ def connected(s3_server: s3.Server, monkeypatch: pytest.MonkeyPatch) -> Iterator
     """raypd's storage in this process set to the server, and to nothing afterwards."""
     for name, value in s3.environment().items():
         monkeypatch.setenv(name, value)
-    storage.configure(StorageConfig(endpoint_url=s3_server.url, options={"max_attempts": 3}))
+    options = {"endpoint_url": s3_server.url, "max_attempts": 3}
+    storage.configure(StorageConfig(options=options))
     yield s3_server
     storage.configure(StorageConfig())
 

@@ -1,6 +1,7 @@
-"""The engine on a GPU: every method, both kinds of attention, against the unmodified model; skipped
-without one. `make gpu` runs it without conftest.py: it and its imports need torch, transformers,
-triton, numpy and pytest alone.
+"""The engine on a GPU: every method, both kinds of attention, against the unmodified model.
+
+The tests are skipped without a GPU. `python -m pytest --noconftest tests/test_gpu.py` needs torch,
+transformers, triton, numpy and pytest alone.
 """
 
 from __future__ import annotations

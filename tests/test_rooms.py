@@ -48,6 +48,37 @@ ROOMS = (
     "__main__",
 )
 RAY_ROOMS = {"cluster", "data", "training"}
+# Rooms and files that may see the whole configuration, because they put a run together from its
+# sections, or record and compare it. All others receive the sections that they need.
+WHOLE_CONFIGURATION = {
+    "answering",
+    "api.py",
+    "cli",
+    "cluster",
+    "config",
+    "data.py",
+    "dataset/batch_files.py",
+    "dataset/planner.py",
+    "dataset/reader.py",
+    "dataset/writer.py",
+    "estimation",
+    "evaluation",
+    "fitting",
+    "nights",
+    "report",
+    "run",
+    "tasks/build.py",
+    "tasks/columns.py",
+    "tasks/extraction.py",
+    "tasks/extraction_answer.py",
+    "tasks/extraction_prompt.py",
+    "tasks/generation.py",
+    "tasks/model_card.py",
+    "tasks/question_answering.py",
+    "testing",
+    "training",
+    "verify",
+}
 NEEDS_TRITON = {
     PACKAGE / "decoding" / name
     for name in (
@@ -122,6 +153,16 @@ def test_a_room_imports_only_what_other_rooms_export(file):
             f"line {node.lineno}: {node.module} is inside another room; "
             f"export the name in raypd/{parts[1]}/__init__.py and import it from there"
         )
+
+
+def test_only_listed_rooms_and_files_see_the_whole_configuration():
+    seen = set()
+    for file in PACKAGE.rglob("*.py"):
+        if not {"raypd.config.RunConfig", "raypd.config.run.RunConfig"} & imports(file):
+            continue
+        path = file.relative_to(PACKAGE)
+        seen.add(str(path) if str(path) in WHOLE_CONFIGURATION else path.parts[0])
+    assert seen == WHOLE_CONFIGURATION
 
 
 @pytest.mark.parametrize("room", [room for room in ROOMS if (PACKAGE / room).is_dir()])

@@ -152,6 +152,7 @@ _EXTRA: dict[str, dict[str, Any]] = {
         "first_k_dense_replace": 1,
     },
     "solar_open": _GROUPED_EXPERTS,
+    "phimoe": {"num_local_experts": 4, "num_experts_per_tok": 2},
     "minimax_m2": {"num_local_experts": 4, "num_experts_per_tok": 2},
     "gpt_oss": {"num_local_experts": 4, "num_experts_per_tok": 2},
     "ernie4_5_moe": {"moe_num_experts": 4, "moe_k": 2, "moe_intermediate_size": 64},

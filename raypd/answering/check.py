@@ -3,7 +3,6 @@
 import sys
 
 from raypd.config import RunConfig
-from raypd.errors import ModelError
 
 
 def check_model(config: RunConfig, machine: bool = False) -> None:
@@ -23,7 +22,7 @@ def check_model(config: RunConfig, machine: bool = False) -> None:
     if config.model.endpoint is not None:
         from raypd.models import check_endpoint
 
-        check_endpoint(config)
+        check_endpoint(config.model.endpoint, config.decoding.method)
     if config.model.has_weights:
         _check_weights(config, machine)
 
@@ -37,7 +36,7 @@ def _check_weights(config: RunConfig, machine: bool) -> None:
     is_own_engine = config.engine.kind == "raypd"
     check_model_config(config.model, machine, "decode" if is_own_engine else "vllm")
     if machine:
-        check_vllm(config)
+        check_vllm(config.engine)
     if machine and is_own_engine:
         notice = quantization_notice(config.model)
         if notice:
@@ -64,7 +63,7 @@ def check_method(config: RunConfig) -> None:
             follow, or if heads or a draft model are missing or do not fit.
     """
     from raypd.decoding import REGISTRY
-    from raypd.models import control_tokens, draft, load, medusa_heads, source
+    from raypd.models import check_recurrence, control_tokens, draft, load, medusa_heads, source
 
     decoding = config.decoding
     model = config.model
@@ -80,37 +79,9 @@ def check_method(config: RunConfig) -> None:
         text = source.read_config(source.find_source(model)).get_text_config()
         medusa_heads.check_fit(heads, sizes, model.name, text.hidden_size, text.vocab_size)
     if decoding.draft_model is not None:
-        draft.check_draft_model(config)
-    _check_recurrence(config)
-
-
-def _check_recurrence(config: RunConfig) -> None:
-    """Check that the method can decode a model with recurrent layers, if the model has any."""
-    from raypd.decoding import REGISTRY, has_recurrent_layers
-    from raypd.models import embedded, source
-
-    name = config.model.name
-    if config.engine.kind != "raypd" or name == embedded.NAME:
-        return
-    if not has_recurrent_layers(source.read_config(source.find_source(config.model))):
-        return
-    decoding = config.decoding
-    if decoding.method == "hyper_parallel" and decoding.isolate != "values":
-        raise ModelError(
-            f"decoding.isolate {decoding.isolate}: model {name!r} has recurrent layers, and a "
-            "recurrence has no order for tokens of several values that arrive at the same time; "
-            "set decoding.isolate: values"
-        )
-    if not REGISTRY[decoding.method].recurrent:
-        able = [
-            other
-            for other, spec in REGISTRY.items()
-            if spec.recurrent and config.task.kind in spec.answer_keys
-        ]
-        raise ModelError(
-            f"decoding.method {decoding.method}: model {name!r} has recurrent layers, which cannot "
-            "take tokens back or join threads; set decoding.method: " + " or ".join(able)
-        )
+        draft.check_draft_model(model, decoding.draft_model)
+    if config.engine.kind == "raypd":
+        check_recurrence(config)
 
 
 def path_of(config: RunConfig) -> str:

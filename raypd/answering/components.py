@@ -83,8 +83,8 @@ def build(
     else:
         parts = _single(config, threads, load, share)
         runs = [config]
-    if not each and all(gives_the_same(run) for run in runs):
-        parts.task = Distinct(parts.task, config)
+    if not each and all(gives_the_same(run.task, run.decoding) for run in runs):
+        parts.task = Distinct(parts.task, config.task, config.input)
     uses_batch_api = any(
         run.model.endpoint is not None and run.model.endpoint.batch for run in runs
     )
@@ -101,9 +101,16 @@ def _cascade(
     # The first model leaves half of a GPU's memory to the second one's weights and cache.
     first_parts = build(alone, threads, load, each=True, share=0.5)
     second_parts = build(second, threads, load, each=True, share=1.0)
+    task = Cascade(
+        first_parts.task,
+        second_parts.task,
+        config.cascade,
+        config.extraction.categories,
+        second_parts.sampling,
+    )
     return WorkerComponents(
         CascadeEngine(first_parts.engine, second_parts.engine),
-        Cascade(first_parts.task, second_parts.task, config, second_parts.sampling),
+        task,
         first_parts.sampling,
         config.engine.max_num_seqs,
     )
@@ -118,10 +125,13 @@ def _single(
         from raypd.models import ENDPOINT_CONTEXT, BatchEngine, EndpointEngine, byte_tokenizer
 
         tokenizer = byte_tokenizer()
+        model = config.model
+        sizes = config.engine
         if config.model.endpoint.batch:
-            engine = BatchEngine(config, tokenizer)
+            run = config.fingerprint()
+            engine = BatchEngine(model, config.decoding, sizes, tokenizer, run)
         else:
-            engine = EndpointEngine(config, tokenizer)
+            engine = EndpointEngine(model, config.decoding, sizes, tokenizer)
         task = build_task(config, tokenizer, ENDPOINT_CONTEXT)
         return WorkerComponents(engine, task, None, max_num_seqs)
 
@@ -132,7 +142,7 @@ def _single(
     if config.engine.kind == "vllm":
         from raypd.models import VLLMEngine
 
-        engine = VLLMEngine(config, threads)
+        engine = VLLMEngine(config.model, config.engine, threads)
         return WorkerComponents(engine, task_alone(config), sampling, max_num_seqs)
     engine, task = _own_engine(config, threads, load, share)
     return WorkerComponents(engine, task, sampling, max_num_seqs)
@@ -169,7 +179,7 @@ def _own_engine(
         from raypd.models import load_draft_model
 
         # The draft model is loaded first: the main model's cache takes all memory that is left.
-        drafter = load_draft_model(config, loaded, load, share)
+        drafter = load_draft_model(config.model, config.decoding, sizes, loaded, load, share)
     with raised_as(ModelError, "engine", ValueError):
         engine = decoding.Engine(
             loaded.packed,

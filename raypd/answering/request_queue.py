@@ -23,7 +23,7 @@ from typing import Any, NamedTuple, NoReturn
 from raypd.answering.components import WorkerComponents
 from raypd.billing import Meter
 from raypd.config import redact
-from raypd.dataset import writer
+from raypd.dataset import COUNTS
 from raypd.errors import RunError
 from raypd.tasks import Document, Record, Request
 
@@ -75,7 +75,7 @@ class UnitState:
             and not read yet.
         finished: Results that were not read yet.
         records: Records of the documents answered so far.
-        counts: Token counts so far, by the names of `writer.COUNTS`.
+        counts: Token counts so far, by the names of `COUNTS`.
         categories: The category of every row.
     """
 
@@ -88,7 +88,7 @@ class UnitState:
     open_requests: Counter[int] = field(default_factory=Counter)
     finished: deque[tuple[Request, Any]] = field(default_factory=deque)
     records: list[Record] = field(default_factory=list)
-    counts: dict[str, int] = field(default_factory=lambda: dict.fromkeys(writer.COUNTS, 0))
+    counts: dict[str, int] = field(default_factory=lambda: dict.fromkeys(COUNTS, 0))
     categories: dict[int, str] = field(default_factory=dict)
     usage_by_row: dict[tuple[int, str], Counter[str]] = field(default_factory=dict)
 
@@ -310,7 +310,7 @@ class RequestQueue:
         if isinstance(result, Exception):
             # The engine rejected the request at submission.
             return request.fail(reason(result))
-        for name in writer.COUNTS:
+        for name in COUNTS:
             state.counts[name] += int(getattr(result.counts, name, 0))
         self._bill(state.unit, state, request, result)
         if result.error is not None:

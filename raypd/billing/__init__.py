@@ -23,7 +23,10 @@ if TYPE_CHECKING:
         models_of as models_of,
         token_usd as token_usd,
     )
-    from raypd.billing.budget import BudgetReached as BudgetReached
+    from raypd.billing.budget import (
+        RESERVE_SECONDS as RESERVE_SECONDS,
+        BudgetReached as BudgetReached,
+    )
     from raypd.billing.meter import (
         Meter as Meter,
         Receipt as Receipt,
@@ -42,7 +45,7 @@ __getattr__ = LazyExports(
     {
         "bill": ("Bill", "MICRO", "NodeTime"),
         "book": ("WorkersBill", "models_of", "token_usd"),
-        "budget": ("BudgetReached",),
+        "budget": ("BudgetReached", "RESERVE_SECONDS"),
         "meter": ("Meter", "Receipt", "WorkerTime", "added"),
         "prices": ("HostedPrice", "INSTANCES", "hosted", "is_old"),
     },

@@ -21,7 +21,7 @@ from raypd.billing.meter import (
     coarser,
     zero,
 )
-from raypd.config import ModelConfig, RunConfig
+from raypd.config import CascadeConfig, ModelConfig
 from raypd.run import (
     FIRST,
     SECOND,
@@ -57,23 +57,24 @@ class Book:
 
     Args:
         last: The latest form of the bill, from which the book resumes.
-        config: The configuration of the run. Without it, the money that servers took for tokens
-            stays as it is on `last`.
+        models: The models of the run (`models_of`). Without them, the money that servers took for
+            tokens stays as it is on `last`.
         workers_only: Charge for the seconds of the workers instead of for whole nodes, as a
             pipeline does that shares its cluster with other stages.
     """
 
     def __init__(
-        self, last: Bill, config: RunConfig | None = None, workers_only: bool = False
+        self,
+        last: Bill,
+        models: Mapping[str, ModelConfig | None] | None = None,
+        workers_only: bool = False,
     ) -> None:
         self.last = last
         self.workers_only = workers_only
         self._tokens_before = 0
-        if config is None:
-            self._models: dict[str, ModelConfig | None] = {}
+        self._models = models or {}
+        if models is None:
             self._tokens_before = round(last.parts.get("endpoint", 0.0) * billing.MICRO)
-        else:
-            self._models = models_of(config)
         self._lock = threading.RLock()
         self.nodes: dict[str, NodeTime] = {}
         for node in last.nodes:
@@ -278,9 +279,9 @@ def _without_usd(counts: Mapping[str, float]) -> Counts:
     return {kind: value for kind, value in counts.items() if kind != "usd"}
 
 
-def models_of(config: RunConfig) -> dict[str, ModelConfig | None]:
+def models_of(model: ModelConfig, cascade: CascadeConfig) -> dict[str, ModelConfig | None]:
     """Return the models of a run by the `model` of a `UsageKey`."""
-    return {FIRST: config.model, SECOND: config.cascade.model}
+    return {FIRST: model, SECOND: cascade.model}
 
 
 def usage_usd(

@@ -17,6 +17,8 @@ from raypd.text import count, counted, usd
 # times their tokens.
 CAUTION = 1.25
 NEVER = 1_000_000  # a number of workers that stands for "no number is enough"
+# Seconds at the present price of all nodes that are kept of the budget for the end of the run.
+RESERVE_SECONDS = 10.0
 # How much more than the estimate a message suggests as the next budget.
 _BUDGET_MARGIN = 1.15
 

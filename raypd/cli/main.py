@@ -382,6 +382,19 @@ def export(run: o.Run, file: o.ExportTo, overrides: o.Overrides = None) -> None:
 
 
 @app.command()
+def compact(run: o.Run, overrides: o.Overrides = None) -> None:
+    """Copy a run's rows into few large table files, and delete the units.
+
+    A large run does so at its end (output.target_file_mb). Other programs then read the table files
+    of current/files.txt; all commands read them, too.
+    """
+    from raypd.dataset import compaction
+
+    config = load.load_run(run, overrides or [])
+    print(clean(compaction.compact_run(config, storage.absolute(run)).describe()))
+
+
+@app.command()
 def estimate(
     config: Annotated[
         str | None, Argument(help="YAML of the run; not needed with --throughput, --model")

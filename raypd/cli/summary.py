@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from raypd import storage
-from raypd.dataset import writer
+from raypd.dataset import table_folder, writer
 from raypd.report import answer_check
 from raypd.run import Manifest, NoRun, RunCost, layout, left_out
 from raypd.tasks import shape_of
@@ -30,8 +30,8 @@ def print_summary(manifest: Manifest, console: Console | None = None) -> str:
         The next step, in words; "" if there is none.
     """
     console = console or Console(highlight=False, markup=False)
-    for unit_id, _ in writer.objects(manifest.output):
-        rows = writer.read_rows(manifest.output, unit_id, _ROWS)
+    for unit_id, path in writer.objects(manifest.output):
+        rows = writer.read_rows(manifest.output, unit_id, _ROWS, path)
         if rows:
             console.print(_table(rows))
         break
@@ -44,7 +44,7 @@ def print_summary(manifest: Manifest, console: Console | None = None) -> str:
     for line in _cost_lines(manifest.cost):
         console.print(line, soft_wrap=True)
     partition = [f"{key}=*" for key in manifest.config["output"]["partition"]]
-    pattern = storage.join(writer.units_folder(manifest.output), *partition, "*.parquet")
+    pattern = storage.join(table_folder(manifest.output), *partition, "*.parquet")
     console.print(f"rows:     {pattern}", soft_wrap=True)
     console.print(f"manifest: {manifest.output}/{layout.MANIFEST}", soft_wrap=True)
     return next_step

@@ -121,7 +121,7 @@ class Accounts:
         now = candidate[0]
         seconds = budget.ends(now, [*in_flight, candidate], self._paces) - now
         documents = sum(count for _, count in [*in_flight, candidate, *self._unbilled])
-        if self._affords(seconds + self.config.cost.reserve_seconds, documents):
+        if self._affords(seconds + budget.RESERVE_SECONDS, documents):
             return True
         self.held = True
         return False
@@ -174,7 +174,7 @@ class Accounts:
                 unpriced, f"price {unpriced}: it appears on the bill with $0; set cost.prices"
             )
         cost = self.config.cost
-        if cost.budget_usd is not None and not self._affords(cost.reserve_seconds):
+        if cost.budget_usd is not None and not self._affords(budget.RESERVE_SECONDS):
             self.held = True
             raise self.reached()
         return self._workers_for_deadline(running)

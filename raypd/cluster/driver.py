@@ -1,4 +1,7 @@
-"""Run an extraction: plan, skip committed units, run the others on workers, write the manifest."""
+"""Run an extraction: plan, skip committed units, run the others on workers, write the manifest.
+
+A large run is compacted at its end.
+"""
 
 import contextlib
 from collections import Counter
@@ -11,7 +14,15 @@ from raypd import storage
 from raypd.answering import check_model, components, progress
 from raypd.billing import BudgetReached, book
 from raypd.config import RunConfig
-from raypd.dataset import CommittedUnits, Plan, planner, summaries, take_apart, writer
+from raypd.dataset import (
+    CommittedUnits,
+    Plan,
+    compaction,
+    planner,
+    summaries,
+    take_apart,
+    writer,
+)
 from raypd.errors import ConfigError, RunError
 from raypd.run import (
     Interrupted,
@@ -54,6 +65,8 @@ def run_extract(
 ) -> Manifest:
     """Run or resume an extraction until every unit is committed, and write the manifest.
 
+    Then its units are compacted into table files, if they are large enough together.
+
     Args:
         config: The configuration of the run.
         verbose: Show what Ray prints.
@@ -68,7 +81,7 @@ def run_extract(
         Interrupted: At SIGINT or SIGTERM. Committed units are complete, and the same call resumes.
     """
     storage.configure(config.storage)
-    check_template(config)
+    check_template(config.task, config.input, config.model)
     output = layout.output_folder(config)
     if output != storage.absolute(config.output.path):
         say(
@@ -85,7 +98,9 @@ def run_extract(
     done = writer.committed(output)
     _documents_done(planned, done, output)
     if len(done) == planned.units:
-        return finish(config, output, planned, committed=done)
+        result = finish(config, output, planned, committed=done)
+        compaction.after_run(config, output, planned, done)
+        return result
     if build is None:
         build = components.build
         check_model(config, machine=ray_session.runs_here(config.cluster))
@@ -111,7 +126,10 @@ def run_extract(
             raise Interrupted(f"interrupted: {session.state()}; the same command resumes") from None
         finally:
             session.summaries.flush()
-    return finish(config, output, planned, session.unreadable)
+    done = writer.committed(output)
+    result = finish(config, output, planned, session.unreadable, done)
+    compaction.after_run(config, output, planned, done)
+    return result
 
 
 def finish(

@@ -56,12 +56,13 @@ class PipelineLedger:
 
     Args:
         config: The configuration of the pipeline.
-        nodes: Returns the nodes of the cluster, given the ids of nodes that had a worker.
+        nodes: Returns the nodes of the cluster.
     """
 
     def __init__(self, config: RunConfig, nodes: machines.Nodes) -> None:
         self._nodes = nodes
-        self.book = book.Book(Bill("", time.time(), 0.0), config, workers_only=True)
+        models = book.models_of(config.model, config.cascade)
+        self.book = book.Book(Bill("", time.time(), 0.0), models, workers_only=True)
 
     def report(self, report: WorkerTime) -> Receipt:
         """Take a worker's report."""
@@ -71,8 +72,7 @@ class PipelineLedger:
     def bill(self) -> book.WorkersBill:
         """Return the bill as of now."""
         now = time.time()
-        worker_nodes = {worker.node for worker in list(self.book.workers.values())}
-        self.book.see(self._nodes(worker_nodes), 1, now)
+        self.book.see(self._nodes(), 1, now)
         return self.book.workers_bill(now)
 
 
@@ -86,7 +86,7 @@ class Ledger:
         output: The folder of the run.
         session: The id of the session.
         began: When the session began, in unix seconds.
-        nodes: Returns the nodes of the cluster, given the ids of nodes that had a worker.
+        nodes: Returns the nodes of the cluster.
     """
 
     def __init__(
@@ -97,7 +97,8 @@ class Ledger:
         self._nodes = nodes
         cost = config.cost
         new_bill = Bill(session, began, 0.0, budget_usd=cost.budget_usd, deadline=cost.deadline)
-        self.book = book.Book(_stored_bill(output, session) or new_bill, config)
+        models = book.models_of(config.model, config.cascade)
+        self.book = book.Book(_stored_bill(output, session) or new_bill, models)
         self._metrics: Metrics | None = None
         self._writing = threading.Lock()
         self._ended = threading.Event()
@@ -170,7 +171,7 @@ class Ledger:
             print("raypd: the ledger continues with the next round", file=sys.stderr, flush=True)
 
     def _look(self) -> None:
-        nodes = self._nodes({worker.node for worker in list(self.book.workers.values())})
+        nodes = self._nodes()
         runs = machines.runs()
         if runs > 1:
             self.book.note(
@@ -231,7 +232,7 @@ def start(
 
 def _check_prices(config: RunConfig, nodes: machines.Nodes) -> None:
     """Raise ConfigError if a node has no price, because it could then run without end."""
-    for node in nodes(set()):
+    for node in nodes():
         instance_type = node.instance_type or prices.LOCAL
         if node.ended is not None or node.usd_per_hour or instance_type in config.cost.prices:
             continue

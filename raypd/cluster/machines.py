@@ -12,8 +12,8 @@ import raypd.cluster.ray_private as ray_private
 from raypd.billing import NodeTime, prices
 from raypd.config import CostConfig
 
-# Returns the nodes of the cluster with prices, given the ids of nodes that had a worker.
-Nodes = Callable[[set[str]], list[NodeTime]]
+# Returns the nodes of the cluster with prices.
+Nodes = Callable[[], list[NodeTime]]
 NAMESPACE = "raypd"
 LEDGER = "ledger-"  # prefix of the names of ledgers
 UNKNOWN = "unknown"  # prefix of the source of a price that is unknown
@@ -25,9 +25,7 @@ _MARKETS = {
 }
 
 
-def look(
-    cost: CostConfig, table: prices.Table, cpus: float, gpus: float, worker_nodes: set[str]
-) -> list[NodeTime]:
+def look(cost: CostConfig, table: prices.Table, cpus: float, gpus: float) -> list[NodeTime]:
     """Return all nodes, dead ones included, with their prices.
 
     Args:
@@ -35,11 +33,8 @@ def look(
         table: The prices of instance types.
         cpus: CPUs of a worker.
         gpus: GPUs of a worker.
-        worker_nodes: Ids of nodes that had a worker. A head without workers is left out, unless
-            cost.bill_head is set.
     """
-    nodes = [_node(info, cost, table, cpus, gpus) for info in ray_private.node_infos()]
-    return [node for node in nodes if cost.bill_head or not node.head or node.node in worker_nodes]
+    return [_node(info, cost, table, cpus, gpus) for info in ray_private.node_infos()]
 
 
 def _node(

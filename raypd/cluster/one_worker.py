@@ -50,7 +50,7 @@ class OneWorker:
         self._actor: Any = None
 
     def __enter__(self) -> Self:
-        check_template(self.config)
+        check_template(self.config.task, self.config.input, self.config.model)
         began = time.time()
         self._owns_ray = ray_session.connect(self.config.cluster, self.verbose)
         try:

@@ -270,7 +270,7 @@ class DecodeWorker(EngineActor):
         if writer.is_committed(self.spec.output, unit.id, self.config.output.partition):
             summary = writer.read_summary(self.spec.output, unit.id)
             return UnitResult(ok=summary.ok, failed=summary.failed)
-        attempt, _ = self.log.next(unit.id)
+        attempt = self.log.next(unit.id)
         if attempt is None:
             self.log.end(unit.id)
             reason = retry_policy.failure_reason(self.spec.output, unit.id)
@@ -374,9 +374,11 @@ class DecodeWorker(EngineActor):
         started = time.monotonic()
         with self.request_queue.unit(unit.id) as state:
             documents = self._read(unit)
-            self.request_queue.count(
-                state, {document.index: billed_as(document, self.config) for document in documents}
-            )
+            categories = {
+                document.index: billed_as(document, self.config.task, self.config.input)
+                for document in documents
+            }
+            self.request_queue.count(state, categories)
             self._answer(state, documents, unit.id, attempt)
             usage = self.meter.end(unit.id)
             table = writer.make_table(

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
         validator as validator,
     )
     from raypd.config.load import (
+        COMMAND_LINE as COMMAND_LINE,
         leaves_method_open as leaves_method_open,
         load_config as load_config,
         make_config as make_config,
@@ -83,6 +84,7 @@ if TYPE_CHECKING:
         ExtractionConfig as ExtractionConfig,
         GenerationConfig as GenerationConfig,
         QuestionAnsweringConfig as QuestionAnsweringConfig,
+        TaskSection as TaskSection,
     )
     from raypd.config.training import PreferenceConfig as PreferenceConfig
     from raypd.config.yaml_file import dump as dump
@@ -104,6 +106,7 @@ __getattr__ = LazyExports(
             "validator",
         ),
         "load": (
+            "COMMAND_LINE",
             "leaves_method_open",
             "load_config",
             "make_config",
@@ -136,6 +139,7 @@ __getattr__ = LazyExports(
             "METHODS",
             "OWN_COLUMNS",
             "QuestionAnsweringConfig",
+            "TaskSection",
         ),
         "training": ("PreferenceConfig",),
         "yaml_file": ("dump",),

@@ -101,8 +101,6 @@ class CostConfig(Section, use_attribute_docstrings=True):
 
     budget_usd: float | None = Field(None, gt=0)
     """The run ends before its bill, over all its sessions, is above this"""
-    reserve_seconds: float = Field(10.0, ge=0)
-    """Of the budget: time at the present price that is kept for the end of the run"""
     deadline: Annotated[str | None, BeforeValidator(_is_a_time)] = None
     """When it has to be done: a time (2026-11-30T18:00; a date alone is its beginning) or a
     duration (8h, 90m)
@@ -125,9 +123,6 @@ class CostConfig(Section, use_attribute_docstrings=True):
     )
     market: Literal["on-demand", "spot"] | None = None
     """Of nodes that do not tell theirs; null: on-demand"""
-    bill_head: bool = Field(
-        True, description="Whether the head node, where no worker runs, is on the bill"
-    )
 
 
 def deadline_at(given: str, now: float) -> float:

@@ -40,7 +40,6 @@ ENDINGS = {
 # Formats of documents, which have one column of text.
 _TEXT_FORMATS = ("files", "warc")
 _COMPRESSED = (".gz", ".zst")
-WHOLE = ("json", "excel")  # formats whose files each unit reads whole
 
 TABLES = ("delta", "iceberg")
 
@@ -209,6 +208,10 @@ class OutputConfig(Section, use_attribute_docstrings=True):
     """Folder level of the units as Hive, Spark and Athena name it, {date: 2026-11-21} ->
     units/date=2026-11-21/; the same for all that one start of a run writes
     """
+    target_file_mb: int | None = Field(128, ge=1)
+    """Size of table files. At its end, a run whose units together hold as much is compacted: few
+    large files in table/ replace the units; null: only by `raypd compact`
+    """
 
 
 def _endpoint_is_a_url(url: str | None) -> str | None:
@@ -220,6 +223,10 @@ def _endpoint_is_a_url(url: str | None) -> str | None:
 class StorageOptions(Section, use_attribute_docstrings=True):
     """The keys of `storage.options`; gs:// and az:// take anonymous, timeouts and attempts."""
 
+    endpoint_url: Annotated[Uri | None, AfterValidator(_endpoint_is_a_url)] = Field(
+        None, description="S3 of another maker, http(s)://host[:port]; null: AWS"
+    )
+    region: str | None = Field(None, description="null: AWS_REGION, the profile's, the instance's")
     profile: str | None = Field(
         None, description="Profile in AWS's credential files; null: AWS_PROFILE or none"
     )
@@ -250,16 +257,12 @@ class StorageConfig(Section, use_attribute_docstrings=True):
     never from here.
     """
 
-    endpoint_url: Annotated[Uri | None, AfterValidator(_endpoint_is_a_url)] = Field(
-        None, description="S3 of another maker, http(s)://host[:port]; null: AWS"
-    )
-    region: str | None = Field(None, description="null: AWS_REGION, the profile's, the instance's")
     options: Annotated[dict[str, Any], OptionsOf({"": StorageOptions})] = Field({})
-    """Options of requests, such as {profile: nightly} or {anonymous: true}"""
+    """Options such as {region: eu-west-1, profile: nightly} or {anonymous: true}"""
 
     @property
     def requests(self) -> StorageOptions:
-        """The options with their defaults."""
+        """How requests are made: the options with their defaults."""
         return StorageOptions.model_validate(self.options)
 
     @model_validator(mode="before")

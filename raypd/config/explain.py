@@ -1,14 +1,16 @@
 """Messages for a configuration that pydantic rejects: one line per mistake, with file and line."""
 
 import re
+from collections.abc import Mapping
 from datetime import date
 from typing import Any
 
 from pydantic import ValidationError
+from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from raypd.config.moved import moved_to
-from raypd.config.options import OptionsError
+from raypd.config.options import OptionsError, options_in
 from raypd.config.run import RunConfig
 from raypd.config.secrets import redact
 from raypd.config.tasks import KINDS, Category
@@ -39,8 +41,14 @@ def explain(error: ValidationError, source: YamlFile) -> str:
 
 
 def _line(location: Location, problem: str, source: YamlFile) -> str:
-    """Return `file:line: key: problem`, without the parts that are not known."""
-    parts = (source.where(location), ".".join(map(str, location)), problem)
+    """Return `file:line: key: problem`, without the parts that are not known.
+
+    An override is named in place of the file, as `key=... on the command line: problem`.
+    """
+    parts = [source.where(location)]
+    if location not in source.overrides:
+        parts.append(".".join(map(str, location)))
+    parts.append(problem)
     return ": ".join(part for part in parts if part)
 
 
@@ -93,9 +101,15 @@ def _yaml_kind(value: Any) -> str:
 
 
 def _explain_unknown_key(keys: Location, location: Location) -> str:
-    """Name similar keys of the same section, and sections that have the key."""
-    name = location[-1]
-    hints = [did_you_mean(str(name), _keys_of(keys[:-1]))]
+    """Name similar keys and options of the same section, and sections that have the key."""
+    name = str(location[-1])
+    options = _options_of(keys[:-1])
+    hints = []
+    if name in options:
+        hints.append(f"write {'.'.join(map(str, location[:-1]))}.{options[name]}")
+    else:
+        full_names = {**options, **{key: key for key in _keys_of(keys[:-1])}}
+        hints.append(did_you_mean(name, full_names, lambda key: repr(full_names[key])))
     for section in RunConfig.model_fields:
         if name in _keys_of((section,)):
             hints.append(f"there is {section}.{name}")
@@ -105,15 +119,31 @@ def _explain_unknown_key(keys: Location, location: Location) -> str:
 
 def _keys_of(location: Location) -> list[str]:
     """Return the keys that the section at a location may have."""
+    if "categories" in location:
+        return [*Category.model_fields, *Attribute.model_fields]
+    return list(_fields_of(location))
+
+
+def _options_of(location: Location) -> dict[str, str]:
+    """Return `mapping.option` of each option of a section's mappings, by the option's name."""
+    options = {}
+    for key, info in _fields_of(location).items():
+        for mapping in options_in(info):
+            for section in mapping.sections.values():
+                options.update({name: f"{key}.{name}" for name in section.model_fields})
+    return options
+
+
+def _fields_of(location: Location) -> Mapping[str, FieldInfo]:
+    """Return the keys that the section at a location may have, and what each takes."""
     section: Any = RunConfig
     for part in location:
         if part in KINDS:
             section = KINDS[str(part)]
-        elif part == "categories":
-            return [*Category.model_fields, *Attribute.model_fields]
         elif part != "task" and part in getattr(section, "model_fields", {}):
             section = section.model_fields[part].annotation
-    return list(getattr(section, "model_fields", {}))
+    fields: Mapping[str, FieldInfo] = getattr(section, "model_fields", {})
+    return fields
 
 
 def _explain_options(error: OptionsError, location: Location, source: YamlFile) -> list[str]:

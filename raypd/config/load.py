@@ -22,12 +22,17 @@ from raypd.config.sections import drop_options, set_key
 from raypd.config.yaml_file import YamlFile, parse
 from raypd.errors import ConfigError, raised_as
 
+# Where overrides are given, as messages say it, unless the caller says otherwise.
+COMMAND_LINE = "on the command line"
 # Keys of a task that say what is extracted; a task has one of them.
 _SCHEMA_KEYS = ("schema", "attributes", "categories", "categories_file")
 
 
 def load_config(
-    path: str | Path, overrides: list[str] | None = None, trains: bool = False
+    path: str | Path,
+    overrides: list[str] | None = None,
+    trains: bool = False,
+    origin: str = COMMAND_LINE,
 ) -> RunConfig:
     """Read the configuration in a YAML file.
 
@@ -36,6 +41,7 @@ def load_config(
         overrides: `key=value` texts with dotted keys; the later of two wins.
         trains: Whether a model will be trained. What the file leaves open is then chosen for
             training: hyper_parallel, in slots.
+        origin: Where the overrides were given, for messages.
 
     Raises:
         ConfigError: The file cannot be read, or the configuration has mistakes; the message has a
@@ -45,13 +51,13 @@ def load_config(
     source = YamlFile.read(Path(path))
     folder = Path(path).parent
     anchor_paths(source.tree, folder)
-    config = _checked(source, overrides, folder)
+    config = _checked(source, overrides, folder, origin)
     if not trains:
         return config
     defaults = _defaults_of_training(source, config)
     if not defaults:
         return config
-    return load_config(path, [*overrides, *defaults])
+    return load_config(path, [*overrides, *defaults], origin=origin)
 
 
 def leaves_method_open(path: str | Path, overrides: Sequence[str]) -> bool:
@@ -62,7 +68,7 @@ def leaves_method_open(path: str | Path, overrides: Sequence[str]) -> bool:
         overrides: `key=value` texts with dotted keys.
     """
     source = YamlFile.read(Path(path))
-    override(source.tree, overrides)
+    override(source, overrides)
     decoding: dict[str, Any] = source.tree.get("decoding") or {}
     return decoding.get("method", "auto") == "auto"
 
@@ -83,14 +89,21 @@ def _defaults_of_training(source: YamlFile, config: RunConfig) -> list[str]:
     return overrides
 
 
-def make_config(tree: dict[str, Any], overrides: list[str] | None = None) -> RunConfig:
+def make_config(
+    tree: dict[str, Any], overrides: list[str] | None = None, origin: str = COMMAND_LINE
+) -> RunConfig:
     """Check a configuration that is in no file; its paths are relative to the current folder.
+
+    Args:
+        tree: The configuration as plain mappings.
+        overrides: `key=value` texts with dotted keys; the later of two wins.
+        origin: Where the overrides were given, for messages.
 
     Raises:
         ConfigError: The configuration has mistakes; the message has a line for each.
     """
     try:
-        return _checked(YamlFile(None, copy.deepcopy(tree)), overrides or [])
+        return _checked(YamlFile(None, copy.deepcopy(tree)), overrides or [], Path(), origin)
     except RecursionError:
         raise ConfigError("the configuration, or a schema in it, is nested too deeply") from None
 
@@ -109,15 +122,20 @@ def with_changes(config: RunConfig, changes: Mapping[str, Any]) -> RunConfig:
     return _validated(source)
 
 
-def override(tree: dict[str, Any], overrides: Sequence[str]) -> None:
+def override(source: YamlFile, overrides: Sequence[str], origin: str = COMMAND_LINE) -> None:
     """Set the keys of `key=value` texts.
+
+    Args:
+        source: The configuration, which is changed.
+        overrides: The texts.
+        origin: Where they were given, for messages.
 
     Raises:
         ConfigError: A text is not written key=value, or a part of its key holds a value.
     """
     methods = [text for text in overrides if text.startswith("decoding.method=")]
     if methods:
-        drop_options(tree, methods[-1].partition("=")[2])
+        drop_options(source.tree, methods[-1].partition("=")[2])
     for text in overrides:
         key, equals, value = text.partition("=")
         if not equals or not key:
@@ -126,7 +144,10 @@ def override(tree: dict[str, Any], overrides: Sequence[str]) -> None:
                 "decoding.method=guided"
             )
         with raised_as(ConfigError, repr(redact(text)), TypeError):
-            set_key(tree, key, value_of(value))
+            set_key(source.tree, key, value_of(value))
+        keys = tuple(key.split("."))
+        # The value is left out: it may be long, or a misplaced secret.
+        source.overrides[keys] = f"{redact(key)}=... {origin}"
 
 
 def value_of(text: str) -> Any:
@@ -153,17 +174,18 @@ def value_at(config: RunConfig, key: str) -> Any:
     return getattr(section, last)
 
 
-def _checked(source: YamlFile, overrides: list[str], folder: Path | None = None) -> RunConfig:
+def _checked(source: YamlFile, overrides: list[str], folder: Path, origin: str) -> RunConfig:
     """Apply overrides, resolve the task's schema, and check the result.
 
     Args:
         source: The configuration as it was read.
         overrides: `key=value` texts.
         folder: Where pydantic models of `task.schema` are looked for.
+        origin: Where the overrides were given, for messages.
     """
-    override(source.tree, overrides)
+    override(source, overrides, origin)
     if isinstance(source.tree.get("task"), dict):
-        _resolve_schema(source.tree, source.tree["task"], folder or Path())
+        _resolve_schema(source.tree, source.tree["task"], folder)
     return _validated(source)
 
 

@@ -5,6 +5,8 @@ MOVED = {
     **{
         f"storage.{name}": f"storage.options.{name}"
         for name in (
+            "endpoint_url",
+            "region",
             "profile",
             "anonymous",
             "requester_pays",
@@ -29,6 +31,7 @@ MOVED = {
     },
     "decoding.speculative": "decoding.options",
     "decoding.skeleton_of_thought": "decoding.options",
+    "fit.validation_share": "training.validation_share",
     "training.lora_rank": "training.lora.rank",
     "training.lora_alpha": "training.lora.alpha",
     "training.lora_dropout": "training.lora.dropout",
@@ -45,6 +48,18 @@ REMOVED = {
     "cluster.executor": (
         "this key is gone, because a pool of workers is the only executor: use cluster.readers, "
         "the number of tasks in which Ray Data reads the input ahead of the pool"
+    ),
+    "cost.watts_per_gpu": "this key is gone, because the energy of a bill is what NVML counts",
+    "cost.co2e_grams_per_kwh": (
+        "this key is gone, because the energy of a bill is what NVML counts; multiply it yourself"
+    ),
+    "cost.bill_head": (
+        "this key is gone, because the head node costs money like any other: to leave it out, give "
+        "its instance type the price 0 in cost.prices"
+    ),
+    "cost.reserve_seconds": (
+        "this key is gone: the price of 10 seconds of all nodes is kept of the budget; change "
+        "cost.budget_usd instead"
     ),
 }
 

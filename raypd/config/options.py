@@ -12,6 +12,7 @@ from pydantic import (
     ValidationInfo,
     create_model,
 )
+from pydantic.fields import FieldInfo
 
 from raypd.config.secrets import check_secrets, redact
 from raypd.errors import did_you_mean
@@ -88,12 +89,16 @@ class OptionsOf:
         return f"{self.chosen_by} {choice} has no such option; {hint or 'it has none'}"
 
 
+def options_in(info: FieldInfo) -> list[OptionsOf]:
+    """Return what a key says about the options that it holds: a list of at most one item."""
+    return [part for part in info.metadata if isinstance(part, OptionsOf)]
+
+
 def read(section: Section, name: str) -> Any:
     """Return the value of a key; options that are not set have their defaults."""
     value = getattr(section, name)
-    for part in type(section).model_fields[name].metadata:
-        if isinstance(part, OptionsOf):
-            return part.complete(section, value)
+    for options in options_in(type(section).model_fields[name]):
+        return options.complete(section, value)
     return value
 
 

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from raypd.config.options import OptionsOf
+from raypd.config.options import OptionsOf, options_in
 from raypd.config.run import RunConfig
 from raypd.config.tasks import KINDS
 from raypd.config.yaml_file import dump
@@ -122,16 +122,13 @@ def _section(
             required = values is None and info.is_required()
             remark = remarks.get(f"{parent}{name}", "")
             out += _leaf(name, info, value, required, depth, width, remark)
-            for options in _options_of(info):
+            for options in options_in(info):
                 out += _options(options, depth + 1, width)
+            for section in _optional_sections(info):
+                out += _keys_in_comments(section, depth + 1, width)
         if depth == 0:
             out.append("")
     return out[:-1] if depth == 0 else out
-
-
-def _options_of(info: FieldInfo) -> list[OptionsOf]:
-    """What a key says about the mapping that it holds: a list of at most one item."""
-    return [part for part in info.metadata if isinstance(part, OptionsOf)]
 
 
 def _options(options: OptionsOf, depth: int, width: int | None) -> list[str]:
@@ -143,16 +140,46 @@ def _options(options: OptionsOf, depth: int, width: int | None) -> list[str]:
         width: Columns into which the comments are wrapped; None does not wrap them.
     """
     lines = []
+    for owner, section in options.sections.items():
+        if owner and section.model_fields:
+            lines.append(f"{'  ' * depth}# {options.chosen_by} {owner}:")
+        lines += _keys_in_comments(section, depth, width)
+    return lines
+
+
+def _optional_sections(info: FieldInfo) -> list[type[BaseModel]]:
+    """Return the class of a section that a key may hold instead of null: a list of at most one.
+
+    A class that is a section of every configuration is left out, because its keys stand there.
+    """
+    everywhere = [field.annotation for field in RunConfig.model_fields.values()]
+    sections = []
+    if get_origin(info.annotation) in (Union, UnionType):
+        for choice in get_args(info.annotation):
+            is_section = isinstance(choice, type) and issubclass(choice, BaseModel)
+            if is_section and choice not in everywhere:
+                sections.append(choice)
+    return sections
+
+
+def _keys_in_comments(section: type[BaseModel], depth: int, width: int | None) -> list[str]:
+    """Return comments with the keys of a section, their defaults and what they mean.
+
+    Args:
+        section: The class of the section.
+        depth: Levels of keys above those of the section.
+        width: Columns into which the comments are wrapped; None does not wrap them.
+    """
+    lines = []
     indent = "  " * depth
     room = None
     if width is not None:
         room = width - len(indent) - len("# ")
-    for owner, section in options.sections.items():
-        if owner and section.model_fields:
-            lines.append(f"{indent}# {options.chosen_by} {owner}:")
-        for name, info in section.model_fields.items():
-            for line in _leaf(name, info, info.get_default(), False, 0, room):
-                lines.append(f"{indent}# {line}")
+    for name, info in section.model_fields.items():
+        required = info.is_required()
+        default = None if required else info.get_default()
+        for line in _leaf(name, info, default, required, 0, room):
+            lines.append(f"{indent}# {line}")
     return lines
 
 

@@ -248,6 +248,7 @@ class RunConfig(Section):
         idle = {
             "output.path",
             "output.partition",
+            "output.target_file_mb",
             "cluster",
             "cost",
             "storage",

@@ -37,6 +37,15 @@ def set_key(tree: Any, key: str, value: Any) -> None:
     section[last] = value
 
 
+def _has_key(tree: Any, key: str) -> bool:
+    """Return whether a mapping of mappings holds a dotted key."""
+    for name in key.split("."):
+        if not isinstance(tree, dict) or name not in tree:
+            return False
+        tree = tree[name]
+    return True
+
+
 def drop_options(tree: dict[str, Any], method: str) -> None:
     """Remove the options that a decoding method lacks, if it replaces the method of the tree."""
     decoding = tree.get("decoding")
@@ -67,15 +76,14 @@ def with_current_keys(recorded: dict[str, Any]) -> dict[str, Any]:
         section, _, name = old.partition(".")
         if not isinstance(tree.get(section), dict) or name not in tree[section]:
             continue
-        _, mapping_name, *option = new.split(".")
         value = tree[section].pop(name)
         if isinstance(value, dict):
-            options = value
+            moved = {f"{new}.{option}": option_value for option, option_value in value.items()}
         else:
-            options = {option[-1]: value}
-        mapping = tree[section].setdefault(mapping_name, {})
-        for option_name, option_value in options.items():
-            mapping.setdefault(option_name, option_value)
+            moved = {new: value}
+        for key, moved_value in moved.items():
+            if not _has_key(tree, key):
+                set_key(tree, key, moved_value)
     decoding = tree.get("decoding")
     if isinstance(decoding, dict) and "options" in decoding:
         decoding["options"] = _known_options(decoding["options"], decoding.get("method", ""))

@@ -77,13 +77,15 @@ class TrainingConfig(Section, use_attribute_docstrings=True):
     input
     """
     validation_share: float = Field(
-        0.1, gt=0, lt=1, description="Of the input's documents, drawn by their ids"
+        0.1, gt=0, lt=1, description="Of the input's documents, drawn by their ids; of a fit's"
     )
     weights: Literal["lora", "full"] = Field(
         "lora", description="What is trained; with model.quantization nf4: QLoRA"
     )
     lora: Annotated[dict[str, Any], OptionsOf({"": LoraOptions})] = Field({})
     """Of `weights: lora`, such as {rank: 32, alpha: 64}"""
+    train_routers: bool = False
+    """Of a mixture of experts: whether what chooses the experts of a token is trained, too"""
     learning_rates: list[float] = Field([1e-4], min_length=1)
     """Each is tried, and the one with the lowest validation loss is kept"""
     epochs: float = Field(3.0, gt=0)
@@ -162,9 +164,6 @@ class FitConfig(Section, use_attribute_docstrings=True):
     )
     test_share: float = Field(
         0.25, gt=0, lt=1, description="Of these, for the figures alone; at least 30 of them"
-    )
-    validation_share: float = Field(
-        0.1, gt=0, lt=1, description="Of these, to pick checkpoint and learning rate"
     )
     candidates: Annotated[dict[str, dict[str, Any]], AfterValidator(_named_and_known)] = Field(
         {"lora": {"training.weights": "lora"}, "full": {"training.weights": "full"}}, min_length=1

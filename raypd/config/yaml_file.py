@@ -73,11 +73,20 @@ def _construct(node: Node | None) -> Any:
 
 
 class YamlFile:
-    """A mapping that was read from a file, or stands in none, with the line of each key."""
+    """A mapping and where each of its keys was set.
+
+    Attributes:
+        path: The file that the mapping was read from; None if it was not read from a file.
+        tree: The mapping.
+        lines: The line of each key in the file.
+        overrides: The keys that an override set, and where it was given.
+    """
 
     def __init__(self, path: Path | None, tree: dict[str, Any]) -> None:
-        self.path, self.tree = path, tree
+        self.path = path
+        self.tree = tree
         self.lines: dict[tuple[str | int, ...], int] = {}
+        self.overrides: dict[tuple[str | int, ...], str] = {}
 
     @classmethod
     def read(cls, path: Path) -> Self:
@@ -127,9 +136,29 @@ class YamlFile:
                 self._number(value, (*place, i))
 
     def where(self, key: tuple[str | int, ...]) -> str:
-        """`file:line` of a key, or of the nearest key above it that stands in the file; "" without
-        a file.
+        """Return where a key was set; "" if that is not known.
+
+        An override replaces all that the file has under its key, so its position is that of every
+        key below. For a key that stands nowhere, the result is the position of the nearest key
+        above it.
         """
+        for length in range(len(key), 0, -1):
+            if key[:length] in self.overrides:
+                return self.overrides[key[:length]]
+        line = self._file_line(key)
+        if not key:
+            return line
+        # What is wrong with a whole section may be wrong with a key that an override set in it.
+        inner = [text for other, text in self.overrides.items() if other[: len(key)] == key]
+        if not inner:
+            return line
+        overrides = " and ".join(inner)
+        if key not in self.lines:
+            return overrides
+        return f"{line}, with {overrides}"
+
+    def _file_line(self, key: tuple[str | int, ...]) -> str:
+        """Return `file:line` of a key, or of the nearest key above it; "" without a file."""
         if self.path is None:
             return ""
         while key and key not in self.lines:

@@ -14,6 +14,8 @@ from raypd.lazy import LazyExports
 if TYPE_CHECKING:
     from raypd.dataset import (
         batch_files as batch_files,
+        compacted as compacted,
+        compaction as compaction,
         delimited as delimited,
         look as look,
         plan as plan,
@@ -26,6 +28,9 @@ if TYPE_CHECKING:
         CommittedUnits as CommittedUnits,
         unit_objects as unit_objects,
     )
+    from raypd.dataset.compacted import TableFile as TableFile
+    from raypd.dataset.compaction import table_folder as table_folder
+    from raypd.dataset.digests import DigestSet as DigestSet, digest as digest
     from raypd.dataset.label_file import (
         LABEL_ENDINGS as LABEL_ENDINGS,
         label_rows as label_rows,
@@ -52,6 +57,8 @@ if TYPE_CHECKING:
         read_table as read_table,
         read_unit as read_unit,
     )
+    from raypd.dataset.summary_rows import COUNTS as COUNTS
+    from raypd.dataset.table_writer import TableWriter as TableWriter
     from raypd.dataset.tables import kind_of as kind_of
     from raypd.dataset.unit_rows import rows_of as rows_of
     from raypd.dataset.writer import typed_table as typed_table
@@ -60,17 +67,24 @@ __getattr__ = LazyExports(
     __name__,
     {
         "committed": ("CommittedUnits", "unit_objects"),
+        "compacted": ("TableFile",),
+        "compaction": ("table_folder",),
+        "digests": ("DigestSet", "digest"),
         "label_file": ("LABEL_ENDINGS", "label_rows", "was_reviewed", "without_documents"),
         "look": ("Look", "MOST_ROWS", "batch_rows", "look_for_columns"),
         "plan": ("Plan", "PlanTotals", "PlanWriter", "stored", "take_apart"),
         "planner": ("documents_of_last_unit",),
         "reader": ("filled", "may_have", "read_table", "read_unit"),
+        "summary_rows": ("COUNTS",),
+        "table_writer": ("TableWriter",),
         "tables": ("kind_of",),
         "unit_rows": ("rows_of",),
         "writer": ("typed_table",),
     },
     modules=(
         "batch_files",
+        "compacted",
+        "compaction",
         "delimited",
         "look",
         "plan",

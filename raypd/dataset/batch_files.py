@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import raypd.dataset.summaries as summaries
 import raypd.dataset.unit_rows as unit_rows
 from raypd import storage
-from raypd.config import RunConfig
+from raypd.config import GenerationConfig, RunConfig
 from raypd.dataset.committed import CommittedUnits
 from raypd.dataset.jsonl import BOM, Line, line_limit, lines, open_lines
 from raypd.dataset.listing import objects
@@ -222,8 +222,9 @@ def _fault(config: RunConfig, fields: dict[str, Any], reason: str) -> BadRequest
     """Return the code and parameter that the API gives for an error of a run."""
     if reason.startswith(SCHEMA):
         return BadRequest(reason, RESPONSE_FORMAT, "invalid_value")
+    assert isinstance(config.task, GenerationConfig)
     try:
-        read_request(Document(0, "", fields), config)
+        read_request(Document(0, "", fields), config.task, config.decoding)
     except BadRequest as error:
         return error
     if reason.startswith(TOO_LONG):

@@ -1,60 +1,74 @@
-"""The committed units of a run, as one listing of their objects shows them."""
+"""The committed units of a run, as one listing of their objects and its table files show them."""
 
-import hashlib
+from array import array
 from collections.abc import Callable, Iterable, Iterator, Set
 from typing import Any
 
 import numpy as np
 
+import raypd.dataset.compacted as compacted
 from raypd import storage
+from raypd.dataset.compacted import CompactedTable
+from raypd.dataset.digests import DigestSet, digest, unit_id_of
 from raypd.run import layout
-
-_DIGEST_BYTES = 8
 
 
 def unit_objects(output: str) -> Iterator[storage.Object]:
-    """Yield the objects of all committed units; their names are below the folder of the units."""
+    """Yield the objects of all committed units; their names are below the folder of the units.
+
+    The objects of units in table files do not exist any more. `writer.read_table` reads such a unit
+    from its table file, and so it does if a compaction deletes an object after it was listed.
+    """
+    table = compacted.table_of(output)
+    if table is not None:
+        yield from table.objects()
+    yield from loose_objects(output, table)
+
+
+def loose_objects(
+    output: str,
+    table: CompactedTable | None,
+    on_leftover: Callable[[storage.Object], None] = lambda item: None,
+) -> Iterator[storage.Object]:
+    """Yield the objects of the units that are not in table files.
+
+    Args:
+        output: The run's folder.
+        table: The table files.
+        on_leftover: Is called with each object whose unit is in a table file. A compaction leaves
+            such objects behind if it cannot delete them.
+    """
+    listed = array("Q")
     for item in storage.walk(storage.join(output, layout.UNITS)):
-        name = item.name.rpartition("/")[2]
-        if name.endswith(".parquet") and not name.startswith((".", "_")):
+        if not _is_unit(item.name):
+            continue
+        value = digest(unit_id_of(item.name))
+        if table is not None and table.has(value):
+            on_leftover(item)
+            continue
+        listed.append(value)
+        yield item
+    # A compaction that was completed meanwhile may have deleted objects before they were listed.
+    newer_table = compacted.table_of(output)
+    if newer_table is None or newer_table is table:
+        return
+    seen = DigestSet(listed)
+    for item in newer_table.objects():
+        value = digest(unit_id_of(item.name))
+        if value not in seen and not (table is not None and table.has(value)):
             yield item
 
 
-def unit_id_of(name: str) -> str:
-    """Return the id of the unit whose object has this name."""
-    return name.rpartition("/")[2].removesuffix(".parquet")
+def leftover_objects(output: str, table: CompactedTable) -> Iterator[storage.Object]:
+    """Yield the objects of units that are in table files, too."""
+    for item in storage.walk(storage.join(output, layout.UNITS)):
+        if _is_unit(item.name) and table.has(digest(unit_id_of(item.name))):
+            yield item
 
 
-def digest(*texts: str) -> int:
-    """Return a digest of 64 bits, as few as a run with billions of units needs."""
-    data = "\0".join(texts).encode()
-    return int.from_bytes(hashlib.blake2b(data, digest_size=_DIGEST_BYTES).digest(), "little")
-
-
-class DigestSet:
-    """A set of digests that takes 8 bytes for each.
-
-    Args:
-        digests: The digests, in any order.
-    """
-
-    def __init__(self, digests: Iterable[int]) -> None:
-        self.sorted = np.unique(np.fromiter(digests, dtype=np.uint64))
-
-    def __len__(self) -> int:
-        return len(self.sorted)
-
-    def positions(self, digests: np.ndarray) -> np.ndarray:
-        """Return where digests [n] stand in the set [n]; -1 for those that are not in it."""
-        if not len(self.sorted):
-            return np.full(len(digests), -1)
-        positions = np.searchsorted(self.sorted, digests)
-        positions = np.minimum(positions, len(self.sorted) - 1)
-        return np.where(self.sorted[positions] == digests, positions, -1)
-
-    def __contains__(self, value: int) -> bool:
-        position = int(np.searchsorted(self.sorted, np.uint64(value)))
-        return position < len(self.sorted) and int(self.sorted[position]) == value
+def _is_unit(name: str) -> bool:
+    file_name = name.rpartition("/")[2]
+    return file_name.endswith(".parquet") and not file_name.startswith((".", "_"))
 
 
 class CommittedUnits(Set[str]):
@@ -62,28 +76,44 @@ class CommittedUnits(Set[str]):
 
     Iterating lists the objects again.
 
+    Attributes:
+        table: The table files of a run that was compacted; None without any.
+        objects: The number of units, counting those twice that have objects in two partitions.
+        loose: How many of them are not in table files.
+        loose_bytes: The bytes of their objects.
+        leftovers: The number of objects whose units are in table files, too.
+
     Args:
         output: The run's folder.
-        on_object: Is called with every object of the listing.
     """
 
-    def __init__(
-        self, output: str, on_object: Callable[[storage.Object], None] = lambda item: None
-    ) -> None:
+    def __init__(self, output: str) -> None:
         self.output = output
-        self.objects = 0
+        self.loose = 0
+        self.loose_bytes = 0
+        self.leftovers = 0
+
+        def count_leftover(item: storage.Object) -> None:
+            self.leftovers += 1
 
         def digests() -> Iterator[int]:
-            for item in unit_objects(output):
-                self.objects += 1
-                on_object(item)
+            for item in loose_objects(output, self.table, count_leftover):
+                self.loose += 1
+                self.loose_bytes += item.size
                 yield digest(item.name, item.stamp)
                 yield digest(unit_id_of(item.name))
 
+        self.table = compacted.table_of(output)
         both = np.fromiter(digests(), dtype=np.uint64).reshape(-1, 2)
+        versions = both[:, 0]
+        ids = both[:, 1]
+        if self.table is not None:
+            versions = np.concatenate([self.table.versions, versions])
+            ids = np.concatenate([self.table.ids, ids])
+        self.objects = len(ids)
         # Which objects the listing shows, and in which versions.
-        self.versions = DigestSet(both[:, 0])
-        self._ids = DigestSet(both[:, 1])
+        self.versions = DigestSet(versions)
+        self._ids = DigestSet(ids)
 
     def __contains__(self, unit_id: object) -> bool:
         return isinstance(unit_id, str) and digest(unit_id) in self._ids

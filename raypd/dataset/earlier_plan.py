@@ -1,7 +1,8 @@
 """What an earlier session has planned, compared with the input as it is now.
 
 The listing lies in a small database on this machine's disk, so that memory does not grow with the
-number of files.
+number of files. It is SQLite, because each file of the earlier plan is looked up by its name, one
+after the other: DuckDB, which compares whole tables in `verify`, takes 80 times as long for that.
 """
 
 import hashlib

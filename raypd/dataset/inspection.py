@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import pyarrow as pa
 
 from raypd import storage
-from raypd.config import RunConfig
+from raypd.config import ClusterConfig, InputConfig
 from raypd.dataset.formats import FORMATS, SeenColumns
 from raypd.dataset.jsonl import LARGE_WINDOW, window_bytes
 from raypd.dataset.listing import InputObject, partition_keys
@@ -30,12 +30,15 @@ class Inspected:
     damaged: str | None = None  # why it cannot be read
 
 
-def inspect(item: InputObject, config: RunConfig, columns: WantedColumns) -> Inspected:
+def inspect(
+    item: InputObject, source: InputConfig, cluster: ClusterConfig, columns: WantedColumns
+) -> Inspected:
     """Look into a file; the result says what is wrong with it.
 
     Args:
         item: The file.
-        config: The run's configuration.
+        source: Section `input`.
+        cluster: Section `cluster`, which has a unit's documents and bytes.
         columns: The columns that the file must have.
 
     Raises:
@@ -46,7 +49,7 @@ def inspect(item: InputObject, config: RunConfig, columns: WantedColumns) -> Ins
         version = item.stamp if storage.is_remote(item.path) else storage.version(item.path)
         part = item.as_part(version)
         with _window_memory(part):
-            parts, seen = format.split(part, config)
+            parts, seen = format.split(part, source, cluster, columns.read)
         seen.names = _with_partition_keys(seen.names, item.name)
         reason = columns.lacks(seen)
     except InputError as error:

@@ -11,7 +11,7 @@ import pyarrow as pa
 
 import raypd.dataset.tables as tables
 from raypd import storage
-from raypd.config import InputConfig, make_config
+from raypd.config import COMMAND_LINE, InputConfig, make_config
 from raypd.dataset.formats import FORMATS, Detector, settings_by_ending
 from raypd.dataset.formats.arrow_columns import text_rows as batch_rows
 from raypd.dataset.jsonl import UNREADABLE
@@ -222,7 +222,12 @@ def _id_column(columns: _Columns) -> str | None:
 
 
 def look_for_columns(
-    path: str, tree: Row, overrides: list[str], say: Say, rows: Iterable[Row] | None = None
+    path: str,
+    tree: Row,
+    overrides: list[str],
+    say: Say,
+    rows: Iterable[Row] | None = None,
+    origin: str = COMMAND_LINE,
 ) -> None:
     """Put the columns of data, and its format, into the configuration of an extraction.
 
@@ -232,9 +237,10 @@ def look_for_columns(
     Args:
         path: The data.
         tree: The configuration as a tree, which is changed.
-        overrides: Settings of the command line, such as "input.id_column=null".
+        overrides: Settings such as "input.id_column=null".
         say: Tells the user a line.
         rows: The first rows of a table in memory; None looks at the files of `path`.
+        origin: Where the overrides were given, for messages.
 
     Raises:
         ConfigError: The configuration is not valid.
@@ -243,7 +249,7 @@ def look_for_columns(
     """
     # Which columns hold text is not known yet, and those of HTML must be among them.
     without_html = [*overrides, "input.html_columns=[]"]
-    config = make_config({**tree, "input": {**tree["input"], "path": path}}, without_html)
+    config = make_config({**tree, "input": {**tree["input"], "path": path}}, without_html, origin)
     storage.configure(config.storage)
     labels = {*label_columns(config.extraction.categories), str(config.input.category_column)}
     if rows is not None:
@@ -261,10 +267,10 @@ def look_for_columns(
     if missing:
         chosen = {"id_column": found.id_column, "text_columns": found.texts}
         section = tree["input"] = {**chosen, **section}
-    texts = make_config(tree, overrides).input.text_columns
+    texts = make_config(tree, overrides, origin).input.text_columns
     html = [name for name in texts if name in found.html]
     tree["input"] = {"html_columns": html, **section}
-    source = make_config(tree, overrides).input
+    source = make_config(tree, overrides, origin).input
     # A table in memory with a single column leaves no choice.
     has_choice = rows is None or len(found.columns) > 1
     if source.html_columns or (missing and has_choice):

@@ -151,7 +151,9 @@ class _Planning:
         self.alone = alone
         self.fingerprint = config.fingerprint()
         self.writer = PlanWriter()
-        self.columns = WantedColumns(config, tables.optional_columns(source, config))
+        wanted = config.wanted_columns()
+        optional = tables.optional_columns(source, wanted.values())
+        self.columns = WantedColumns(wanted, config.input, optional)
         self.objects = 0  # files that were looked into
         self.version = source.version  # of a table
         self._tail_units = tail_units
@@ -193,7 +195,7 @@ class _Planning:
         """
         if item.format == Parquet.name and self.config.input.format == "auto":
             self._check_no_table(item)
-        return inspect(item, self.config, self.columns)
+        return inspect(item, self.config.input, self.config.cluster, self.columns)
 
     def _check_no_table(self, item: InputObject) -> None:
         folder = item.path

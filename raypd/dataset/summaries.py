@@ -3,7 +3,8 @@
 Every unit's object has its summary in its footer. The driver also appends the summaries to files of
 about ten thousand units each, so that the end of a run and the commands that look at it need not
 open every object. A row of such a file counts only while the listing of the units shows the object
-in the version that the row names. Units without such a row are read from their footers.
+in the version that the row names. Units without such a row are read from their footers. The
+summaries of units in table files (`compacted`) are stored beside these files.
 """
 
 import contextlib
@@ -19,7 +20,16 @@ import pyarrow.parquet as pq
 
 import raypd.dataset.writer as writer
 from raypd import storage
-from raypd.dataset.committed import CommittedUnits, digest, unit_id_of, unit_objects
+from raypd.dataset.committed import CommittedUnits, unit_objects
+from raypd.dataset.digests import digest, unit_id_of
+from raypd.dataset.summary_rows import (
+    COUNTS,
+    SCHEMA,
+    USAGE,
+    path_of as path_of,
+    row_of,
+    summary_of as summary_of,
+)
 from raypd.run import (
     Commit,
     FailureReason,
@@ -27,9 +37,7 @@ from raypd.run import (
     UnitSummary,
     UnitTotals,
     UsageKey,
-    from_json,
     layout,
-    tree,
 )
 
 # Units of a file. It is also written after so many seconds if it has fewer.
@@ -37,45 +45,7 @@ _FILE_UNITS = 10_000
 _FILE_SECONDS = 600.0
 _CHUNK_UNITS = 500  # summaries that are held as objects
 _THREADS = 32
-_USAGE = {
-    "category": pa.string(),
-    "model": pa.string(),
-    "documents": pa.int64(),
-    "prefill_tokens": pa.int64(),
-    "shared_tokens": pa.int64(),
-    "decode_tokens": pa.int64(),
-    "seconds": pa.float64(),
-}
-_REASON = {"reason": pa.string(), "documents": pa.int64(), "can_change": pa.bool_()}
 _TOTALS = ("documents", "ok", "failed", "truncated", "retriable")
-SCHEMA = pa.schema(
-    {
-        # The object below the folder of the units, and its stamp in a listing.
-        "name": pa.string(),
-        "stamp": pa.string(),
-        "unit": pa.string(),
-        "fingerprint": pa.string(),
-        "session": pa.string(),
-        "source": pa.string(),
-        "start": pa.int64(),
-        "documents": pa.int64(),
-        "ok": pa.int64(),
-        "failed": pa.int64(),
-        "seconds": pa.float64(),
-        "committed_at": pa.float64(),
-        "counts": pa.struct(dict.fromkeys(writer.COUNTS, pa.int64())),
-        "worker": pa.string(),
-        "began": pa.float64(),
-        "busy_seconds": pa.float64(),
-        "categories": pa.list_(pa.struct(_USAGE)),
-        "retries": pa.int64(),
-        "truncated": pa.int64(),
-        "reasons": pa.list_(pa.struct(_REASON)),
-        "retriable": pa.int64(),
-        "first_id": pa.string(),
-        "last_id": pa.string(),
-    }
-)
 
 
 class SummaryWriter:
@@ -99,7 +69,7 @@ class SummaryWriter:
 
     def add(self, commit: Commit) -> None:
         """Append the summary of a unit."""
-        self._rows.append(_row(commit))
+        self._rows.append(row_of(commit))
         self._units += 1
         if len(self._rows) >= _CHUNK_UNITS:
             self._pack()
@@ -129,24 +99,6 @@ class SummaryWriter:
         self._units = 0
 
 
-def _row(commit: Commit) -> dict[str, Any]:
-    row = {"name": commit.name, "stamp": commit.stamp, **tree(commit.summary)}
-    # Usage without any category is an empty object.
-    row["categories"] = row["categories"] or []
-    return row
-
-
-def summary_of(row: dict[str, Any]) -> UnitSummary:
-    """Return the summary in a row of SCHEMA."""
-    counts = {kind: count or 0 for kind, count in (row["counts"] or {}).items()}
-    return from_json(UnitSummary, {**row, "counts": counts}, row["name"])
-
-
-def path_of(output: str, name: str) -> str:
-    """Return the path of the object that a row names."""
-    return storage.join(output, layout.UNITS, *name.split("/"))
-
-
 def read(units: CommittedUnits, keep: bool = False) -> Iterator[pa.Table]:
     """Yield the summaries of committed units, each unit once, in no particular order.
 
@@ -167,7 +119,7 @@ def read(units: CommittedUnits, keep: bool = False) -> Iterator[pa.Table]:
     for items in _batches(unseen(units, seen), _FILE_UNITS):
         rows = []
         for commit in storage.in_threads(of_footer, items, _THREADS):
-            rows.append(_row(commit))
+            rows.append(row_of(commit))
             if keep:
                 summary_writer.add(commit)
         yield pa.Table.from_pylist(rows, SCHEMA)
@@ -187,6 +139,11 @@ def stored(units: CommittedUnits, seen: np.ndarray) -> Iterator[pa.Table]:
         units: The units.
         seen: What `none_seen` returned; is changed.
     """
+    if units.table is not None:
+        for table in units.table.unit_rows():
+            positions = units.versions.positions(table["version_digest"].to_numpy())
+            seen[positions] = True
+            yield table.select(SCHEMA.names)
     folder = storage.join(units.output, layout.SUMMARIES)
     paths = [storage.join(folder, name) for name in storage.names(folder)]
     for table in storage.in_threads(_read_file, paths, 2):
@@ -285,15 +242,15 @@ def add(result: UnitTotals, table: pa.Table) -> None:
         result.fingerprints.setdefault(row["fingerprint"], row["unit_min"])
     columns = {name: table[name] for name in ("session", "committed_at", *_TOTALS)}
     counts = table["counts"].combine_chunks()
-    for kind in writer.COUNTS:
+    for kind in COUNTS:
         columns[kind] = pc.struct_field(counts, kind)
-    aggregates = [(name, "sum") for name in (*_TOTALS, *writer.COUNTS)]
+    aggregates = [(name, "sum") for name in (*_TOTALS, *COUNTS)]
     aggregates += [("session", "count"), ("committed_at", "max")]
     for row in pa.table(columns).group_by("session").aggregate(aggregates).to_pylist():
         session = SessionUnits(units=row["session_count"], last_commit=row["committed_at_max"])
         for name in _TOTALS:
             setattr(session, name, row[f"{name}_sum"] or 0)
-        session.counts = {kind: row[f"{kind}_sum"] or 0 for kind in writer.COUNTS}
+        session.counts = {kind: row[f"{kind}_sum"] or 0 for kind in COUNTS}
         result.sessions[row["session"]].add(session)
     _add_usage(result, table)
     failed = table.filter(pc.greater(table["failed"], 0))["reasons"]
@@ -307,9 +264,9 @@ def _add_usage(result: UnitTotals, table: pa.Table) -> None:
     if not len(rows):
         return
     columns = {"session": table["session"].combine_chunks().take(pc.list_parent_indices(usage))}
-    for name in _USAGE:
+    for name in USAGE:
         columns[name] = pc.struct_field(rows, name)
-    kinds = [name for name in _USAGE if name not in ("category", "model")]
+    kinds = [name for name in USAGE if name not in ("category", "model")]
     grouped = pa.table(columns).group_by(["session", "category", "model"])
     for row in grouped.aggregate([(kind, "sum") for kind in kinds]).to_pylist():
         key = UsageKey(row["category"], row["model"])

@@ -6,13 +6,14 @@ the same rows.
 """
 
 import re
+from collections.abc import Collection
 from typing import Any
 from urllib.parse import unquote
 
 import pyarrow as pa
 
 from raypd import storage
-from raypd.config import TABLES, InputConfig, RunConfig
+from raypd.config import TABLES, InputConfig
 from raypd.errors import ConfigError, InputError
 
 _METADATA = "metadata"  # the folder of an Iceberg table's metadata files
@@ -80,14 +81,14 @@ def folder(source: InputConfig) -> str:
     return path
 
 
-def optional_columns(source: InputConfig, config: RunConfig) -> set[str]:
+def optional_columns(source: InputConfig, wanted: Collection[str]) -> set[str]:
     """Return the columns of a table's version that are null in files which lack them.
 
     Files lack a column if they were written before it was added.
 
     Args:
         source: Section `input`; a table has its version.
-        config: The run's configuration.
+        wanted: The columns that the input must have.
 
     Raises:
         ConfigError: The package that reads such tables is not installed.
@@ -99,10 +100,10 @@ def optional_columns(source: InputConfig, config: RunConfig) -> set[str]:
         optional, renamed = _iceberg_columns(source)
     else:
         return set()
-    wanted = renamed.intersection(config.wanted_columns().values())
-    if wanted:
+    missing = renamed.intersection(wanted)
+    if missing:
         raise InputError(
-            f"{source.path}: column {min(wanted)!r} was renamed, or replaces another: write the "
+            f"{source.path}: column {min(missing)!r} was renamed, or replaces another: write the "
             "table anew"
         )
     return optional

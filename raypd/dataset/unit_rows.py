@@ -7,32 +7,36 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+import raypd.dataset.compacted as compacted
 import raypd.dataset.summaries as summaries
 import raypd.dataset.writer as writer
 from raypd import storage
-from raypd.dataset.committed import CommittedUnits, unit_objects
+from raypd.dataset.committed import CommittedUnits, loose_objects
 
 # Mostly they wait for storage.
 _THREADS = 16
 
 
 def tables(output: str, columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
-    """Yield the rows of each committed unit, in the order of the listing.
+    """Yield the rows of all committed units: of table files, and then of each other unit.
 
     Args:
         output: The run's folder.
         columns: The columns to read; None reads all.
 
     Raises:
-        Damaged: A unit's object is damaged.
+        Damaged: A unit's object or a table file is damaged.
         RunError: Storage is out of reach.
     """
+    table = compacted.table_of(output)
+    if table is not None:
+        yield from table.stream(columns)
 
     def read(item: storage.Object) -> pa.Table:
         _, table = writer.read_table("", "", columns, item.path, item)
         return table.replace_schema_metadata(None)
 
-    yield from storage.in_threads(read, unit_objects(output), _THREADS)
+    yield from storage.in_threads(read, loose_objects(output, table), _THREADS)
 
 
 def of_paths(paths: Iterable[str], columns: Sequence[str] | None = None) -> Iterator[pa.Table]:

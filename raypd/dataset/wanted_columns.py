@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from raypd.config import RunConfig
+from raypd.config import InputConfig
 from raypd.dataset.formats import SeenColumns
 from raypd.errors import did_you_mean
 
@@ -23,13 +23,15 @@ class WantedColumns:
     """Finds out which columns of a configuration are missing, in one file and in all together.
 
     Args:
-        config: The run's configuration.
+        wanted: The columns that the input must have, by the key that names each.
+        source: Section `input`.
         optional: Columns that a table's schema has, and that some of its files may lack.
     """
 
-    def __init__(self, config: RunConfig, optional: set[str]) -> None:
-        # Key of the configuration -> column.
-        self._wanted = config.wanted_columns()
+    def __init__(self, wanted: dict[str, str], source: InputConfig, optional: set[str]) -> None:
+        self._wanted = wanted
+        # All columns that a run reads; a category may be missing.
+        self.read = {*wanted.values(), source.id_column, source.category_column}
         self._optional = optional
         # A file without any of these holds nothing to read.
         self._content = dict(self._wanted)

@@ -16,9 +16,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+import raypd.dataset.compacted as compacted
 from raypd import storage
 from raypd.config import RunConfig
-from raypd.dataset.committed import CommittedUnits, unit_id_of, unit_objects
+from raypd.dataset.committed import CommittedUnits, unit_objects
+from raypd.dataset.digests import unit_id_of
 from raypd.errors import ConfigError, Damaged, RunError
 from raypd.run import Commit, UnitSummary, encoded, failure_reasons, from_json, layout
 from raypd.tasks import (
@@ -31,7 +33,6 @@ from raypd.tasks import (
     typed_row,
 )
 
-COUNTS = ("prefill_tokens", "shared_tokens", "decode_tokens", "steps")
 _WHOLE_BYTES = 8 << 20  # a smaller file is read whole
 _MAX_RANGE_ID = 128  # characters
 _SUMMARY_KEY = b"raypd"  # in the metadata of the file's schema
@@ -248,7 +249,12 @@ def typed_table(rows: pa.Table, config: RunConfig) -> pa.Table:
     """
     if "record" not in rows.column_names:
         return rows
-    typed = [row | typed_row(row, config) for row in rows.to_pylist()]
+    typed = []
+    for row in rows.to_pylist():
+        # A table of several nights may have categories that the schema does not have any more.
+        if row["record"] is not None and row["category"] in config.extraction.categories:
+            row |= typed_row({**row, "record": json.loads(row["record"])}, config)
+        typed.append(row)
     return pa.Table.from_pylist(typed, output_schema(columns_of(config)))
 
 
@@ -276,15 +282,16 @@ def read_summary(
     Args:
         output: The run's folder.
         unit_id: The unit.
-        path: The unit's file; None searches all partitions.
+        path: The unit's file, or the one that it had before a compaction; None searches all
+            partitions.
         item: The unit's file in a listing, if that is known; it saves a request.
 
     Raises:
         Damaged: The file is damaged.
         RunError: The file cannot be reached.
     """
-    with _opened(path or _locate(output, unit_id), item) as parquet:
-        return _summary(parquet)
+    summary, _ = _read(path or _locate(output, unit_id), None, item, with_rows=False)
+    return summary
 
 
 def read_table(
@@ -300,12 +307,35 @@ def read_table(
         output: The run's folder.
         unit_id: The unit.
         columns: The columns to read; None reads all.
-        path: The unit's file; None searches all partitions.
+        path: The unit's file, or the one that it had before a compaction; None searches all
+            partitions.
         item: The unit's file in a listing, if that is known; it saves a request.
     """
+    summary, rows = _read(path or _locate(output, unit_id), columns, item, with_rows=True)
+    assert rows is not None
+    return summary, rows
+
+
+def _read(
+    path: str, columns: Sequence[str] | None, item: storage.Object | None, with_rows: bool
+) -> tuple[UnitSummary, pa.Table | None]:
+    """Read a unit from a table file if it is in one, and otherwise from its own file."""
+    compacted_unit = compacted.read_unit(path, columns, with_rows)
+    if compacted_unit is not None:
+        return compacted_unit
     names = None if columns is None else list(columns)
-    with _opened(path or _locate(output, unit_id), item) as parquet:
-        return _summary(parquet), parquet.read(columns=names, use_threads=False)
+    try:
+        with _opened(path, item) as parquet:
+            rows = None
+            if with_rows:
+                rows = parquet.read(columns=names, use_threads=False)
+            return _summary(parquet), rows
+    except (Damaged, storage.Changed):
+        # A compaction may have moved the unit to a table file since this process listed it.
+        compacted_unit = compacted.read_unit(path, columns, with_rows, refresh=True)
+        if compacted_unit is None:
+            raise
+        return compacted_unit
 
 
 def _summary(parquet: pq.ParquetFile) -> UnitSummary:
@@ -351,16 +381,30 @@ def _opened(path: str, item: storage.Object | None = None) -> Iterator[pq.Parque
 
 
 def _locate(output: str, unit_id: str) -> str:
-    """Return the path of a unit in its partition; without any, the path outside of partitions."""
+    """Return the path of a unit in its partition.
+
+    If the unit is in no partition, or in a table file, the path is the one outside of partitions.
+    """
     plain_path = unit_path(output, unit_id)
-    if storage.exists(plain_path):
+    if compacted.holding(plain_path) is not None or storage.exists(plain_path):
+        return plain_path
+    if compacted.holding(plain_path, refresh=True) is not None:
         return plain_path
     return dict(objects(output)).get(unit_id, plain_path)
 
 
-def read_rows(output: str, unit_id: str, limit: int) -> list[dict[str, Any]]:
-    """Return the first rows of a committed unit; raises as `read_summary` does."""
-    _, table = read_table(output, unit_id)
+def read_rows(
+    output: str, unit_id: str, limit: int, path: str | None = None
+) -> list[dict[str, Any]]:
+    """Return the first rows of a committed unit; raises as `read_summary` does.
+
+    Args:
+        output: The run's folder.
+        unit_id: The unit.
+        limit: Rows to return, at most.
+        path: As in `read_table`.
+    """
+    _, table = read_table(output, unit_id, path=path)
     return as_records(table.slice(0, limit))
 
 

@@ -76,6 +76,8 @@ if TYPE_CHECKING:
         HYBRIDS as HYBRIDS,
         attention_layers as attention_layers,
         has_recurrent_layers as has_recurrent_layers,
+        is_hybrid as is_hybrid,
+        replace_recurrent_layers as replace_recurrent_layers,
         unknown_layers as unknown_layers,
     )
     from raypd.decoding.models.registry import FAMILIES as FAMILIES
@@ -87,9 +89,22 @@ if TYPE_CHECKING:
         Program as Program,
     )
     from raypd.decoding.quantized import quantize as quantize
+    from raypd.decoding.recurrence.chains import Run as Run
+    from raypd.decoding.recurrence.gradients import (
+        FedText as FedText,
+        GradientPass as GradientPass,
+        runs_of_texts as runs_of_texts,
+    )
+    from raypd.decoding.recurrence.mixers import CurrentPass as CurrentPass
     from raypd.decoding.recurrence.states import MIN_STATES as MIN_STATES
     from raypd.decoding.sampling import Sampling as Sampling
     from raypd.decoding.sequence import MIN_REGION_SLOTS as MIN_REGION_SLOTS
+    from raypd.decoding.size_counter import model_sizes as model_sizes
+    from raypd.decoding.sizes import (
+        AttentionSizes as AttentionSizes,
+        ModelSizes as ModelSizes,
+        dense_sizes as dense_sizes,
+    )
     from raypd.decoding.text import (
         GeneratedText as GeneratedText,
         Prompt as Prompt,
@@ -110,6 +125,7 @@ if TYPE_CHECKING:
     from raypd.decoding.visibility import (
         Reach as Reach,
         grown as grown,
+        in_window as in_window,
         one_segment as one_segment,
         visible as visible,
     )
@@ -155,14 +171,26 @@ __getattr__ = LazyExports(
         ),
         "methods.speculative": ("PromptLookup", "TextDrafter", "speculative"),
         "models.decoder": ("DecoderModel",),
-        "models.hybrid": ("HYBRIDS", "attention_layers", "has_recurrent_layers", "unknown_layers"),
+        "models.hybrid": (
+            "HYBRIDS",
+            "attention_layers",
+            "has_recurrent_layers",
+            "is_hybrid",
+            "replace_recurrent_layers",
+            "unknown_layers",
+        ),
         "models.registry": ("FAMILIES",),
         "pack": ("pack_model",),
         "program": ("ANY_OBJECT", "Feed", "Predictions", "Program"),
         "quantized": ("quantize",),
+        "recurrence.chains": ("Run",),
+        "recurrence.gradients": ("FedText", "GradientPass", "runs_of_texts"),
+        "recurrence.mixers": ("CurrentPass",),
         "recurrence.states": ("MIN_STATES",),
         "sampling": ("Sampling",),
         "sequence": ("MIN_REGION_SLOTS",),
+        "size_counter": ("model_sizes",),
+        "sizes": ("AttentionSizes", "ModelSizes", "dense_sizes"),
         "text": ("GeneratedText", "Prompt", "TextAnswer", "TextMethod", "TextModel"),
         "value_automata": (
             "BARE_TEXT",
@@ -174,7 +202,7 @@ __getattr__ = LazyExports(
             "STRING",
             "UNIT_BYTES",
         ),
-        "visibility": ("Reach", "grown", "one_segment", "visible"),
+        "visibility": ("Reach", "grown", "in_window", "one_segment", "visible"),
         "vocabulary": ("Vocabulary",),
     },
     modules=("engine", "native"),

@@ -126,6 +126,9 @@ class Engine:
         self.scheduler = Scheduler(self.cache, self.budget, max_num_seqs, self.states)
         self.flights: deque[_Flight] = deque()
         self.steps = 0
+        # Bytes that the largest passes need beside the cache, measured where a GPU's cache is
+        # sized.
+        self.pass_bytes = 0
         if on_gpu and (cache_tokens is None or cache_tokens > _FIRST_SLOTS):
             graph_tokens = max_graph_tokens(text_config) if cuda_graphs else 0
             size_cache(self, cache_tokens, memory_share, graph_tokens)
@@ -397,6 +400,7 @@ def size_cache(
             engine.cache = KVCache(slots, slots, engine.device, NO_MEMORY)
             engine.scheduler.cache = engine.cache
             engine.steps = 0
+            engine.pass_bytes = peak
             return
         tokens = min(engine.budget.tokens, tokens // 2)
         engine.budget.limit = tokens

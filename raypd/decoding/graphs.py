@@ -22,6 +22,9 @@ from raypd.decoding.kv_cache import KVCache
 # Tokens times weights of a layer. With more, kernels keep an H100 busy for longer than the host
 # needs to start them.
 _MAX_WORK = 220e9
+# The most tokens of a pass that runs as a graph: of a small model, and of a large one.
+_MAX_TOKENS = 8192
+_MIN_MAX_TOKENS = 1024
 # Graphs have room for at least so many results that are merged, so that there are fewer graphs.
 _MIN_SPLIT_ROWS = 64
 # Rows of logits that graphs may have. They are held twice: 1.2 GB for a vocabulary of 152,000.
@@ -194,7 +197,7 @@ def max_graph_tokens(config: PreTrainedConfig) -> int:
     # Experts are as wide as an MLP, unless the configuration says otherwise.
     width = experts * (getattr(config, "moe_intermediate_size", None) or width) or width
     layer_weights = config.hidden_size * (4 * config.hidden_size + 3 * width)
-    return int(min(4096, max(1024, _MAX_WORK // layer_weights)))
+    return int(min(_MAX_TOKENS, max(_MIN_MAX_TOKENS, _MAX_WORK // layer_weights)))
 
 
 def rounded(n: int) -> int:

@@ -107,7 +107,7 @@ def _server_micro_usd(config: RunConfig, units: list[UnitSummary]) -> float:
     if config.cascade.model is None:
         # The counts of a unit include the tokens of retries.
         usages = [{UsageKey(""): {**dict.fromkeys(TOKENS, 0), **unit.counts}} for unit in units]
-    models = book.models_of(config)
+    models = book.models_of(config.model, config.cascade)
     return sum(book.usage_usd(usage, models) for usage in usages)
 
 

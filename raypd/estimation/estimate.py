@@ -34,6 +34,7 @@ from raypd.estimation.machines import (
 )
 from raypd.estimation.profile import DocumentCost, Profile, check_sample
 from raypd.estimation.records import Estimate
+from raypd.estimation.roofline import DocumentTokens
 from raypd.estimation.sampling import CorpusSample
 from raypd.estimation.views import show_estimate
 from raypd.run import Interrupted, RecordError, RunRecord, layout, left_out, output_folder, records
@@ -359,7 +360,7 @@ def _with_given_speed(config: RunConfig | None, options: EstimateOptions) -> Est
     corpus: sampling.Scan | None = None
     if options.model is not None:
         instances = options.instances or prices.INSTANCES
-        tokens = prediction.DocumentTokens(*(options.tokens or ()))
+        tokens = DocumentTokens(*(options.tokens or ()))
         source = "workload W1 of docs/benchmark.md; a configuration or --tokens gives yours"
         if options.tokens:
             source = "as --tokens gives them"

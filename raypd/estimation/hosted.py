@@ -56,7 +56,7 @@ def count(
     sent = cost.prefill_tokens + cost.shared_tokens
     written = cost.decode_tokens
     if isinstance(config.task, ExtractionConfig) and cost.rows and config.model.endpoint is None:
-        record = json.loads(cost.rows[0]["record"])
+        record = cost.rows[0]["record"]
         written = count_tokens(json.dumps(record, indent=0, ensure_ascii=False))
         if not REGISTRY[config.decoding.method].whole_record:
             # The prompt of such a method ends with the keys, which a service writes itself.

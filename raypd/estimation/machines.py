@@ -37,7 +37,7 @@ class EstimateOptions:
     throughput: list[str] | None = None  # each `[GPU=]RATE`, documents per second of one GPU
     baseline_throughput: list[str] | None = None  # likewise, of autoregressive decoding
     model: str | None = None  # the model whose speed is predicted
-    # For a prediction: see prediction.DocumentTokens; None for those of the configuration.
+    # For a prediction: see roofline.DocumentTokens; None for those of the configuration.
     tokens: tuple[float, ...] | None = None
     documents: float | None = None  # size of the corpus; None to count it
     instances: list[str] | None = None  # restricts the table to these instance types
@@ -384,7 +384,7 @@ def _with_gpu(
     table = prices.table()
     market = cost.market or "on-demand"
     head_usd_per_hour = 0.0
-    if options.head != "none" and cost.bill_head:
+    if options.head != "none":
         head_price = prices.price(options.head, None, "on-demand", cost, rows=table)
         head_usd_per_hour = head_price.usd_per_hour
     kinds: list[NodeKind] = []

@@ -508,7 +508,7 @@ def _cost(
     """Average the cost of one document over its repetitions (rows of the stream)."""
     if not repetitions:
         return None
-    models = book.models_of(config)
+    models = book.models_of(config.model, config.cascade)
     totals = dict.fromkeys(TOKENS, 0.0)
     micro_usd = 0.0
     for row in repetitions:

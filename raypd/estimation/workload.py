@@ -10,7 +10,7 @@ from typing import Any
 import raypd.estimation.hosted as hosted
 from raypd.config import QuestionAnsweringConfig, RunConfig, with_changes
 from raypd.errors import ModelError
-from raypd.estimation.prediction import DocumentTokens
+from raypd.estimation.roofline import DocumentTokens
 from raypd.estimation.sampling import CorpusSample
 from raypd.tasks import text_of
 from raypd.testing import fake

@@ -5,6 +5,7 @@ This is fixed-sequence testing: the chance that the chosen threshold misses the 
 that of one test, however many thresholds are tried.
 """
 
+import json
 import math
 import time
 from collections.abc import Sequence
@@ -188,7 +189,11 @@ def _trial(
     usd = 0.0
     for item in answered:
         record, costs = _cascaded(config, item, under)
-        answers[item.document.id] = [record.columns] if record.error is None else []
+        answers[item.document.id] = []
+        if record.error is None:
+            # Scores are computed from rows of a table, where the record is text.
+            text = json.dumps(record.columns["record"], ensure_ascii=False)
+            answers[item.document.id].append({**record.columns, "record": text})
         # Dataclasses with equal numbers are equal, so the second model's is told by identity.
         second_answers += any(cost is item.second for cost in costs)
         seconds += sum(cost.seconds for cost in costs)

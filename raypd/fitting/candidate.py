@@ -33,7 +33,7 @@ _MEASURED: Any = {
     "cluster": True,
     "fit": {"sample", "sample_minutes"},
 }
-_LIMITS: Any = {"cost": {"budget_usd", "reserve_seconds", "deadline"}}
+_LIMITS: Any = {"cost": {"budget_usd", "deadline"}}
 
 
 def training_config(

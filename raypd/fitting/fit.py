@@ -24,10 +24,9 @@ from raypd.fitting.context import FitContext, is_run, teacher_config, teacher_ke
 from raypd.fitting.labels import UNLABELLED
 from raypd.fitting.parts import PARTS, parts_of
 from raypd.fitting.result import AS_CONFIGURED, TEACHER, CandidateScore, FitResult
-from raypd.models import check_model_config
 from raypd.run import Manifest, console, held, layout, read, records
 from raypd.text import Say, counted, duration, usd
-from raypd.training import check_training
+from raypd.training import check_training, check_weights
 
 # The keys that decide which labelled documents there are.
 _MEASURABLE = 0.5  # seconds of prefill from which a speed is known
@@ -40,7 +39,8 @@ _SOURCE: Any = {
 # The keys that decide which documents are in which part, and what their labels are.
 _IDENTITY: Any = {
     **_SOURCE,
-    "fit": {"labels", "teacher", "documents", "test_share", "validation_share"},
+    "fit": {"labels", "teacher", "documents", "test_share"},
+    "training": {"labels_column", "seed", "validation_share"},
 }
 
 
@@ -381,7 +381,7 @@ def _check(context: FitContext) -> None:
         try:
             training = candidate.training_config(context, changes, context.part("train"), folder)
             check_training(training)
-            check_model_config(training.model, machine=False)
+            check_weights(training)
         except UserError as error:
             raise type(error)(f"fit.candidates.{name}: {error}") from None
     if config.fit.teacher is not None:

@@ -85,7 +85,9 @@ def _labelled_by_teacher(context: FitContext, documents: list[Document]) -> list
     count = config.fit.documents
     unlabelled = storage.join(context.folder, f"{UNLABELLED}{count}.jsonl")
     if not storage.exists(unlabelled):
-        rows = [{**input_fields(document, config), "id": document.id} for document in documents]
+        rows = []
+        for document in documents:
+            rows.append({**input_fields(document, config.task, config.input), "id": document.id})
         write_rows(unlabelled, rows)
     output = storage.join(context.folder, f"teacher-{count}")
     run = teacher_config(config, unlabelled, output)
@@ -126,7 +128,8 @@ def usable_rows(config: RunConfig, documents: list[Document]) -> list[Row]:
         elif not isinstance(labels, dict):
             errors.append(f"column {column!r} holds no labels ({{attribute: value or null}})")
         else:
-            fields = input_fields(document, config, ("scored", "accepted"))
+            further = ("scored", "accepted")
+            fields = input_fields(document, config.task, config.input, further)
             rows.setdefault(document.id, {**fields, "id": document.id, column: labels})
     if not rows:
         reason = errors[0] if errors else "there are no documents"

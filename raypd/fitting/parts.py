@@ -53,7 +53,7 @@ def parts_of(context: FitContext) -> dict[str, list[Row]]:
             raise InputError(
                 f"{total}, but {len(rows)} of them are for {part}, which needs "
                 f"{MIN_DOCUMENTS[part]}: label more documents, raise fit.documents, or change "
-                "fit.test_share and fit.validation_share"
+                "fit.test_share and training.validation_share"
             )
     return parts
 
@@ -87,7 +87,7 @@ def split(
     """
     if test_share is None:
         test_share = config.fit.test_share
-    validation_end = test_share + config.fit.validation_share
+    validation_end = test_share + config.training.validation_share
     shown = _texts_in_prompt(config)
     parts: dict[str, list[Row]] = {part: [] for part in PARTS}
     for number, group in enumerate(_ordered_groups(rows, config)):
@@ -129,7 +129,7 @@ def _random_key(text: str, config: RunConfig) -> bytes:
 
 def _texts_in_prompt(config: RunConfig) -> set[str]:
     """Return the words of the examples that every prompt shows."""
-    examples = LabelledExamples(config)
+    examples = LabelledExamples(config.extraction, config.input)
     words = set()
     for category in config.extraction.categories:
         for text, _ in examples.in_common(category):

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
         check_endpoint as check_endpoint,
     )
     from raypd.models.endpoint_batch import BatchEngine as BatchEngine
-    from raypd.models.families import families_table as families_table, untrainable as untrainable
+    from raypd.models.families import families_table as families_table
     from raypd.models.load import (
         LoadedModel as LoadedModel,
         Purpose as Purpose,
@@ -52,6 +52,7 @@ if TYPE_CHECKING:
         is_mark as is_mark,
         opens_reasoning as opens_reasoning,
     )
+    from raypd.models.recurrence import check_recurrence as check_recurrence
     from raypd.models.source import find_source as find_source, read_config as read_config
     from raypd.models.vllm_engine import VLLMEngine as VLLMEngine, check_vllm as check_vllm
     from raypd.models.vocabulary import token_bytes as token_bytes, token_texts as token_texts
@@ -68,7 +69,7 @@ __getattr__ = LazyExports(
         "end_tokens": ("model_end_tokens",),
         "endpoint": ("EndpointEngine", "check_endpoint"),
         "endpoint_batch": ("BatchEngine",),
-        "families": ("families_table", "untrainable"),
+        "families": ("families_table",),
         "load": (
             "LoadedModel",
             "Purpose",
@@ -80,6 +81,7 @@ __getattr__ = LazyExports(
         ),
         "medusa_heads": ("load_heads", "save_heads"),
         "reasoning": ("answer_range", "closing_of", "is_mark", "opens_reasoning"),
+        "recurrence": ("check_recurrence",),
         "source": ("find_source", "read_config"),
         "vllm_engine": ("VLLMEngine", "check_vllm"),
         "vocabulary": ("token_bytes", "token_texts"),

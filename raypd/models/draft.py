@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
-from raypd.config import ModelConfig, RunConfig
+from raypd.config import DecodingConfig, EngineConfig, ModelConfig
 from raypd.decoding import DraftModel, Engine, has_recurrent_layers, pack_model
 from raypd.errors import ModelError, raised_as
 from raypd.models.load import LoadedModel, check_model_config, load_tokenizer
@@ -13,30 +13,40 @@ from raypd.models.source import find_source, read_config
 _KEY = "decoding.options.draft_model"
 
 
-def draft_model_config(config: RunConfig) -> ModelConfig:
-    """Return the configuration of the draft model: that of the model, with other weights."""
-    weights = {"name": config.decoding.draft_model, "revision": None, "adapter": None}
-    return config.model.model_copy(update=weights)
+def draft_model_config(model: ModelConfig, name: str) -> ModelConfig:
+    """Return the section `model` of the draft model: that of the model, with other weights.
+
+    Args:
+        model: The section `model` of the run.
+        name: The draft model.
+    """
+    return model.model_copy(update={"name": name, "revision": None, "adapter": None})
 
 
-def check_draft_model(config: RunConfig) -> None:
+def check_draft_model(model: ModelConfig, name: str) -> None:
     """Check the draft model before weights are loaded.
+
+    Args:
+        model: The section `model` of the run.
+        name: The draft model.
 
     Raises:
         ModelError: If it is missing or has another tokenizer than the model.
     """
-    draft = draft_model_config(config)
+    draft = draft_model_config(model, name)
     check_model_config(draft, machine=False)
     if has_recurrent_layers(read_config(find_source(draft))):
         raise ModelError(
             f"{_KEY} {draft.name}: it has recurrent layers, which cannot take rejected drafts "
             "back; name a model of attention layers alone, or null for prompt lookup"
         )
-    _check_tokenizers(config, load_tokenizer(config.model), load_tokenizer(draft))
+    _check_tokenizers(model.name, name, load_tokenizer(model), load_tokenizer(draft))
 
 
 def load_draft_model(
-    config: RunConfig,
+    model: ModelConfig,
+    decoding: DecodingConfig,
+    sizes: EngineConfig,
     main: LoadedModel,
     load: Callable[[ModelConfig], LoadedModel],
     memory_share: float,
@@ -44,7 +54,9 @@ def load_draft_model(
     """Load the draft model with an engine of its own.
 
     Args:
-        config: The run's configuration.
+        model: The section `model` of the run.
+        decoding: The section `decoding`, which names the draft model.
+        sizes: The section `engine`.
         main: The model that verifies.
         load: Loads a model.
         memory_share: Share of a GPU's free memory that the caches of both models may take.
@@ -52,10 +64,10 @@ def load_draft_model(
     Raises:
         ModelError: If it is missing or does not fit the model.
     """
-    loaded = load(draft_model_config(config))
-    _check_tokenizers(config, main.tokenizer, loaded.tokenizer)
+    name = str(decoding.draft_model)
+    loaded = load(draft_model_config(model, name))
+    _check_tokenizers(model.name, name, main.tokenizer, loaded.tokenizer)
     loaded.packed = loaded.packed or pack_model(loaded.model)
-    sizes = config.engine
     # Both caches hold the same texts, so both get memory for as many tokens.
     draft_bytes = _cache_bytes(loaded.model.config)
     draft_share = draft_bytes / (draft_bytes + _cache_bytes(main.model.config))
@@ -73,7 +85,7 @@ def load_draft_model(
         engine,
         vocabulary=main.model.config.get_text_config().vocab_size,
         context_length=loaded.context_length,
-        min_confidence=config.decoding.method_options.min_confidence,
+        min_confidence=decoding.method_options.min_confidence,
     )
 
 
@@ -100,7 +112,7 @@ def _cache_bytes(config: PretrainedConfig) -> int:
 
 
 def _check_tokenizers(
-    config: RunConfig, main: PreTrainedTokenizerBase, draft: PreTrainedTokenizerBase
+    name: str, draft_name: str, main: PreTrainedTokenizerBase, draft: PreTrainedTokenizerBase
 ) -> None:
     """Raise ModelError if the draft model has other tokens than the model."""
     vocabulary = main.get_vocab()
@@ -114,8 +126,8 @@ def _check_tokenizers(
     ]
     token = min(differing)
     raise ModelError(
-        f"{_KEY} {config.decoding.draft_model}: its tokenizer differs from that of "
-        f"{config.model.name}: {token!r} has the id {draft_vocabulary.get(token)} instead of "
+        f"{_KEY} {draft_name}: its tokenizer differs from that of "
+        f"{name}: {token!r} has the id {draft_vocabulary.get(token)} instead of "
         f"{vocabulary.get(token)}; "
         "choose a smaller model of the same family"
     )

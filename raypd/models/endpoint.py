@@ -15,7 +15,7 @@ import requests
 from requests.exceptions import RequestException
 from transformers import PreTrainedTokenizerFast
 
-from raypd.config import EndpointConfig, RunConfig, redact
+from raypd.config import DecodingConfig, EndpointConfig, EngineConfig, ModelConfig, redact
 from raypd.decoding import Continuation, Finished, Program, TokenCounts
 from raypd.errors import ConfigError
 from raypd.models.byte_prompt import messages_of
@@ -47,20 +47,22 @@ _MIN_SECRET_IN_ANSWER = 16
 _CHECK_TIMEOUT = 5
 
 
-def check_endpoint(config: RunConfig) -> None:
+def check_endpoint(endpoint: EndpointConfig, method: str) -> None:
     """Check what can be known before a prompt is sent.
 
     A server that cannot be reached from this machine passes, because workers may reach it.
+
+    Args:
+        endpoint: The section `model.endpoint`.
+        method: The decoding method.
 
     Raises:
         ConfigError: If the decoding method needs weights, the key is not set, or the server
             redirects or has no batch API.
     """
-    endpoint = config.model.endpoint
-    assert endpoint is not None
-    if config.decoding.method != "autoregressive":
+    if method != "autoregressive":
         raise ConfigError(
-            f"decoding.method {config.decoding.method}: a server behind model.endpoint decodes "
+            f"decoding.method {method}: a server behind model.endpoint decodes "
             "its own way; set method: autoregressive"
         )
     if endpoint.key_variable is not None and not os.environ.get(endpoint.key_variable):
@@ -116,28 +118,37 @@ class EndpointEngine:
     # Decoding happens at the server.
     sequences: Sequence[Any] = ()
 
-    def __init__(self, config: RunConfig, tokenizer: PreTrainedTokenizerFast) -> None:
+    def __init__(
+        self,
+        model: ModelConfig,
+        decoding: DecodingConfig,
+        sizes: EngineConfig,
+        tokenizer: PreTrainedTokenizerFast,
+    ) -> None:
         """Make the engine.
 
         Args:
-            config: The run's configuration, with the section `model.endpoint`.
+            model: The section `model`, with the server as `endpoint`.
+            decoding: The section `decoding`.
+            sizes: The section `engine`.
             tokenizer: The tokenizer of the prompts, made by `byte_tokenizer`.
 
         Raises:
             ConfigError: If the server cannot be used from this machine.
         """
-        endpoint = config.model.endpoint
+        endpoint = model.endpoint
         assert endpoint is not None
         # The driver has checked its own machine, and a worker may be on another one.
-        check_endpoint(config)
-        self.config = config
+        check_endpoint(endpoint, decoding.method)
+        self.model_name = model.name
+        self.decoding = decoding
         self.endpoint = endpoint
         self.tokenizer = tokenizer
         self.patience: float | None = 1.0
-        in_flight = config.engine.max_num_seqs
+        in_flight = sizes.max_num_seqs
         if in_flight == "auto":
             in_flight = _REQUESTS_IN_FLIGHT
-        self.client = self.client_class(endpoint, config.decoding.max_new_tokens, in_flight)
+        self.client = self.client_class(endpoint, decoding.max_new_tokens, in_flight)
         self._pool = ThreadPoolExecutor(in_flight)
         self._running: dict[Future[tuple[Continuation, TokenCounts]], Any] = {}
         answer_tokens = max_answer_tokens(self._request_body([], None, 0))
@@ -197,11 +208,11 @@ class EndpointEngine:
                 engines that decode here, and are ignored.
             seed: Determines the answer if the server samples.
         """
-        sampling = self.config.decoding.sampling
+        sampling = self.decoding.sampling
         body: dict[str, Any] = {
-            "model": self.config.model.name,
+            "model": self.model_name,
             "messages": messages,
-            "max_completion_tokens": self.config.decoding.max_new_tokens,
+            "max_completion_tokens": self.decoding.max_new_tokens,
             "temperature": sampling.temperature,
         }
         if sampling.top_p < 1:

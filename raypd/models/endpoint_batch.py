@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from transformers import PreTrainedTokenizerFast
 
-from raypd.config import MOST_REQUESTS, RunConfig
+from raypd.config import MOST_REQUESTS, DecodingConfig, EngineConfig, ModelConfig
 from raypd.decoding import Finished, Program, TokenCounts
 from raypd.models.batch_client import BATCH_SECONDS, BatchClient
 from raypd.models.byte_prompt import messages_of
@@ -62,9 +62,28 @@ class BatchEngine(EndpointEngine):
     client_class = BatchClient
     client: BatchClient
 
-    def __init__(self, config: RunConfig, tokenizer: PreTrainedTokenizerFast) -> None:
-        super().__init__(config, tokenizer)
-        self._run = config.fingerprint()
+    def __init__(
+        self,
+        model: ModelConfig,
+        decoding: DecodingConfig,
+        sizes: EngineConfig,
+        tokenizer: PreTrainedTokenizerFast,
+        fingerprint: str,
+    ) -> None:
+        """Make the engine.
+
+        Args:
+            model: The section `model`, with the server as `endpoint`.
+            decoding: The section `decoding`.
+            sizes: The section `engine`.
+            tokenizer: The tokenizer of the prompts, made by `byte_tokenizer`.
+            fingerprint: That of the run, by which its batches are found at the server.
+
+        Raises:
+            ConfigError: If the server cannot be used from this machine.
+        """
+        super().__init__(model, decoding, sizes, tokenizer)
+        self._run = fingerprint
         # Requests that are in no batch yet.
         self._collected: Requests = {}
         # Requests whose answers are awaited, by the id of their batch.
@@ -92,7 +111,7 @@ class BatchEngine(EndpointEngine):
         messages, beginning = messages_of(self.tokenizer, list(feed.tokens))
         body = self._request_body(messages, feed.pattern, seed)
         # Without sampling the seed does not change the answer.
-        draw = seed if self.config.decoding.sampling.temperature > 0 else 0
+        draw = seed if self.decoding.sampling.temperature > 0 else 0
         digest = hashlib.sha256(json.dumps([body, draw], sort_keys=True).encode()).hexdigest()
         self._collected.setdefault(digest, []).append(BatchRequest(tag, body, beginning))
         self._submitted = time.monotonic()

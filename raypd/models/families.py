@@ -2,15 +2,11 @@
 
 from collections.abc import Iterator
 
-from transformers import AutoConfig, PretrainedConfig
+from transformers import AutoConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from raypd.decoding import FAMILIES, HYBRIDS, has_recurrent_layers
+from raypd.decoding import FAMILIES, HYBRIDS
 
-# What training does not compute.
-SOFT_CAP = "a soft cap on attention logits"
-WINDOWS = "layers with sliding-window attention"
-RECURRENCE = "recurrent or convolution layers"
 _HEADER = ("models", "classes of transformers", "layers", "methods", "training")
 # The models of `HYBRIDS` by the beginnings of their classes.
 _HYBRID_NAMES = {
@@ -25,6 +21,8 @@ _HYBRID_NAMES = {
 _HYBRID_METHODS = (
     "autoregressive, guided, intra_prompt, hyper_parallel with `decoding.isolate: values`"
 )
+# The number of experts of a layer, as configurations call it.
+_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 # Families without a file of their own, and classes of transformers that have them.
 _OTHERS = {
     "MiMo-V2-Flash, Granite with sliding windows": ("mimo_v2_flash", "granite_swa"),
@@ -44,47 +42,23 @@ def _rows() -> Iterator[tuple[str, ...]]:
         classes = ", ".join(f"`{name}`" for name in family.classes)
         yield family.name, classes, "fast", "all", _training(_types_of(family.classes))
     for beginning, name in _HYBRID_NAMES.items():
-        classes = ", ".join(f"`{kind}`" for kind in sorted(HYBRIDS) if kind.startswith(beginning))
-        yield name, classes, "hybrid", _HYBRID_METHODS, "no"
+        kinds = [kind for kind in sorted(HYBRIDS) if kind.startswith(beginning)]
+        classes = ", ".join(f"`{kind}`" for kind in kinds)
+        yield name, classes, "hybrid", _HYBRID_METHODS, _training(_types_of(tuple(kinds)))
     for name, types in _OTHERS.items():
         yield name, "", "transformers' own", "all", _training(types)
 
 
 def _types_of(classes: tuple[str, ...]) -> tuple[str, ...]:
     """Return transformers' types of the models of some classes."""
-    names = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.items()
-    return tuple(kind for kind, name in names if name in classes)
+    # transformers does not list Mistral 4, as it is published with an encoder of images.
+    names = {**MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, "mistral4": "Mistral4ForCausalLM"}
+    return tuple(kind for kind, name in names.items() if name in classes)
 
 
 def _training(types: tuple[str, ...]) -> str:
-    """Say which of some types of model can be trained, by their default configurations."""
-    reasons = {untrainable(AutoConfig.for_model(kind).get_text_config()) for kind in types}
-    if reasons <= {None}:
-        return "yes"
-    if SOFT_CAP in reasons:
-        return "no"
-    return "without sliding windows"
-
-
-def untrainable(text_config: PretrainedConfig) -> str | None:
-    """Return the part of a model that training does not compute, or None.
-
-    Args:
-        text_config: The text configuration of the model.
-    """
-    if has_recurrent_layers(text_config):
-        return RECURRENCE
-    if getattr(text_config, "attn_logit_softcapping", None) is not None:
-        return SOFT_CAP
-    if _has_sliding_windows(text_config):
-        return WINDOWS
-    return None
-
-
-def _has_sliding_windows(text_config: PretrainedConfig) -> bool:
-    if not getattr(text_config, "use_sliding_window", True):
-        return False
-    layer_types = getattr(text_config, "layer_types", None)
-    if layer_types:
-        return "sliding_attention" in layer_types
-    return bool(getattr(text_config, "sliding_window", None))
+    """Say how models of some types are trained, by their default configurations."""
+    configs = [AutoConfig.for_model(kind).get_text_config() for kind in types]
+    if any(hasattr(config, key) for config in configs for key in _EXPERTS):
+        return "yes, with the routers as they are"
+    return "yes"

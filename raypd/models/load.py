@@ -8,6 +8,7 @@ import copy
 import importlib.util
 import logging
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -426,7 +427,7 @@ def _load_weights(
         arguments["device_map"] = {"": device}
     if bitsandbytes:
         arguments["quantization_config"] = _quantization(config.quantization, dtype, device)
-    with explained(weights.source, "its weights cannot be loaded"), quiet():
+    with explained(weights.source, "its weights cannot be loaded"), quiet(), _without_report():
         if weights.read_by_transformers:
             model, report = _read_by_transformers(weights, arguments)
         else:
@@ -444,6 +445,21 @@ def _load_weights(
     if bitsandbytes:
         _check_quantized(config, model)
     return model
+
+
+@contextlib.contextmanager
+def _without_report() -> Iterator[None]:
+    """Load without transformers' table of missing and unexpected weights. One line names them."""
+
+    def is_other(record: logging.LogRecord) -> bool:
+        return "LOAD REPORT" not in record.getMessage()
+
+    logger = logging.getLogger("transformers.modeling_utils")
+    logger.addFilter(is_other)
+    try:
+        yield
+    finally:
+        logger.removeFilter(is_other)
 
 
 def _read_by_transformers(weights: _Weights, arguments: dict[str, Any]) -> Any:

@@ -22,6 +22,7 @@ from huggingface_hub import (
     snapshot_download,
     try_to_load_from_cache,
 )
+from safetensors import SafetensorError
 from transformers import AutoConfig, PretrainedConfig
 
 import raypd.models.embedded as embedded
@@ -393,6 +394,10 @@ def _explanation(error: BaseException, source: Source) -> str | None:
     )
     if is_unavailable and not source.local:
         return _missing_from_cache(source)
+    for cause in causes:
+        if isinstance(cause, SafetensorError):
+            reason = str(cause).rpartition(": ")[2]
+            return f"has a file of weights that is cut short or damaged ({reason}): fetch it again"
     if any("trust_remote_code" in str(cause) for cause in causes):
         return "comes with code of its own: read it, then set model.trust_remote_code: true"
     return None

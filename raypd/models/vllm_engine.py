@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from raypd.config import RunConfig
+from raypd.config import EngineConfig, ModelConfig
 from raypd.decoding import ANY_OBJECT, Feed, Finished, Predictions, Program, Sampling, TokenCounts
 from raypd.errors import ModelError
 from raypd.models.cache import quiet
@@ -37,13 +37,13 @@ _ENVIRONMENT = {
 _MAX_ERROR = 400
 
 
-def check_vllm(config: RunConfig) -> None:
-    """Check that vLLM is installed here if the configuration needs it.
+def check_vllm(engine: EngineConfig) -> None:
+    """Check that vLLM is installed here if the section `engine` needs it.
 
     Raises:
         ModelError: If it is needed and missing.
     """
-    if config.engine.kind == "vllm" and importlib.util.find_spec("vllm") is None:
+    if engine.kind == "vllm" and importlib.util.find_spec("vllm") is None:
         raise ModelError(
             "engine.kind vllm: vLLM is not installed here: pip install 'raypd[vllm]' on machines "
             "with GPUs; on machines without, `make vllm` makes .venv-vllm"
@@ -63,22 +63,23 @@ class VLLMEngine:
     patience: float | None = None
     waiting = ""
 
-    def __init__(self, config: RunConfig, threads: int | None) -> None:
+    def __init__(self, model: ModelConfig, sizes: EngineConfig, threads: int | None) -> None:
         """Load the model.
 
         Args:
-            config: The run's configuration.
+            model: The section `model`.
+            sizes: The section `engine`.
             threads: CPU threads to compute with; None leaves torch's default.
 
         Raises:
             ModelError: If vLLM is missing or does not load the model.
         """
-        check_vllm(config)
+        check_vllm(sizes)
         for name, value in _ENVIRONMENT.items():
             os.environ.setdefault(name, value)
         if threads is not None:
             torch.set_num_threads(threads)
-        self._vllm = _load_vllm(config)
+        self._vllm = _load_vllm(model, sizes)
         self._context = int(self._vllm.model_config.max_model_len)
         self._running: dict[str, _VLLMSequence] = {}
         self._request_numbers = itertools.count()
@@ -154,18 +155,16 @@ class VLLMEngine:
         return Finished(sequence.tag, None, ended_early, counts)
 
 
-def _load_vllm(config: RunConfig) -> Any:
-    """Return vLLM's engine with the model of the configuration."""
+def _load_vllm(model: ModelConfig, sizes: EngineConfig) -> Any:
+    """Return vLLM's engine with a model."""
     from vllm.engine.arg_utils import EngineArgs
     from vllm.v1.engine.llm_engine import LLMEngine
 
-    model = config.model
-    sizes = config.engine
     device = resolve_device(model.device)
     dtype = str(resolve_dtype(model.dtype, device)).removeprefix("torch.")
     # vLLM rejects a step that is too small for one token of each sequence.
     batched_tokens = max(sizes.batched_tokens(device.type == "cuda"), sizes.most_seqs)
-    with _merged_model(config) as (path, revision):
+    with _merged_model(model) as (path, revision):
         arguments: dict[str, Any] = {
             "model": path,
             "revision": revision,
@@ -188,13 +187,12 @@ def _load_vllm(config: RunConfig) -> Any:
 
 
 @contextlib.contextmanager
-def _merged_model(config: RunConfig) -> Iterator[tuple[str, str | None]]:
+def _merged_model(model: ModelConfig) -> Iterator[tuple[str, str | None]]:
     """Yield where vLLM finds the weights with the adapter merged into them.
 
     Yields:
         A folder or Hub id, and its revision. If there is an adapter, it is a temporary folder.
     """
-    model = config.model
     if model.adapter is None:
         source = find_source(model, weights=True)
         yield source.location, source.revision

@@ -4,10 +4,12 @@ It follows raypd's own list of objects.
 """
 
 import json
+import math
 import re
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from datetime import date, datetime
 from typing import TYPE_CHECKING, Any, Literal
 
 import pyarrow as pa
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
 
 _LOG = "_delta_log"
 _THREADS = 8
+_MAX_BOUND = 128  # characters
 # VACUUM deletes files that no version within this time shows. It would also delete older files of
 # raypd in the same folder.
 _PROPERTIES = {
@@ -173,8 +176,12 @@ def _one_line(error: Exception) -> str:
 
 
 def _below_root(path: str) -> str:
-    """Return the path of an object below the nightly root."""
-    return f"{layout.NIGHTS}/{path.rpartition(f'/{layout.NIGHTS}/')[2]}"
+    """Return the path of an object or of a table file below the nightly root."""
+    for folder in (layout.NIGHTS, layout.TABLE):
+        _, separator, name = path.rpartition(f"/{folder}/")
+        if separator:
+            return f"{folder}/{name}"
+    return path
 
 
 def _add_action(root: str, path: str, now: int) -> tuple[Any, pa.Schema]:
@@ -187,8 +194,57 @@ def _add_action(root: str, path: str, now: int) -> tuple[Any, pa.Schema]:
     """
     from deltalake.transaction import AddAction
 
-    with storage.open_file(storage.join(root, path)) as file:
+    with storage.open_file(storage.join(root, *path.split("/"))) as file:
         size = file.size()
         footer = pq.ParquetFile(file)
-        stats = json.dumps({"numRecords": footer.metadata.num_rows})
-        return AddAction(path, size, {}, now, True, stats), footer.schema_arrow.remove_metadata()
+        statistics = json.dumps(_statistics(footer.metadata))
+        schema = footer.schema_arrow.remove_metadata()
+        return AddAction(path, size, {}, now, True, statistics), schema
+
+
+def _statistics(metadata: Any) -> dict[str, Any]:
+    """Return the statistics of an object by which readers of Delta tables skip it.
+
+    They have the smallest and the largest value of each column that is not nested, as far as the
+    footer tells them for all row groups.
+    """
+    smallest: dict[str, Any] = {}
+    largest: dict[str, Any] = {}
+    for index in range(metadata.num_columns):
+        name = metadata.schema.column(index).path
+        if "." in name:
+            continue
+        bounds = _bounds(metadata, index)
+        if bounds is not None:
+            smallest[name], largest[name] = bounds
+    return {"numRecords": metadata.num_rows, "minValues": smallest, "maxValues": largest}
+
+
+def _bounds(metadata: Any, index: int) -> tuple[Any, Any] | None:
+    """Return the smallest and the largest value of a column; None if they are not known."""
+    values: list[Any] = []
+    for group in range(metadata.num_row_groups):
+        chunk = metadata.row_group(group).column(index)
+        statistics = chunk.statistics
+        if statistics is None or not statistics.has_null_count:
+            return None
+        if statistics.null_count == chunk.num_values:
+            continue
+        if not statistics.has_min_max:
+            return None
+        values += [statistics.min, statistics.max]
+    if not values or not all(map(_is_comparable, values)):
+        return None
+    bounds = (min(values), max(values))
+    if isinstance(values[0], date):
+        return bounds[0].isoformat(), bounds[1].isoformat()
+    return bounds
+
+
+def _is_comparable(value: Any) -> bool:
+    """Return whether a value may be a bound in the log: numbers, dates and short texts."""
+    if isinstance(value, str):
+        return len(value) <= _MAX_BOUND
+    if isinstance(value, float):
+        return math.isfinite(value)
+    return isinstance(value, (int, date)) and not isinstance(value, (bool, datetime))

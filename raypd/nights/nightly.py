@@ -7,9 +7,11 @@ import contextlib
 import itertools
 import json
 from dataclasses import dataclass, field
+from typing import Any
 
 import raypd.nights.changes as changes
 import raypd.nights.delta as delta
+import raypd.nights.published as published
 import raypd.nights.schema_change as schema_change
 import raypd.nights.table as table
 from raypd import storage
@@ -375,7 +377,9 @@ class NightRun:
             documents += len(positions)
         if unit_keys:
             path = storage.join(self.root, folder)
-            output = config.output.model_copy(update={"path": path, "partition": {}})
+            # The objects of the table are units, which later nights follow one by one.
+            keys: dict[str, Any] = {"path": path, "partition": {}, "target_file_mb": None}
+            output = config.output.model_copy(update=keys)
             driver.run_extract(
                 config.model_copy(update={"output": output}),
                 verbose=self.verbose,
@@ -432,9 +436,12 @@ class NightRun:
         if self.state is None:
             return
         path = storage.join(self.root, layout.CURRENT)
-        listing = storage.read(self._path(self.state.night, layout.FILES))
+        night = self.state.night
+        files = published.publish(self.root, night, self.config.output.target_file_mb)
+        listing = "".join(f"{file}\n" for file in files).encode()
+        self._check_lease()
         if not storage.exists(path) or storage.read(path) != listing:
             storage.put(path, listing)
         if self.config.nightly.delta:
             self._check_lease()
-            delta.register(self.root, self.state.night, listing.decode().splitlines())
+            delta.register(self.root, night, files)

@@ -12,10 +12,11 @@ from raypd.verify import (
     Verification,
     add_documents,
     add_rows,
-    read_object,
     table_object,
     verification,
 )
+
+_TABLE_FILE_THREADS = 2
 
 
 def verify_table(root: str, config: RunConfig, threads: int = 8) -> Verification:
@@ -48,7 +49,8 @@ def verify_table(root: str, config: RunConfig, threads: int = 8) -> Verification
 
         def read_table(path: str) -> str | None:
             try:
-                add_rows(scratch, read_object(path), path)
+                for _, rows in table_object.tables([path], threads=1):
+                    add_rows(scratch, rows, path)
                 return None
             except Damaged as error:
                 return str(error)
@@ -56,6 +58,9 @@ def verify_table(root: str, config: RunConfig, threads: int = 8) -> Verification
         for unit, reason in changes.unreadable(plan, config, read_input, set(), threads):
             result.damaged_input.add(0, 1, [reason])
             scratch.add("damaged", [{"source": unit.name}])
+        # Of table files, each thread holds three decoded row groups.
+        if table_object.has_table_files(files):
+            threads = min(threads, _TABLE_FILE_THREADS)
         for error in storage.in_threads(read_table, files, threads):
             if error is not None:
                 result.damaged.add(0, 1, [error])

@@ -6,6 +6,7 @@ the page's own style sheet and script, by their hashes.
 
 import base64
 import hashlib
+import re
 import time
 from collections.abc import Sequence
 from importlib import resources
@@ -13,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from jinja2 import ChoiceLoader, Environment, FileSystemLoader, PackageLoader, StrictUndefined
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 import raypd.report.charts as charts
 import raypd.report.comparison as comparison
@@ -38,10 +39,13 @@ _FILTERS = (
     "when",
 )
 _CONFIG_CHARACTERS = 60_000
+_BACKTICKS = re.compile(r"`([^`]+)`")
 # Rows of a table.
 _ROWS = 40
 # Reasons of errors, and of what a training has left out.
 _REASONS = 15
+# A value of lower confidence is marked on the page of a review.
+_UNSURE = 0.5
 _SUBTITLE = [("model", "name"), ("decoding", "method"), ("task", "kind")]
 # All other states are unfinished.
 _STATES = {
@@ -105,6 +109,11 @@ def render(run: RunReport) -> str:
     )
 
 
+def _with_code(line: str) -> Markup:
+    """Return a line of a terminal as HTML: what stands between backticks becomes code."""
+    return Markup(_BACKTICKS.sub(r"<code>\1</code>", str(escape(line))))
+
+
 def fill(
     template: str, script_of: str = "report.js", folders: Sequence[Path] = (), **content: Any
 ) -> str:
@@ -124,7 +133,8 @@ def fill(
         lstrip_blocks=True,
     )
     environment.filters |= {name: getattr(text, name) for name in _FILTERS}
-    environment.globals |= {"text": text, "ROWS": _ROWS, "REASONS": _REASONS}
+    environment.filters["code"] = _with_code
+    environment.globals |= {"text": text, "ROWS": _ROWS, "REASONS": _REASONS, "UNSURE": _UNSURE}
     style = Markup((_TEMPLATES / "report.css").read_text())
     script = Markup((_TEMPLATES / script_of).read_text())
     policy = (

@@ -225,7 +225,7 @@ def apply(
         document = documents[position]
         labelled: dict[str, Any] = {
             "id": document.id,
-            **input_fields(document, config),
+            **input_fields(document, config.task, config.input),
             config.training.labels_column: labels.record(position, values),
         }
         lines.append(json.dumps(labelled, ensure_ascii=False, default=str) + "\n")

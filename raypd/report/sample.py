@@ -10,9 +10,6 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-import pyarrow as pa
-import pyarrow.parquet as pq
-
 from raypd import storage
 from raypd.dataset import writer
 from raypd.errors import RunError
@@ -206,19 +203,16 @@ def _unit_rows(unit: CommittedUnit) -> list[Row] | None:
 
 
 def first_rows(path: str, limit: int) -> list[Row] | None:
-    """Return the first rows of a committed object; None if it cannot be read.
+    """Return the first rows of a committed unit; None if it cannot be read.
 
     Args:
-        path: The object.
+        path: The unit's object, or the one that it had before a compaction.
         limit: Rows to read, at most.
     """
     try:
-        with storage.open_file(path) as file:
-            for batch in pq.ParquetFile(file).iter_batches(batch_size=limit):
-                return writer.as_records(batch)
-    except (pa.ArrowException, OSError):
+        return writer.read_rows("", "", limit, path)
+    except (RunError, OSError):
         return None
-    return []
 
 
 def failed_documents(unit: CommittedUnit) -> list[Row] | None:

@@ -15,6 +15,11 @@ PLAN_ALONE = "plan/alone.json"  # objects that share no unit
 UNITS = "units"  # [key=value/]<unit>.parquet: the rows
 # <session>-<number>.parquet: what the units contain, ten thousand per file
 SUMMARIES = "summaries"
+COMPACTION = "compaction.json"  # the table files that replace the units
+# <compaction>/[key=value/]<number>.parquet: the rows of many units; of nightly runs also
+# <night>/<number>.parquet
+TABLE = "table"
+TABLE_UNITS = "table_units"  # <compaction>/<number>.parquet: the units of each table file
 # <unit>.txt: why a unit failed. <unit>.attempts.json: the attempts at a unit and the worker deaths
 # that it caused. cards/: the faults of each GPU.
 FAILURES = "failures"
@@ -27,19 +32,20 @@ MANIFEST = "manifest.json"  # totals, written at the end
 BATCH_OUTPUT = "output.jsonl"  # answers to a batch file (task.openai), written at the end
 BATCH_ERRORS = "errors.jsonl"  # requests of a batch file that failed
 ESTIMATE = "estimate.json"  # the result of `raypd estimate`
+CURRENT = "current/files.txt"  # the files of the table, for other readers; also of nightly runs
 TRAINING = "training.json"  # the result of `raypd train`
 CHECKPOINTS = "checkpoints"  # training checkpoints, by learning rate
 FIT = "fit.json"  # the result of `raypd fit`
 LABELS = "labels.jsonl"  # what `raypd review --apply` makes of corrected values
 REPORT = "report.html"  # the page that `raypd report` writes
 
+PUBLISHED = "published.json"  # nightly runs: the table files that other programs read
 STATE = "state.json"  # nightly runs: the last successful night
-CURRENT = "current/files.txt"  # the objects of the table, for readers
 INPUT = "input"  # plan/: the plan of the last night
 NIGHTS = "nights"  # <night>/: a run over new and changed documents, with the files below
 NIGHT = "night.json"  # the input of the night; a night that was cut off resumes if it is unchanged
 ADDED = "added"  # a run over added attributes
-TABLE = "table"  # <unit>.parquet: objects of the table that were rewritten
+# TABLE/<unit>.parquet: objects of the table that were rewritten
 INDEX = "index"  # <number>.parquet: the index of all documents
 FILES = "files.txt"  # all objects of the table after the night
 

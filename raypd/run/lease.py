@@ -57,17 +57,26 @@ class Session:
 class RunLease:
     """The lease on an output folder, held from construction until `end`.
 
+    Args:
+        output: The folder.
+        say: Is called with lines for the user.
+        records_session: Whether the holder is a session of the run, which is recorded below
+            sessions/. Maintenance, such as a compaction, is none.
+
     Raises:
         RunError: If another session that is alive holds the folder.
         OSError: If the folder cannot be written.
     """
 
-    def __init__(self, output: str, say: Say = lambda line: None) -> None:
+    def __init__(
+        self, output: str, say: Say = lambda line: None, records_session: bool = True
+    ) -> None:
+        self._records_session = records_session
         self.began = time.time()
         stamp = datetime.fromtimestamp(self.began, UTC).strftime("%Y%m%dT%H%M%S")
         self.id = f"{stamp}-{uuid.uuid4().hex[:6]}"
         self.lost: str | None = None  # why this session no longer holds the run
-        self._output = output
+        self.output = output
         self._say = say
         self._lease_path = storage.join(output, layout.LEASE)
         self._session_path = storage.join(output, layout.SESSIONS, f"{self.id}.json")
@@ -122,7 +131,7 @@ class RunLease:
     def _check_conditional_writes(self) -> None:
         if storage.put_new(self._lease_path, self._encoded_lease()):
             raise RunError(
-                f"output.path {self._output}: this store ignores conditional writes "
+                f"output.path {self.output}: this store ignores conditional writes "
                 "(If-None-Match), so two runs could not detect each other. Choose another store"
             )
 
@@ -165,7 +174,7 @@ class RunLease:
             if holder.ended:
                 return
         raise RunError(
-            f"output.path {self._output}: session {holder.session} has been working on it since "
+            f"output.path {self.output}: session {holder.session} has been working on it since "
             f"{holder.since}, as process {holder.pid} on {holder.host}. Stop that session or wait "
             "for it. If it dies, the same command takes over"
         )
@@ -206,6 +215,8 @@ class RunLease:
                 return
 
     def _write_session(self, how: str | None) -> None:
+        if not self._records_session:
+            return
         seconds = round(time.monotonic() - self._clock, 3)
         # Times are counted from the beginning, so that setting the clock does not move them.
         session = Session(began=self.began, id=self.id, heartbeat=self.began + seconds)
@@ -217,14 +228,19 @@ class RunLease:
 
 
 @contextlib.contextmanager
-def held(output: str, say: Say) -> Iterator[RunLease]:
+def held(output: str, say: Say, records_session: bool = True) -> Iterator[RunLease]:
     """Hold the lease on a folder during a block, and record how the block ended.
+
+    Args:
+        output: The folder.
+        say: Is called with lines for the user.
+        records_session: As in `RunLease`.
 
     Raises:
         RunError: If another session that is alive holds the folder.
     """
     storage.make_folder(output)
-    lease = RunLease(output, say)
+    lease = RunLease(output, say, records_session)
     how = "failed"
     try:
         yield lease

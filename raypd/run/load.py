@@ -10,6 +10,14 @@ from raypd.config import RunConfig, StorageConfig, make_config, set_key, value_o
 from raypd.errors import ConfigError, raised_as
 from raypd.run.manifest import RunRecord
 
+# A configuration in which only `storage` says something.
+_NO_RUN = {
+    "input": {"path": "-"},
+    "output": {"path": "-"},
+    "task": {"kind": "generation"},
+    "model": {"name": "fake"},
+}
+
 
 class NoRun(ConfigError):
     """The folder contains no run."""
@@ -26,16 +34,16 @@ def load_record(output: str, overrides: Sequence[str] = ()) -> RunRecord:
 
     Raises:
         NoRun: If the folder contains no run.
-        ConfigError: If the record cannot be read.
+        ConfigError: If the record cannot be read, or an override is wrong.
     """
+    storage_overrides = [override for override in overrides if override.startswith("storage.")]
+    storage.configure(make_config(_NO_RUN, storage_overrides).storage)
     storage_keys: dict[str, Any] = {}
-    for override in overrides:
-        if override.startswith("storage.") and "=" in override:
-            key, value = override.removeprefix("storage.").split("=", 1)
-            set_key(storage_keys, key, value_of(value))
+    for override in storage_overrides:
+        key, _, value = override.removeprefix("storage.").partition("=")
+        set_key(storage_keys, key, value_of(value))
     path = storage.join(output, layout.RUN)
     try:
-        storage.configure(StorageConfig.model_validate(storage_keys))
         if layout.is_nightly(output):
             path = storage.join(output, layout.STATE)
         record = records.read(RunRecord, path)
@@ -102,4 +110,4 @@ def _storage_settings(recorded: dict[str, Any], overrides: dict[str, Any]) -> St
         overrides: The same section from the command line, which counts before the record.
     """
     options = {**recorded.get("options", {}), **overrides.get("options", {})}
-    return StorageConfig.model_validate({**recorded, **overrides, "options": options})
+    return StorageConfig.model_validate({"options": options})

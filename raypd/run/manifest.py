@@ -156,13 +156,12 @@ def check(config: RunConfig, output: str) -> None:
         ConfigError: If the folder holds another run, or cannot be read.
     """
     path = storage.join(output, layout.RUN)
-    units = storage.join(output, layout.UNITS)
     try:
         if storage.exists(output) and not storage.is_folder(output):
             raise ConfigError(f"output.path {output}: is a file; give a folder")
         record = records.read(RunRecord, path)
     except FileNotFoundError:
-        if next(storage.walk(units), None) is not None:
+        if _has_units(output):
             raise ConfigError(
                 f"output.path {output}: has units but no run.json; choose another output.path"
             ) from None
@@ -173,7 +172,7 @@ def check(config: RunConfig, output: str) -> None:
         raise _refusal(
             error, f"{path}: cannot be read ({error}); choose another output.path"
         ) from None
-    if record.fingerprint == config.fingerprint() or next(storage.walk(units), None) is None:
+    if record.fingerprint == config.fingerprint() or not _has_units(output):
         return
     changed = differences(record.config, config) or [NO_KEY]
     raise ConfigError(
@@ -182,6 +181,13 @@ def check(config: RunConfig, output: str) -> None:
         f"this one has {config.fingerprint()}). Choose another output.path, or restore that "
         "configuration"
     )
+
+
+def _has_units(output: str) -> bool:
+    """Return whether a run has committed units."""
+    if next(storage.walk(storage.join(output, layout.UNITS)), None) is not None:
+        return True
+    return storage.exists(storage.join(output, layout.COMPACTION))
 
 
 def differences(old: dict[str, Any], config: RunConfig) -> list[str]:

@@ -50,8 +50,22 @@ def read(kind: type[_Record], path: str) -> _Record:
         RecordError: If the file does not contain such a record.
         OSError: If the file cannot be read.
     """
+    return from_bytes(kind, storage.read(path), path)
+
+
+def from_bytes(kind: type[_Record], data: bytes, path: str) -> _Record:
+    """Make a record from the content of its file.
+
+    Args:
+        kind: The dataclass of the record.
+        data: The content.
+        path: The file, for error messages.
+
+    Raises:
+        RecordError: If it is not such a record.
+    """
     with raised_as(RecordError, f"{path}: cannot be read", ValueError):
-        tree = json.loads(storage.read(path))
+        tree = json.loads(data)
     return from_json(kind, tree, path)
 
 

@@ -122,11 +122,11 @@ class UnitLog:
         self.process = process
         self._is_alive = is_alive
 
-    def next(self, unit: str) -> tuple[Attempt | None, bool]:
-        """Return the next attempt at a unit, and whether the process of the last one died.
+    def next(self, unit: str) -> Attempt | None:
+        """Return the next attempt at a unit, or None if the unit is given up.
 
-        A process that ended together with its node or its session is not counted as a death. The
-        attempt is None if the unit is given up.
+        If the process of the last attempt died, the death is counted. A process that ended together
+        with its node or its session did not die of the unit.
 
         Raises:
             OSError: If the record cannot be read.
@@ -135,20 +135,20 @@ class UnitLog:
         # Most units have no record. This request has no body, so a broken connection cannot
         # truncate it.
         if not storage.exists(path):
-            return Attempt(), False
+            return Attempt()
         try:
             last = records.read(AttemptRecord, path)
         except (FileNotFoundError, records.RecordError):
-            return Attempt(), False
+            return Attempt()
         if last.session != self.session or last.process in ("", self.process):
-            return last.attempt, False
+            return last.attempt
         if last.node != self.node and not self._is_alive(last.node):
-            return last.attempt, False
+            return last.attempt
         following = last.attempt.after_death(last.group)
         if following is not None:
             # Record the death, so that it is counted once.
             self.end(unit, following)
-        return following, True
+        return following
 
     def begin(self, unit: str, attempt: Attempt, group: Sequence[int] = ()) -> None:
         """Record that this process begins an attempt, or a group of its rows.

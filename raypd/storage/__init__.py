@@ -7,7 +7,8 @@ path (`backend`); each function then calls the method of the same name, which `B
 To add a kind of storage, write a subclass of `Backend` in a file of its own and add it to `KINDS`.
 """
 
-from collections.abc import Iterator
+import itertools
+from collections.abc import Iterable, Iterator
 from typing import Any, BinaryIO
 
 from raypd.config import StorageConfig
@@ -42,6 +43,7 @@ __all__ = [
     "clean_temporary",
     "configure",
     "delete",
+    "delete_all",
     "delete_folder",
     "exists",
     "find",
@@ -58,6 +60,7 @@ __all__ = [
     "open_read",
     "outage",
     "put",
+    "put_file",
     "put_if",
     "put_new",
     "read",
@@ -193,6 +196,11 @@ def put(path: str, data: bytes, private: bool = False) -> None:
     backend(path).put(path, data, private)
 
 
+def put_file(path: str, file: str) -> None:
+    """See `Backend.put_file`."""
+    backend(path).put_file(path, file)
+
+
 def put_if(path: str, data: bytes, version: str) -> str | None:
     """See `Backend.put_if`."""
     return backend(path).put_if(path, data, version)
@@ -201,6 +209,14 @@ def put_if(path: str, data: bytes, version: str) -> str | None:
 def delete(path: str) -> None:
     """See `Backend.delete`."""
     backend(path).delete(path)
+
+
+def delete_all(paths: Iterable[str]) -> None:
+    """See `Backend.delete_all`; all paths are of one kind of storage."""
+    remaining = iter(paths)
+    first_path = next(remaining, None)
+    if first_path is not None:
+        backend(first_path).delete_all(itertools.chain([first_path], remaining))
 
 
 def delete_folder(folder: str) -> None:

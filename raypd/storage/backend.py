@@ -1,11 +1,15 @@
 """What every kind of storage provides. One subclass per kind; `raypd.storage.KINDS` lists them."""
 
+import mmap
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, BinaryIO, ClassVar
 
 from raypd.config import StorageConfig
-from raypd.storage.common import Object, OnHidden
+from raypd.storage.common import Data, Object, OnHidden
+from raypd.storage.threads import in_threads
+
+_DELETE_THREADS = 16
 
 
 class Backend(ABC):
@@ -155,8 +159,21 @@ class Backend(ABC):
         """
 
     @abstractmethod
-    def put(self, path: str, data: bytes, private: bool = False) -> None:
+    def put(self, path: str, data: Data, private: bool = False) -> None:
         """Write a file atomically, replacing what is there. Arguments as in `put_new`."""
+
+    def put_file(self, path: str, file: str) -> None:
+        """Write a file atomically from a local one, replacing what is there.
+
+        Args:
+            path: The file.
+            file: The local file, which is not empty. It is not held in memory.
+        """
+        with (
+            open(file, "rb") as source,
+            mmap.mmap(source.fileno(), 0, access=mmap.ACCESS_READ) as data,
+        ):
+            self.put(path, data)
 
     @abstractmethod
     def put_if(self, path: str, data: bytes, version: str) -> str | None:
@@ -169,6 +186,11 @@ class Backend(ABC):
     @abstractmethod
     def delete(self, path: str) -> None:
         """Delete a file; nothing happens if it does not exist."""
+
+    def delete_all(self, paths: Iterable[str]) -> None:
+        """Delete many files."""
+        for _ in in_threads(self.delete, paths, _DELETE_THREADS):
+            pass
 
     @abstractmethod
     def delete_folder(self, folder: str) -> None:

@@ -8,11 +8,12 @@ import contextlib
 import re
 from collections.abc import Iterator
 from datetime import timedelta
+from pathlib import Path
 from typing import Any, cast
 
 from raypd.config import StorageConfig, without_credentials
 from raypd.errors import ConfigError, InputError
-from raypd.storage.common import Changed, Object, StorageError, Unavailable
+from raypd.storage.common import Changed, Data, Object, StorageError, Unavailable
 from raypd.storage.object_store import ObjectStore
 from raypd.storage.range_reader import RangeReader
 
@@ -123,8 +124,12 @@ class CloudStore(ObjectStore):
         with self.opened(path, "read") as (obstore, store, key):
             return obstore.head(store, key)
 
-    def put(self, path: str, data: bytes, private: bool = False) -> None:
-        self._put(path, data, "overwrite")
+    def put(self, path: str, data: Data, private: bool = False) -> None:
+        self._put(path, bytes(data), "overwrite")
+
+    def put_file(self, path: str, file: str) -> None:
+        with self.opened(path, "write") as (obstore, store, key):
+            obstore.put(store, key, Path(file), mode="overwrite", use_multipart=False)
 
     def _put(self, path: str, data: bytes, mode: Any) -> str:
         with self.opened(path, "write") as (obstore, store, key):

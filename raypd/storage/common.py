@@ -2,6 +2,7 @@
 
 import errno
 import fnmatch
+import mmap
 import re
 from collections.abc import Callable, Generator, Iterable
 from dataclasses import dataclass
@@ -48,6 +49,9 @@ class Object:
     size: int
     stamp: str
 
+
+# The content of a file.
+Data = bytes | mmap.mmap
 
 # Called with each hidden file that a listing meets; the listing yields the file if the call returns
 # True, and skips it otherwise.

@@ -15,7 +15,7 @@ from typing import Any, BinaryIO
 
 from raypd.errors import InputError, did_you_mean
 from raypd.storage.backend import Backend
-from raypd.storage.common import Changed, Object, OnHidden, StorageError, choose, literal
+from raypd.storage.common import Changed, Data, Object, OnHidden, StorageError, choose, literal
 
 # A larger file is identified by size and modification time, because every worker would have to read
 # all of it to compute a hash.
@@ -132,7 +132,7 @@ class Local(Backend):
                 os.rename(temporary, path)
         return _stamp(os.stat(path))
 
-    def put(self, path: str, data: bytes, private: bool = False) -> None:
+    def put(self, path: str, data: Data, private: bool = False) -> None:
         path = self.absolute(path)
         with _temporary_file(path, data, private) as temporary:
             os.replace(temporary, path)
@@ -325,7 +325,7 @@ def _did_you_mean(path: Path) -> str:
 
 
 @contextlib.contextmanager
-def _temporary_file(path: str, data: bytes, private: bool = False) -> Iterator[str]:
+def _temporary_file(path: str, data: Data, private: bool = False) -> Iterator[str]:
     """Write a temporary file next to `path`, to be moved there, and delete what is left of it."""
     folder = os.path.dirname(path)
     os.makedirs(folder, exist_ok=True)

@@ -1,15 +1,16 @@
 """Objects on S3 and on stores with its API: listings, ranged reads, conditional writes."""
 
+import itertools
 import logging
 import random
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from botocore.exceptions import BotoCoreError, ClientError
 from urllib3.exceptions import HTTPError
 
-from raypd.storage.common import Changed, Object, StorageError, Unavailable
+from raypd.storage.common import Changed, Data, Object, StorageError, Unavailable
 from raypd.storage.object_store import ObjectStore
 from raypd.storage.range_reader import RangeReader
 from raypd.storage.s3_client import MISSING, UNMET, BrokenOff, S3Client, code_of, split, target
@@ -17,6 +18,7 @@ from raypd.storage.s3_client import MISSING, UNMET, BrokenOff, S3Client, code_of
 # A larger object is sent in parts of PART_BYTES.
 MULTIPART_BYTES = 64 << 20
 PART_BYTES = 16 << 20
+_DELETE_OBJECTS = 1000  # keys of one request
 # Attempts of a conditional write that collides with another one in progress.
 _CONFLICT_ATTEMPTS = 6
 _CONFLICT_CODES = ("ConditionalRequestConflict", "OperationAborted", "409")
@@ -162,7 +164,7 @@ class S3(S3Client, ObjectStore):
         with self.translated(path, "s3:ListBucket"):
             return self.first(*split(path.rstrip("/") + "/")) is not None
 
-    def put(self, path: str, data: bytes, private: bool = False) -> None:
+    def put(self, path: str, data: Data, private: bool = False) -> None:
         with self.translated(path, "s3:PutObject"):
             self._send(path, data, {})
 
@@ -198,7 +200,7 @@ class S3(S3Client, ObjectStore):
                 time.sleep(0.2 * 2**attempt)
                 attempt += 1
 
-    def _send(self, path: str, data: bytes, condition: dict[str, str]) -> str:
+    def _send(self, path: str, data: Data, condition: dict[str, str]) -> str:
         """Send one PUT, or a multipart upload whose completion carries the condition.
 
         Raises botocore's errors.
@@ -209,7 +211,7 @@ class S3(S3Client, ObjectStore):
         boto = self.boto()
         keys = target(path)
         if len(data) <= MULTIPART_BYTES:
-            answer = boto.put_object(Body=data, **keys, **condition)
+            answer = boto.put_object(Body=bytes(data), **keys, **condition)
             return str(answer["ETag"]).strip('"')
         upload = boto.create_multipart_upload(**keys)["UploadId"]
         try:
@@ -233,6 +235,18 @@ class S3(S3Client, ObjectStore):
     def delete(self, path: str) -> None:
         with self.translated(path, "s3:DeleteObject"):
             self.boto().delete_object(**target(path))
+
+    def delete_all(self, paths: Iterable[str]) -> None:
+        remaining = iter(paths)
+        batch = list(itertools.islice(remaining, _DELETE_OBJECTS))
+        while batch:
+            keys = [{"Key": split(path)[1]} for path in batch]
+            request = {"Objects": keys, "Quiet": True}
+            with self.translated(batch[0], "s3:DeleteObject"):
+                answer = self.boto().delete_objects(Bucket=split(batch[0])[0], Delete=request)
+                for error in answer.get("Errors", []):
+                    raise ClientError({"Error": error}, "DeleteObjects")
+            batch = list(itertools.islice(remaining, _DELETE_OBJECTS))
 
 
 def _object(prefix: str, item: dict[str, Any]) -> Object:

@@ -43,8 +43,8 @@ _ADVICE = {
     "role, or "
     "storage.options.anonymous=true for a public bucket",
     "ProfileNotFound": "; it is storage.options.profile or AWS_PROFILE",
-    "NoRegionError": "; set storage.region",
-    "InvalidRegionError": "; set storage.region",
+    "NoRegionError": "; set storage.options.region",
+    "InvalidRegionError": "; set storage.options.region",
 }
 # What the SDK finds wrong with the settings or the name before it asks anybody.
 _BEFORE = (
@@ -108,8 +108,7 @@ class S3Client:
         from botocore import UNSIGNED
         from botocore.config import Config
 
-        settings = self.settings
-        requests = settings.requests
+        requests = self.settings.requests
         config = Config(
             connect_timeout=requests.connect_timeout,
             read_timeout=requests.read_timeout,
@@ -118,8 +117,8 @@ class S3Client:
             signature_version=UNSIGNED if requests.anonymous else None,
         )
         try:
-            session = boto3.Session(profile_name=requests.profile, region_name=settings.region)
-            client = session.client("s3", endpoint_url=settings.endpoint_url, config=config)
+            session = boto3.Session(profile_name=requests.profile, region_name=requests.region)
+            client = session.client("s3", endpoint_url=requests.endpoint_url, config=config)
             if not requests.anonymous and (credentials := session.get_credentials()) is not None:
                 frozen = credentials.get_frozen_credentials()
                 self._secrets = [secret for secret in (frozen.secret_key, frozen.token) if secret]
@@ -224,7 +223,8 @@ class S3Client:
         """
         code = code_of(error)
         bucket = split(path)[0]
-        address = f" at {self.settings.endpoint_url}" if self.settings.endpoint_url else ""
+        endpoint = self.settings.requests.endpoint_url
+        address = f" at {endpoint}" if endpoint else ""
         message = self._scrubbed(str(error.response.get("Error", {}).get("Message", "")))
         if message and message not in (code, "Forbidden", "Not Found"):
             quote = f" (the store says: {message})"
@@ -237,7 +237,7 @@ class S3Client:
         if code == "NoSuchBucket":
             return StorageError(
                 f"{path}: there is no bucket {bucket!r}{address}; check name and "
-                "storage.endpoint_url"
+                "storage.options.endpoint_url"
             )
         if code in UNMET:
             return Changed(path)
@@ -251,7 +251,7 @@ class S3Client:
                 (f"region {region}", f"={region}") if region else ("another region", " to it")
             )
             return StorageError(
-                f"{path}: the bucket {bucket!r} is in {named}: set storage.region{value}"
+                f"{path}: the bucket {bucket!r} is in {named}: set storage.options.region{value}"
             )
         if code in _EXPIRED:
             return Unavailable(
@@ -292,7 +292,7 @@ class S3Client:
         advice = _ADVICE.get(name, "")
         if "Timeout" in name or name in _UNREACHABLE:
             gave_up = f"gave up at attempt {self.settings.requests.max_attempts}"
-            advice = f" ({gave_up}); is storage.endpoint_url right and reachable from here?"
+            advice = f" ({gave_up}); is storage.options.endpoint_url right and reachable from here?"
         elif not advice and ("Token" in name or "SSO" in name or "Credential" in name):
             advice = "; renew the credentials, and the same command resumes"
         return self._scrubbed(str(error).strip().rstrip(".")) + advice

@@ -4,14 +4,13 @@ The record of such a document has the first model's values where they are sure, 
 model's values elsewhere.
 """
 
-import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from raypd.config import Category, RunConfig
+from raypd.config import CascadeConfig, Category
 from raypd.run import FIRST, SECOND
 from raypd.tasks.base import Document, Record, Request, Task
 from raypd.tasks.record import Row, record_of, value_in
@@ -33,21 +32,27 @@ class Cascade:
     """The task of a run with a second model."""
 
     def __init__(
-        self, first: Task, second: Task, config: RunConfig, second_sampling: Any = None
+        self,
+        first: Task,
+        second: Task,
+        settings: CascadeConfig,
+        categories: Mapping[str, Category],
+        second_sampling: Any = None,
     ) -> None:
         """Combine the tasks of both models.
 
         Args:
             first: The task of the first model, which answers all documents.
             second: The same task for the second model.
-            config: The configuration of the run.
+            settings: Section `cascade`.
+            categories: The categories of the documents.
             second_sampling: The sampling of the second model's requests; None: that of the run.
         """
         self.first = first
         self.second = second
         self.second_sampling = second_sampling
-        self.settings = config.cascade
-        self.categories = config.extraction.categories
+        self.settings = settings
+        self.categories = categories
 
     def plan(self, documents: Sequence[Document]) -> Iterator[Request | Record]:
         """Yield the first model's requests; the second model's follow from their answers."""
@@ -172,7 +177,7 @@ def merged(first: Record, second: Record, category: Category, under: float) -> R
     """
     if second.error is not None:
         return Record(first.index, error=f"the cascade's second model: {second.error}")
-    records = [json.loads(record.columns["record"]) for record in (first, second)]
+    records = [first.columns["record"], second.columns["record"]]
     values = []
     value_of: dict[str, Any] = {}
     for attribute, first_row, second_row in zip(
@@ -187,7 +192,7 @@ def merged(first: Record, second: Record, category: Category, under: float) -> R
         value_of[attribute.name] = value_in(records[model], attribute)
     columns = {
         **first.columns,
-        "record": json.dumps(record_of(category, value_of), ensure_ascii=False),
+        "record": record_of(category, value_of),
         "values": values,
         "truncated": first.columns["truncated"] or second.columns["truncated"],
     }

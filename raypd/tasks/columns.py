@@ -388,18 +388,34 @@ def _fields(types: Row) -> list[pa.Field]:
 
 
 def rows_of(records: Sequence[Record], config: RunConfig) -> Sequence[Record]:
-    """Return a task's records with the columns of the run's table (`columns_of`)."""
-    if not _is_typed(config):
+    """Return a task's records with the columns of the run's table (`columns_of`).
+
+    An extraction's answers have `record` as nested objects. The table has it as the text of a JSON
+    object, or has a column of its own type for each attribute instead.
+    """
+    if not isinstance(config.task, ExtractionConfig):
         return records
-    return [replace(record, columns=typed_row(record.columns, config)) for record in records]
+    return [replace(record, columns=_table_columns(record.columns, config)) for record in records]
+
+
+def _table_columns(columns: Row, config: RunConfig) -> Row:
+    """Return the columns of an extraction's answer as the run's table has them."""
+    if "record" not in columns:  # an error row
+        return columns
+    if _is_typed(config):
+        return typed_row(columns, config)
+    return {**columns, "record": json.dumps(columns["record"], ensure_ascii=False)}
 
 
 def typed_row(columns: Row, config: RunConfig) -> Row:
-    """Return the task's columns of a row, with typed columns instead of `record` and `values`."""
-    category = config.extraction.categories.get(columns.get("category") or "")
-    if category is None:
-        return columns
-    record = json.loads(columns["record"])
+    """Return the task's columns of an answer with typed columns instead of `record` and `values`.
+
+    Args:
+        columns: The columns of the answer, with `record` as nested objects.
+        config: The run's configuration with `output.columns: typed`.
+    """
+    category = config.extraction.categories[columns["category"]]
+    record = columns["record"]
     items = {item["name"]: item for item in columns["values"]}
     row: Row = {"category": columns["category"], "truncated": columns["truncated"]}
     for attribute in category.attributes:
@@ -428,8 +444,7 @@ def record_row(row: Row) -> Row:
     record: Row = {}
     items: list[Row] = []
     for head in heads:
-        # JSON writes dates as texts.
-        cells = json.loads(json.dumps(row[head], default=date.isoformat))
+        cells = _json_value(row[head])
         for path, status in _leaves([], row[detail_column(head, "status")]):
             value = value_at(cells, path)
             put_value(record, [head, *path], value)
@@ -438,6 +453,17 @@ def record_row(row: Row) -> Row:
     if row.get("status", "ok") != "ok":
         return {**others, "record": None, "values": None}
     return {**others, "record": json.dumps(record, ensure_ascii=False), "values": items}
+
+
+def _json_value(cell: Any) -> Any:
+    """Return the value of a typed column as a record has it: dates are text."""
+    if isinstance(cell, date):
+        return cell.isoformat()
+    if isinstance(cell, Mapping):
+        return {name: _json_value(value) for name, value in cell.items()}
+    if isinstance(cell, list):
+        return [_json_value(item) for item in cell]
+    return cell
 
 
 def _item_of_details(row: Row, head: str, path: list[str], value: Any, status: str) -> Row:

@@ -4,36 +4,45 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from raypd.config import GenerationConfig, QuestionAnsweringConfig, RunConfig
+from raypd.config import (
+    DecodingConfig,
+    GenerationConfig,
+    InputConfig,
+    QuestionAnsweringConfig,
+    TaskSection,
+)
 from raypd.tasks.base import Document, Record, Request, Task
 
 
-def gives_the_same(config: RunConfig) -> bool:
+def gives_the_same(task: TaskSection, decoding: DecodingConfig) -> bool:
     """Return whether documents with the same content always get the same answer.
 
     They do not if answers are sampled, or depend on the other documents of a prompt.
     """
-    if isinstance(config.task, GenerationConfig) and config.task.openai:
+    if isinstance(task, GenerationConfig) and task.openai:
         # Each request of a batch file sets its own sampling.
         return False
-    if config.decoding.stacked:
+    if decoding.stacked:
         return False
-    return config.decoding.sampling.temperature == 0
+    return decoding.sampling.temperature == 0
 
 
 class Distinct:
-    """A task that decodes each content once and copies the answer to all documents that have it."""
+    """A task that decodes each content once and copies the answer to all documents that have it.
 
-    def __init__(self, task: Task, config: RunConfig) -> None:
+    Args:
+        task: The task.
+        section: Its section of the configuration.
+        source: Section `input`.
+    """
+
+    def __init__(self, task: Task, section: TaskSection, source: InputConfig) -> None:
         self.task = task
-        columns = set()
-        for key, name in config.wanted_columns().items():
-            if key != "input.id_column":
-                columns.add(name)
-        if config.input.category_column:
-            columns.add(config.input.category_column)
-        if isinstance(config.task, QuestionAnsweringConfig):
-            columns.update(config.task.asked_columns)
+        columns = set(section.wanted_columns(source).values())
+        if source.category_column:
+            columns.add(source.category_column)
+        if isinstance(section, QuestionAnsweringConfig):
+            columns.update(section.asked_columns)
         self._columns = sorted(columns)
 
     def plan(self, documents: Sequence[Document]) -> Iterator[Request | Record]:

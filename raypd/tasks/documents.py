@@ -10,7 +10,7 @@ from raypd.config import (
     GenerationConfig,
     InputConfig,
     QuestionAnsweringConfig,
-    RunConfig,
+    TaskSection,
 )
 from raypd.tasks.base import Document
 from raypd.tasks.missing import parse_json
@@ -44,12 +44,12 @@ def category_of(document: Document, source: InputConfig, categories: Collection[
     return str(name)
 
 
-def billed_as(document: Document, config: RunConfig) -> str:
+def billed_as(document: Document, task: TaskSection, source: InputConfig) -> str:
     """Return the category that a document is billed as; without categories, the task's kind."""
-    if not isinstance(config.task, ExtractionConfig):
-        return config.task.kind
+    if not isinstance(task, ExtractionConfig):
+        return task.kind
     try:
-        return category_of(document, config.input, config.task.categories)
+        return category_of(document, source, task.categories)
     except ValueError:
         return "(none)"
 
@@ -87,26 +87,31 @@ def words_of(text: str) -> str:
 
 
 def input_fields(
-    document: Document, config: RunConfig, further_columns: Sequence[str] = ()
+    document: Document,
+    task: TaskSection,
+    source: InputConfig,
+    further_columns: Sequence[str] = (),
 ) -> dict[str, Any]:
     """Return a document's values in the columns that a configuration reads.
 
     Args:
         document: The document.
-        config: The configuration.
+        task: Section `task`.
+        source: Section `input`.
         further_columns: Columns to include in addition.
 
     Returns:
         The values by column. Columns that the document lacks are left out, but a missing text is
         null.
     """
-    columns = [*config.wanted_columns().values()]
-    if config.input.category_column:
-        columns.append(config.input.category_column)
-    if isinstance(config.task, QuestionAnsweringConfig):
-        columns += config.task.asked_columns
+    columns = [*task.wanted_columns(source).values()]
+    for name in (source.id_column, source.category_column):
+        if name:
+            columns.append(name)
+    if isinstance(task, QuestionAnsweringConfig):
+        columns += task.asked_columns
     columns += further_columns
-    fields: dict[str, Any] = dict.fromkeys(config.text_columns())
+    fields: dict[str, Any] = dict.fromkeys(task.text_columns(source))
     for column in columns:
         if document.fields.get(column) is not None:
             fields[column] = document.fields[column]

@@ -1,7 +1,6 @@
 """Reads decoded answers of an extraction: from tokens to checked values with confidences."""
 
 import codecs
-import json
 from collections.abc import Sequence
 from functools import partial
 from typing import NamedTuple
@@ -137,7 +136,7 @@ class ExtractionAnswers:
         return [max(0, start - missing) for start in starts]
 
     def record(self, category: CategoryPrompt, values: Sequence[ValueSource]) -> Record:
-        """Return the record of a document.
+        """Return the record of a document; its column `record` has nested objects (`rows_of`).
 
         Args:
             category: The category.
@@ -170,7 +169,7 @@ class ExtractionAnswers:
         record = record_of(self._categories[category.name], value_of)
         columns = {
             "category": category.name,
-            "record": json.dumps(record, ensure_ascii=False),
+            "record": record,
             "values": rows,
             "truncated": first.truncated,
         }

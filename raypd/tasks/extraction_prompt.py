@@ -118,14 +118,14 @@ class ExtractionPrompts:
         self._context_length = context_length
         server = config.model.endpoint
         self._uses_schema = server is not None and server.response_format == "json_schema"
-        self._examples = LabelledExamples(config)
+        self._examples = LabelledExamples(config.extraction, config.input)
         self._grammars: dict[str, Grammar] = {}
         # With `skeleton: bare` documents stand behind the header of the answer, as plain text.
         self._is_plain = config.decoding.bare and not config.decoding.stacked
         self._opening = self.encode("" if self._is_plain else "<document>\n")
         self._closing = self.encode("\n" if self._is_plain else "\n</document>\n")
         self.categories: dict[str, CategoryPrompt] = {}
-        for name, message in messages(config).items():
+        for name, message in messages(config.extraction, config.model).items():
             category = self._category_prompt(name, message)
             self._check_room(category)
             self.categories[name] = category

@@ -7,7 +7,7 @@ from pathlib import Path
 from string import ascii_uppercase
 from typing import Any
 
-from raypd.config import Category, QuestionAnsweringConfig, RunConfig
+from raypd.config import Category, ExtractionConfig, InputConfig, QuestionAnsweringConfig
 from raypd.errors import ConfigError, in_words, raised_as
 from raypd.tasks.base import Document
 from raypd.tasks.documents import category_of, text_of, words_of
@@ -80,15 +80,20 @@ def _solved(question: dict[str, Any]) -> dict[str, str]:
 class LabelledExamples:
     """The labelled documents of `task.examples`, which prompts of an extraction show."""
 
-    def __init__(self, config: RunConfig) -> None:
+    def __init__(self, task: ExtractionConfig, source: InputConfig) -> None:
         """Read the examples.
+
+        Args:
+            task: Section `task`.
+            source: Section `input`.
 
         Raises:
             ConfigError: If a row is not a labelled document, with file and line, or if the file
                 holds no example.
         """
-        self.settings = config.extraction.examples
-        categories = config.extraction.categories
+        self.settings = task.examples
+        categories = task.categories
+        text_columns = task.text_columns(source)
         # By category: the text of each example, and the example as a prompt shows it.
         self._of: dict[str, list[tuple[str, str]]] = {name: [] for name in categories}
         self._similar = cache(self._similarity)
@@ -97,11 +102,11 @@ class LabelledExamples:
         for location, row in _rows(self.settings.path, "task.examples.path"):
             try:
                 document = Document(0, "", row)
-                name = category_of(document, config.input, categories)
-                text = text_of(document, config.text_columns())
+                name = category_of(document, source, categories)
+                text = text_of(document, text_columns)
                 column = self.settings.labels_column
                 attributes = categories[name].attributes
-                labels = labels_of(row, column, attributes, config.text_columns())
+                labels = labels_of(row, column, attributes, text_columns)
                 if labels is None:
                     raise ValueError("no labels")
                 answer = _answer(categories[name], labels)

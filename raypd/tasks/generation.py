@@ -189,7 +189,7 @@ class GenerationTask:
             try:
                 if document.error is not None:
                     raise ValueError(document.error)
-                request = read_request(document, self.config)
+                request = read_request(document, self.task, self.config.decoding)
             except ValueError as error:
                 yield Record(index=document.index, error=str(error))
                 continue

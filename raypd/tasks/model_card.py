@@ -116,4 +116,5 @@ def _template_digest(config: RunConfig) -> str:
     """Return a digest of the prompt's template; an empty string for tasks without one."""
     if not isinstance(config.task, ExtractionConfig):
         return ""
-    return hashlib.sha256(extraction_template(config).encode()).hexdigest()[:16]
+    template = extraction_template(config.task, config.model)
+    return hashlib.sha256(template.encode()).hexdigest()[:16]

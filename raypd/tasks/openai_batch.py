@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from raypd.config import GenerationConfig, RunConfig
+from raypd.config import DecodingConfig, GenerationConfig
 from raypd.tasks.base import Document
 from raypd.tasks.documents import conversation
 from raypd.tasks.json_schema import expression
@@ -149,25 +149,26 @@ class _ChatBody(BaseModel):
     response_format: _ResponseFormat | None = None
 
 
-def read_request(document: Document, config: RunConfig) -> ChatRequest:
+def read_request(
+    document: Document, task: GenerationConfig, decoding: DecodingConfig
+) -> ChatRequest:
     """Return what a document asks for.
 
     Args:
         document: A row with a prompt, or a line of a batch file.
-        config: The run's configuration, whose values are the defaults of a line.
+        task: Section `task`, whose values are the defaults of a line.
+        decoding: Section `decoding`, likewise.
 
     Raises:
         ValueError: If the row has no prompt.
         BadRequest: If the line asks for something that cannot be done.
     """
-    task = config.task
-    assert isinstance(task, GenerationConfig)
     if task.openai:
-        return _read_line(document.fields, task, config)
-    sampling = config.decoding.sampling
+        return _read_line(document.fields, task, decoding)
+    sampling = decoding.sampling
     turns, unanswered = conversation(document.fields.get(task.prompt_column), task)
     parameters = Parameters(
-        max_new_tokens=config.decoding.max_new_tokens,
+        max_new_tokens=decoding.max_new_tokens,
         temperature=sampling.temperature,
         top_p=sampling.top_p,
         stop=tuple(task.stop),
@@ -176,11 +177,13 @@ def read_request(document: Document, config: RunConfig) -> ChatRequest:
     return ChatRequest(turns, unanswered, parameters)
 
 
-def _read_line(fields: dict[str, Any], task: GenerationConfig, config: RunConfig) -> ChatRequest:
+def _read_line(
+    fields: dict[str, Any], task: GenerationConfig, decoding: DecodingConfig
+) -> ChatRequest:
     """Return what a line of a batch file asks for."""
     _check_line(fields)
     body = _read_body(fields.get("body"))
-    sampling = config.decoding.sampling
+    sampling = decoding.sampling
     stop = _stop_strings(body.stop, task.stop)
     messages = [_turn(number, message) for number, message in enumerate(body.messages)]
     try:
@@ -189,13 +192,13 @@ def _read_line(fields: dict[str, Any], task: GenerationConfig, config: RunConfig
         raise BadRequest(str(error), "messages", "invalid_value") from None
     max_new_tokens = body.max_completion_tokens or body.max_tokens
     parameters = Parameters(
-        max_new_tokens=max_new_tokens or config.decoding.max_new_tokens,
+        max_new_tokens=max_new_tokens or decoding.max_new_tokens,
         temperature=sampling.temperature if body.temperature is None else body.temperature,
         top_p=sampling.top_p if body.top_p is None else body.top_p,
         stop=stop,
         samples=body.n or task.samples,
         seed=body.seed,
-        format=_answer_format(body.response_format, config),
+        format=_answer_format(body.response_format, decoding.method),
     )
     return ChatRequest(turns, unanswered, parameters)
 
@@ -254,11 +257,10 @@ def _stop_strings(stop: str | list[str] | None, default: Sequence[str]) -> tuple
     return strings
 
 
-def _answer_format(response: _ResponseFormat | None, config: RunConfig) -> AnswerFormat:
+def _answer_format(response: _ResponseFormat | None, method: str) -> AnswerFormat:
     """Return the form of an answer; raise BadRequest if an answer cannot be restricted to it."""
     if response is None or response.type == "text":
         return AnswerFormat()
-    method = config.decoding.method
     if method != "autoregressive":
         raise BadRequest(
             f"response_format {response.type}: decoding.method {method} cannot restrict an answer "

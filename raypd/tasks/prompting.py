@@ -12,7 +12,14 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from raypd.config import Category, ExtractionConfig, RunConfig, has_earlier_template
+from raypd.config import (
+    Category,
+    ExtractionConfig,
+    InputConfig,
+    ModelConfig,
+    TaskSection,
+    has_earlier_template,
+)
 from raypd.errors import ConfigError, ModelError
 from raypd.models import closing_of, model_end_tokens
 from raypd.tasks.few_shot import LabelledExamples
@@ -40,24 +47,35 @@ def template_text(path: str | None, name: str) -> str:
         raise ConfigError(f"{file}: the template cannot be read: {reason}") from None
 
 
-def extraction_template(config: RunConfig) -> str:
-    """The text of the template of an extraction: the user's, or that which the weights know.
+def extraction_template(task: ExtractionConfig, model: ModelConfig) -> str:
+    """Return the text of the template of an extraction: the user's, or the one that weights know.
 
-    Raises ConfigError.
+    Args:
+        task: Section `task`.
+        model: Section `model`.
+
+    Raises:
+        ConfigError: The template cannot be read.
     """
     name = "extraction.j2"
-    if has_earlier_template(config.model.model_dump(), config.task.kind):
+    if has_earlier_template(model.model_dump(), task.kind):
         name = "extraction_1.j2"
-    return template_text(config.extraction.template, name)
+    return template_text(task.template, name)
 
 
-def messages(config: RunConfig) -> dict[str, str]:
-    """Category -> its message, DOCUMENTS in their place; a user's template is rendered apart.
+def messages(task: ExtractionConfig, model: ModelConfig) -> dict[str, str]:
+    """Return the message of each category, in which DOCUMENTS stands for the documents.
 
-    Raises ConfigError.
+    A template of the user's is rendered in a process of its own.
+
+    Args:
+        task: Section `task`.
+        model: Section `model`, whose weights may know an earlier template.
+
+    Raises:
+        ConfigError: The template cannot be read or rendered.
     """
-    task = config.extraction
-    text = extraction_template(config)
+    text = extraction_template(task, model)
     common = {"documents": DOCUMENTS, "instruction": (task.instruction or "").strip()}
     shown = [
         {**common, "category": {"name": name, **_shown(category)}}
@@ -90,16 +108,22 @@ def _shown(category: Category) -> dict[str, Any]:
     return tree
 
 
-def check_template(config: RunConfig) -> None:
-    """Renders a template of the user's once, and reads examples, before anything is started.
+def check_template(task: TaskSection, source: InputConfig, model: ModelConfig) -> None:
+    """Render a template of the user's once, and read examples, before anything is started.
 
-    Raises ConfigError.
+    Args:
+        task: Section `task`.
+        source: Section `input`.
+        model: Section `model`.
+
+    Raises:
+        ConfigError: The template or an example cannot be used.
     """
-    if not isinstance(config.task, ExtractionConfig):
+    if not isinstance(task, ExtractionConfig):
         return
-    if config.task.template:
-        messages(config)
-    LabelledExamples(config)
+    if task.template:
+        messages(task, model)
+    LabelledExamples(task, source)
 
 
 def pieces(

@@ -197,7 +197,7 @@ class FakeTask:
             key_format = ',\n"{}":'
             if config.decoding.bare:
                 key_format = " {:.4}:"
-            for name, message in messages(config).items():
+            for name, message in messages(self.task, config.model).items():
                 instruction = self._tokens(message.replace(DOCUMENTS, ""))
                 attributes = self.task.categories[name].attributes
                 keys = [key_format.format(attribute.name) for attribute in attributes]
@@ -323,7 +323,7 @@ class FakeTask:
     def _generate(self, document: Document) -> Iterator[Request]:
         """Yield the requests of all turns at once."""
         assert isinstance(self.task, GenerationConfig)
-        request = read_request(document, self.config)
+        request = read_request(document, self.task, self.config.decoding)
         first_prompt = sum(self._tokens(turn["content"]) for turn in request.turns)
         for sample in range(request.parameters.samples):
             lengths = self._lengths(
@@ -370,7 +370,7 @@ def _record(name: str, category: Category) -> dict[str, Any]:
             status = "ok"
         value_of[attribute.name] = value
         values.append(columns.value_row(attribute.name, value, status, None))
-    record = json.dumps(record_of(category, value_of), ensure_ascii=False)
+    record = record_of(category, value_of)
     return {"category": name, "record": record, "values": values, "truncated": False}
 
 

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from raypd.training.job import run_training as run_training
     from raypd.training.prerequisites import train as train
     from raypd.training.teacher import label_documents as label_documents
+    from raypd.training.weights import check_weights as check_weights
 
 __getattr__ = LazyExports(
     __name__,
@@ -22,5 +23,6 @@ __getattr__ = LazyExports(
         "job": ("run_training",),
         "prerequisites": ("train",),
         "teacher": ("label_documents",),
+        "weights": ("check_weights",),
     },
 )

@@ -3,12 +3,35 @@
 The tokens of the instruction see each other; own tokens see the instruction and their example.
 """
 
+from dataclasses import dataclass
+
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from raypd.training.packing import Layout
 
 NAME = "raypd_training"
+
+
+@dataclass(frozen=True)
+class Scores:
+    """How a layer makes weights of the products of queries and keys.
+
+    Attributes:
+        scale: The factor of the scores.
+        softcap: The bound of the scores, applied by tanh; None for no bound.
+        sinks: For each head, the score of a key without a value, which every query sees, [heads];
+            None for no sinks.
+    """
+
+    scale: float
+    softcap: float | None = None
+    sinks: torch.Tensor | None = None
+
+    @property
+    def are_plain(self) -> bool:
+        """Whether they are products alone, as torch's kernels know them."""
+        return self.softcap is None and self.sinks is None
 
 
 def attention(
@@ -18,6 +41,9 @@ def attention(
     value: torch.Tensor,
     attention_mask: torch.Tensor | None,
     scaling: float | None = None,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: torch.Tensor | None = None,
     layout: Layout | None = None,
     **_: object,
 ) -> tuple[torch.Tensor, None]:
@@ -27,38 +53,44 @@ def attention(
         module: The attention layer.
         query: [1, heads, tokens, head_dim], rotated.
         key: [1, kv_heads, tokens, head_dim], rotated.
-        value: [1, kv_heads, tokens, head_dim].
+        value: [1, kv_heads, tokens, value_dim].
         attention_mask: Unused; `layout` says what is visible.
         scaling: The factor of the scores; None for head_dim ** -0.5.
+        sliding_window: The number of tokens that a query sees; None for all.
+        softcap: The bound of the scores; None for no bound.
+        s_aux: Attention sinks, [heads].
         layout: Which tokens of the pass belong together.
 
     Returns:
-        [1, tokens, heads, head_dim], and no attention weights.
+        [1, tokens, heads, value_dim], and no attention weights.
     """
     assert layout is not None
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    attend = products if query.device.type == "cpu" else fused
+    scores = Scores(scale, softcap, s_aux)
+    is_fused = query.device.type != "cpu" and scores.are_plain
+    attend = fused if is_fused else products
     # Under autocast the rotation leaves queries and keys in float32.
     query = query.to(value.dtype)
     key = key.to(value.dtype)
-    out = attend(query[0], key[0], value[0], layout, scale)
-    return out.transpose(0, 1)[None], None
+    out = attend(query[0], key[0], value[0], layout.in_window(sliding_window), scores)
+    # Some models take it for one block of memory.
+    return out.transpose(0, 1).contiguous()[None], None
 
 
 def fused(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layout: Layout, scale: float
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layout: Layout, scores: Scores
 ) -> torch.Tensor:
     """Attend by torch's kernels: one call for the instruction, one for all examples as padded rows.
 
     Args:
         q: [heads, tokens, head_dim].
         k: [kv_heads, tokens, head_dim].
-        v: [kv_heads, tokens, head_dim].
+        v: [kv_heads, tokens, value_dim].
         layout: Which tokens of the pass belong together.
-        scale: The factor of the scores.
+        scores: How the layer makes weights of scores; they have to be plain.
 
     Returns:
-        [heads, tokens, head_dim].
+        [heads, tokens, value_dim].
     """
     repeat = q.shape[0] // k.shape[0]
     shared = layout.shared
@@ -78,22 +110,32 @@ def fused(
         return torch.cat([instruction, own_rows(x)], dim=2)
 
     out = scaled_dot_product_attention(
-        own_rows(q), with_instruction(k), with_instruction(v), attn_mask=padded.visible, scale=scale
+        own_rows(q),
+        with_instruction(k),
+        with_instruction(v),
+        attn_mask=padded.visible,
+        scale=scores.scale,
     )
-    # [heads, own tokens, head_dim]
+    # [heads, own tokens, value_dim]
     out = out.transpose(0, 1).flatten(1, 2).index_select(1, padded.own_tokens)
     if not shared:
         return out
+    is_causal = layout.window is None
     instruction_out = scaled_dot_product_attention(
-        q[None, :, :shared], k[None, :, :shared], v[None, :, :shared], is_causal=True, scale=scale
+        q[None, :, :shared],
+        k[None, :, :shared],
+        v[None, :, :shared],
+        attn_mask=None if is_causal else layout.instruction,
+        is_causal=is_causal,
+        scale=scores.scale,
     )
     return torch.cat([instruction_out[0], out], dim=1)
 
 
 def products(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layout: Layout, scale: float
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layout: Layout, scores: Scores
 ) -> torch.Tensor:
-    """Compute the same as `fused` by matrix products, example by example.
+    """Compute the same as `fused` by matrix products, example by example, with any scores.
 
     On a CPU the backward pass of the fused kernel takes four times as long.
     """
@@ -104,36 +146,41 @@ def products(
     v_parts = v.split(sizes, dim=1)
     out = []
     if layout.shared:
-        causal = torch.ones(layout.shared, layout.shared, dtype=torch.bool).tril()
-        out.append(_products(q_parts[0], k_parts[0], v_parts[0], causal, scale))
+        out.append(_products(q_parts[0], k_parts[0], v_parts[0], layout.instruction, scores))
     for number, visible in enumerate(layout.visible, 1):
         keys = torch.cat([k_parts[0], k_parts[number]], dim=1)
         values = torch.cat([v_parts[0], v_parts[number]], dim=1)
-        out.append(_products(q_parts[number], keys, values, visible, scale))
+        out.append(_products(q_parts[number], keys, values, visible, scores))
     return torch.cat(out, dim=1)
 
 
 def _products(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, visible: torch.Tensor, scale: float
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, visible: torch.Tensor, scores: Scores
 ) -> torch.Tensor:
     """Attend by two matrix products.
 
     Args:
         q: [heads, queries, head_dim].
         k: [kv_heads, keys, head_dim].
-        v: [kv_heads, keys, head_dim].
+        v: [kv_heads, keys, value_dim].
         visible: bool [queries, keys].
-        scale: The factor of the scores.
+        scores: How the layer makes weights of scores.
 
     Returns:
-        [heads, queries, head_dim].
+        [heads, queries, value_dim].
     """
     heads, queries, dim = q.shape
     kv_heads, keys, _ = k.shape
     # [kv_heads, heads per kv head * queries, head_dim]
-    grouped = q.reshape(kv_heads, -1, dim) * scale
+    grouped = q.reshape(kv_heads, -1, dim) * scores.scale
     bias = torch.zeros_like(visible, dtype=q.dtype).masked_fill(~visible, -torch.inf)
     with torch.autocast(q.device.type, enabled=False):
-        scores = (grouped @ k.transpose(1, 2)).view(heads, queries, keys) + bias
-        weights = scores.softmax(-1).view(kv_heads, -1, keys)
-        return (weights @ v).view(heads, queries, dim)
+        logits = (grouped @ k.transpose(1, 2)).view(heads, queries, keys)
+        if scores.softcap is not None:
+            logits = (logits / scores.softcap).tanh() * scores.softcap
+        logits = logits + bias
+        if scores.sinks is not None:
+            sinks = scores.sinks.to(logits.dtype)[:, None, None].expand(-1, queries, -1)
+            logits = torch.cat([logits, sinks], dim=-1)
+        weights = logits.softmax(-1)[..., :keys].reshape(kv_heads, -1, keys)
+        return (weights @ v).view(heads, queries, v.shape[-1])

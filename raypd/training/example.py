@@ -57,6 +57,8 @@ class Example:
     shared: int = 0
     # Index of a token -> the step before which it left the cache.
     until: dict[int, int] = field(default_factory=dict)
+    # Segment -> the index of the token from which recurrent layers continue it.
+    continues: dict[int, int] = field(default_factory=dict)
     # Log-probability of the targets under the model before a preference round.
     initial: float = 0.0
     # Draws what is trained on, where that is random (SPACE).
@@ -194,6 +196,7 @@ def trace(program: Program[Any], teacher: Teacher) -> tuple[Example, Any]:
     segments: list[int] = []
     steps: list[int] = []
     until: dict[int, int] = {}
+    continues: dict[int, int] = {}
     targets: dict[int, int] = {}
     reach = one_segment()
     feed = next(program)
@@ -202,6 +205,7 @@ def trace(program: Program[Any], teacher: Teacher) -> tuple[Example, Any]:
         if feed.move or feed.draft is not None or feed.want_logits or feed.want_hidden:
             raise ValueError("a program that moves or drafts tokens cannot be traced")
         until |= dict.fromkeys(feed.drop, step)
+        continues |= feed.continues
         gold = teacher(feed)
         for index, token in zip(feed.sample_at, gold, strict=True):
             targets[len(tokens) + index] = token
@@ -224,5 +228,6 @@ def trace(program: Program[Any], teacher: Teacher) -> tuple[Example, Any]:
         targets=targets,
         shared=shared,
         until=until,
+        continues=continues,
     )
     return example, answer

@@ -21,11 +21,11 @@ from pyarrow import fs
 from ray.util.queue import Empty, Queue
 
 from raypd import storage, text
-from raypd.billing import BudgetReached, book
+from raypd.billing import RESERVE_SECONDS, BudgetReached, book
 from raypd.cluster import ledger_actor, ray_session
 from raypd.config import RunConfig
 from raypd.errors import ConfigError, InputError, ModelError, RunError, UserError
-from raypd.models import check_gpu, check_model_config
+from raypd.models import check_gpu
 from raypd.run import (
     Curve,
     TemporaryFolder,
@@ -40,7 +40,7 @@ from raypd.run import (
 )
 from raypd.tasks import calibration as tasks_calibration, check_task, check_template, write_card
 from raypd.training.data import check_input, check_training, prepare
-from raypd.training.weights import export, kind_of_weights, load_for_training
+from raypd.training.weights import check_weights, export, kind_of_weights, load_for_training
 
 _SHOWN_SECONDS = 1.0  # between two lines of progress
 _CHECK_SECONDS = 3.0  # between two checks of the budget and the deadline
@@ -116,8 +116,8 @@ def _check(config: RunConfig) -> None:
     check_training(config)
     # `check_training` opened other runs, and each of them configured its own storage.
     storage.configure(config.storage)
-    check_template(config)
-    check_model_config(config.model, machine=False)
+    check_template(config.task, config.input, config.model)
+    check_weights(config)
     check_task(config)
     check_input(config)
 
@@ -149,7 +149,7 @@ class _Limits:
         with contextlib.suppress(ray.exceptions.RayError):
             standing = ray.get(self.ledger.standing.remote(), timeout=_CHECK_SECONDS)
             total = self.spent + standing.usd
-            reserve = standing.usd_per_second * self.config.cost.reserve_seconds
+            reserve = standing.usd_per_second * RESERVE_SECONDS
             if total + reserve > budget:
                 self.reached = (
                     f"cost.budget_usd {text.usd(budget)} is reached ({text.usd(total)}): "
@@ -357,8 +357,8 @@ def _filesystem(config: RunConfig, path: str) -> tuple[Any, str]:
         raise ConfigError(
             f"output.path {path}: a training's checkpoints go to a local folder or s3://"
         )
-    section = config.storage
-    filesystem = fs.S3FileSystem(region=section.region, endpoint_override=section.endpoint_url)
+    requests = config.storage.requests
+    filesystem = fs.S3FileSystem(region=requests.region, endpoint_override=requests.endpoint_url)
     return filesystem, path.removeprefix("s3://")
 
 

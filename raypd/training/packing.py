@@ -6,13 +6,14 @@ what each example would compute alone.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 import torch
 
+from raypd.decoding import FedText, Run, in_window, runs_of_texts
 from raypd.training.example import Example
 
 Batch = dict[str, Any]
@@ -36,20 +37,67 @@ class PaddedRows:
 
 @dataclass
 class Layout:
-    """Which tokens of a pass belong together; every attention layer receives it.
+    """Which tokens of a pass belong together; every layer that mixes tokens receives it.
 
     Attributes:
         visible: Per example bool [own tokens, shared + own tokens], whether an own token sees a
             key.
+        positions: The position of each token of the pass, [tokens].
+        runs: The runs of recurrent layers; None if the model has none.
+        window: The number of tokens that a token of the instruction sees; None for all.
     """
 
     visible: list[torch.Tensor]
+    positions: torch.Tensor
+    runs: list[Run] | None = None
+    window: int | None = None
+    _windowed: dict[int, "Layout"] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         # The number of own tokens of each example, in their order.
         self.lengths = [len(mask) for mask in self.visible]
         # The number of tokens of the instruction, at the start.
         self.shared = self.visible[0].shape[1] - self.lengths[0]
+
+    @property
+    def tokens(self) -> int:
+        """The number of tokens of the pass."""
+        return len(self.positions)
+
+    @cached_property
+    def instruction(self) -> torch.Tensor:
+        """What the tokens of the instruction see of each other, bool [shared, shared]."""
+        pairs = self.positions.new_ones(self.shared, self.shared, dtype=torch.bool)
+        visible = pairs.tril()
+        if self.window is not None:
+            visible &= ~pairs.tril(-self.window)
+        return visible
+
+    def in_window(self, window: int | None) -> "Layout":
+        """Return what is visible in a layer with a window, by the rule of decoding.
+
+        Args:
+            window: The number of tokens that the layer's queries see; None for all.
+        """
+        if window is None or self.shared + max(self.lengths) <= window:
+            return self
+        if window not in self._windowed:
+            self._windowed[window] = self._cut(window)
+        return self._windowed[window]
+
+    def _cut(self, window: int) -> "Layout":
+        positions = self.positions.cpu().numpy()
+        begin = self.shared
+        masks = []
+        for mask in self.visible:
+            end = begin + len(mask)
+            queries = positions[begin:end]
+            keys = np.concatenate([positions[: self.shared], queries])
+            visible = mask.cpu().numpy()
+            visible = visible & in_window(visible, queries, keys, window)
+            masks.append(torch.from_numpy(visible).to(mask.device))
+            begin = end
+        return Layout(masks, self.positions, self.runs, window)
 
     @cached_property
     def padded(self) -> PaddedRows:
@@ -105,12 +153,13 @@ def batches(
         yield all_groups[index]
 
 
-def pack(examples: Sequence[Example], heads: int = 0) -> Batch:
+def pack(examples: Sequence[Example], heads: int = 0, recurrent: bool = False) -> Batch:
     """Pack examples with the same instruction into the tensors of one pass.
 
     Args:
         examples: The examples of one group.
         heads: The number of Medusa heads that are trained; 0 to train the model.
+        recurrent: Whether the model has recurrent layers.
 
     Returns:
         A dictionary with:
@@ -120,7 +169,11 @@ def pack(examples: Sequence[Example], heads: int = 0) -> Batch:
                 [heads * targets], the tokens that each head is to predict there.
             labels: The same as shift_labels; Trainer counts the targets in it.
             visible: As in Layout.
+            runs: The runs of recurrent layers; None if the model has none.
             initial: [examples], as in Example.
+
+    Raises:
+        ProgramError: If recurrent layers cannot follow an example.
     """
     examples = [example.drawn() for example in examples]
     first = examples[0]
@@ -149,8 +202,21 @@ def pack(examples: Sequence[Example], heads: int = 0) -> Batch:
         "shift_labels": torch.tensor(labels),
         "labels": torch.tensor(labels),
         "visible": [torch.from_numpy(example.visibility()) for example in examples],
+        "runs": runs_of_texts(map(_fed_text, examples), shared) if recurrent else None,
         "initial": torch.tensor([example.initial for example in examples]),
     }
+
+
+def _fed_text(example: Example) -> FedText:
+    """Return what recurrent layers read of an example."""
+    shared = example.shared
+    continues = {segment: index - shared for segment, index in example.continues.items()}
+    return FedText(example.positions[shared:], example.segments[shared:], example.reach, continues)
+
+
+def layout_of(batch: Batch) -> Layout:
+    """Return the layout of a pass that `pack` made."""
+    return Layout(batch["visible"], batch["position_ids"][0], batch["runs"])
 
 
 def count_tokens(examples: Sequence[Example]) -> int:

@@ -22,6 +22,7 @@ from raypd.run import TrainingRecord, console, layout
 from raypd.training.data import check_training
 from raypd.training.example import listed
 from raypd.training.job import run_training
+from raypd.training.weights import check_weights
 
 SAMPLES = 10  # samples per prompt, as in the paper
 _KEY = "training.preference"
@@ -55,6 +56,7 @@ def train(config: RunConfig, *, verbose: bool = False) -> TrainingRecord:
     check_training(config)
     # `check_training` opened other runs, and each of them configured its own storage.
     storage.configure(config.storage)
+    check_weights(config)
     _check_dependencies(config)
     output = layout.output_folder(config)
     if isinstance(config.training.annotations, dict):

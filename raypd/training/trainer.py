@@ -19,11 +19,12 @@ from transformers import (
 )
 
 from raypd.config import PreferenceConfig, RunConfig
+from raypd.decoding import is_hybrid
 from raypd.models import LoadedModel
 from raypd.run import TrainingProgress
 from raypd.training.arguments import training_arguments
 from raypd.training.example import IGNORED, Example
-from raypd.training.packing import Batch, Layout, pack
+from raypd.training.packing import Batch, layout_of, pack
 
 Passes = Sequence[list[Example]]
 Notify = Callable[[TrainingProgress], None]
@@ -77,7 +78,7 @@ class PackedTrainer(Trainer):
             position_ids=inputs["position_ids"],
             use_cache=False,
             logits_to_keep=inputs["label_index"],
-            layout=Layout(inputs["visible"]),
+            layout=layout_of(inputs),
         )
         return cross_entropy(output.logits[0].float(), inputs["shift_labels"], reduction="none")
 
@@ -196,10 +197,11 @@ def make_trainer(
     has_pairs = training.preference is not None
     arguments = training_arguments(loaded, config, folder, rate)
     heads = getattr(getattr(loaded.model, "heads", None), "count", 0)
+    recurrent = is_hybrid(loaded.model)
 
     def collate(groups: list[list[Example]]) -> Batch:
         (group,) = groups  # a batch is one pass
-        return pack(group, heads)
+        return pack(group, heads, recurrent)
 
     trainer_class = PreferenceTrainer if has_pairs else PackedTrainer
     trainer = trainer_class(

@@ -9,16 +9,16 @@ from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AttentionInterface, AutoModelForCausalLM, PreTrainedModel, set_seed
+from transformers import AutoModelForCausalLM, PreTrainedModel, set_seed
 from transformers.modeling_outputs import CausalLMOutput
 
-import raypd.training.attention as attention
 from raypd.config import RunConfig
 from raypd.decoding import REGISTRY, MedusaHeads
 from raypd.errors import ModelError
 from raypd.models import (
-    CONTROL_TOKENS,
     LoadedModel,
+    check_model_config,
+    check_recurrence,
     find_source,
     load_heads,
     load_model,
@@ -26,8 +26,60 @@ from raypd.models import (
     quiet,
     read_config,
     save_heads,
-    untrainable,
 )
+from raypd.training.layers import expert_parameters, routers_of, use_training_layers
+from raypd.training.lora import with_lora
+
+
+def check_weights(config: RunConfig) -> None:
+    """Check in the driver that the weights of a model can be trained, without any weights.
+
+    Args:
+        config: The configuration.
+
+    Raises:
+        ModelError: If they cannot. The message names the family and what to do.
+    """
+    _check_quantization(config)
+    check_model_config(config.model, machine=False)
+    check_recurrence(config)
+    trains_lora = config.training.weights == "lora" and not REGISTRY[config.decoding.method].heads
+    if trains_lora and config.training.lora_options.dropout:
+        _check_dropout(config)
+
+
+def _check_quantization(config: RunConfig) -> None:
+    """Raise ModelError if quantized weights are to be trained in a way that cannot be."""
+    quantization = config.model.quantization
+    if _is_full(config) and quantization != "none":
+        raise ModelError(
+            "training.weights full: quantized weights cannot be trained; use lora, or "
+            "quantization none"
+        )
+    if quantization in ("w8a8", "fp8"):
+        raise ModelError(
+            f"model.quantization {quantization} is for decoding: train with none, or nf4 or "
+            "int8 and lora"
+        )
+
+
+def _is_full(config: RunConfig) -> bool:
+    """Return whether all weights of the model are trained."""
+    return config.training.weights == "full" and not REGISTRY[config.decoding.method].heads
+
+
+def _check_dropout(config: RunConfig) -> None:
+    """Raise ModelError for dropout in a mixture of experts, whose LoRA has no place for it."""
+    source = find_source(config.model)
+    base = read_config(source)
+    with torch.device("meta"):
+        empty = AutoModelForCausalLM.from_config(base, trust_remote_code=source.trust_remote_code)
+    if expert_parameters(empty):
+        raise ModelError(
+            f"training.lora.dropout {config.training.lora_options.dropout:g}: model "
+            f"{config.model.name!r} ({base.model_type}) is a mixture of experts, and peft knows no "
+            "dropout for the matrices of experts; set training.lora.dropout to 0"
+        )
 
 
 def load_for_training(config: RunConfig) -> LoadedModel:
@@ -44,86 +96,38 @@ def load_for_training(config: RunConfig) -> LoadedModel:
         ModelError: If the model cannot be loaded or trained.
         UserError: Whatever else `load_model` raises.
     """
+    _check_quantization(config)
     set_seed(config.training.seed)  # which draws the LoRA matrices
-    full = config.training.weights == "full" and not REGISTRY[config.decoding.method].heads
-    quantization = config.model.quantization
-    if full and quantization != "none":
-        raise ModelError(
-            "training.weights full: quantized weights cannot be trained; use lora, or "
-            "quantization none"
-        )
-    if quantization in ("w8a8", "fp8"):
-        raise ModelError(
-            f"model.quantization {quantization} is for decoding: train with none, or nf4 or "
-            "int8 and lora"
-        )
-    changes: dict[str, Any] = {"dtype": "float32"} if full else {"adapter": None}
+    changes: dict[str, Any] = {"adapter": None}
+    if _is_full(config):
+        changes = {"dtype": "float32"}
     loaded = load_model(config.model.model_copy(update=changes), purpose="train")
-    _check_attention(loaded.model, loaded.name)
     make_trainable(loaded, config)
     return loaded
 
 
 def make_trainable(loaded: LoadedModel, config: RunConfig) -> None:
-    """Replace a model's attention by that of training passes, and enable gradients.
+    """Let a model compute training passes, and enable gradients.
 
     Args:
         loaded: The model, which is changed in place or replaced.
         config: The configuration, which says which weights are trained.
     """
-    AttentionInterface.register(attention.NAME, attention.attention)
-    loaded.model.set_attn_implementation(attention.NAME)
+    use_training_layers(loaded.model, keeps_routers=not config.training.train_routers)
     if REGISTRY[config.decoding.method].heads:
         heads = load_heads(str(config.decoding.heads), loaded.model)
         loaded.model = HeadsOnModel(loaded.model, heads)
         return
     if config.training.weights == "full":
         loaded.model.requires_grad_(True)
+        if not config.training.train_routers:
+            for router in routers_of(loaded.model).values():
+                router.requires_grad_(False)
     else:
-        loaded.model = _with_lora(loaded, config)
+        loaded.model = with_lora(loaded, config)
     if config.training.trainer.get("gradient_checkpointing"):
         loaded.model.gradient_checkpointing_enable({"use_reentrant": False})
         loaded.model.enable_input_require_grads()
-
-
-def _with_lora(loaded: LoadedModel, config: RunConfig) -> Any:
-    """Return a model with LoRA matrices on all linear layers and on its control tokens."""
-    from peft import LoraConfig, get_peft_model, prepare_model_for_kbit_training
-
-    training = config.training
-    model = loaded.model
-    if config.model.quantization != "none":
-        model = prepare_model_for_kbit_training(
-            model, use_gradient_checkpointing=training.trainer.get("gradient_checkpointing", False)
-        )
-        # In evaluation mode bitsandbytes packs weights for a CPU; packed ones have no gradients.
-        for module in model.modules():
-            if hasattr(module, "support_avx512bf16_for_cpu"):
-                module.support_avx512bf16_for_cpu = False
-                module.state_dict()  # unpacks the weight
-    vocabulary = loaded.tokenizer.get_vocab()
-    control = [
-        vocabulary[name]
-        for name in CONTROL_TOKENS.get(config.decoding.method, ())
-        if name in vocabulary
-    ]
-    lora = LoraConfig(
-        r=training.lora_options.rank,
-        lora_alpha=training.lora_options.alpha,
-        lora_dropout=training.lora_options.dropout,
-        target_modules="all-linear",
-        trainable_token_indices=control or None,
-        task_type="CAUSAL_LM",
-        base_model_name_or_path=config.model.name,
-    )
-    return get_peft_model(model, lora)
-
-
-def _check_attention(model: PreTrainedModel, name: str) -> None:
-    """Raise ModelError for a model whose attention training does not compute."""
-    feature = untrainable(model.config.get_text_config())
-    if feature is not None:
-        raise ModelError(f"model {name!r} has {feature}: raypd decodes it, but cannot train it yet")
 
 
 class HeadsOnModel(torch.nn.Module):

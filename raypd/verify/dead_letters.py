@@ -1,6 +1,6 @@
 """Dead letters: the documents and units of a run that failed, with their reasons."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from heapq import nsmallest
 from typing import Any
@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 from raypd import storage
 from raypd.dataset import summaries, writer
 from raypd.run import OTHER, FailureReason, failure_reasons, is_nightly, read, retry_policy
-from raypd.verify.table_object import objects, read_object
+from raypd.verify.table_object import objects, tables
 
 # Examples per reason, and of how many of the most frequent reasons.
 _EXAMPLES = 3
@@ -66,20 +66,28 @@ def letters(output: str) -> Iterator[pa.Table]:
     Raises:
         RunError: If a unit cannot be read.
     """
+    letters_of_all: Iterator[pa.Table]
     if is_nightly(output):
         # The objects of a nightly table have no summaries that count failures.
-        tables = storage.in_threads(_nightly_letters, objects(output), _THREADS)
+        letters_of_all = (table for _, table in _nightly_letters(objects(output)))
     else:
         names = summaries.failed_names(summaries.read(writer.committed(output)))
         paths = (summaries.path_of(output, name) for name in names)
-        tables = storage.in_threads(_unit_letters, paths, _THREADS)
-    for table in tables:
+        letters_of_all = storage.in_threads(_unit_letters, paths, _THREADS)
+    for table in letters_of_all:
         if len(table):
             yield table
 
 
-def _nightly_letters(path: str) -> pa.Table:
-    return _letters(path, _failed(read_object(path, COLUMNS)))
+def _nightly_letters(paths: Iterable[str]) -> Iterator[tuple[str, pa.Table]]:
+    """Yield the error rows of files of a nightly table, each with the path of the file."""
+    for path, rows in tables(paths, COLUMNS):
+        yield path, _letters(path, _failed(rows))
+
+
+def _nightly_letters_of(path: str) -> pa.Table:
+    tables_of_file = [table for _, table in _nightly_letters([path])]
+    return pa.concat_tables([SCHEMA.empty_table(), *tables_of_file])
 
 
 def _unit_letters(path: str) -> pa.Table:
@@ -176,11 +184,9 @@ def summarize(output: str) -> Summary:
     """
     counter = _Counter()
     if is_nightly(output):
-        paths = objects(output)
-        tables = storage.in_threads(_nightly_letters, paths, _THREADS)
-        for path, table in zip(paths, tables, strict=True):
+        for path, table in _nightly_letters(objects(output)):
             counter.add_letters(table, path)
-        counter.add_examples(_nightly_letters)
+        counter.add_examples(_nightly_letters_of)
     else:
         _count_units(counter, output)
         counter.add_examples(_unit_letters)

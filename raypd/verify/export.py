@@ -19,11 +19,10 @@ from raypd.storage import local
 from raypd.tasks import columns, columns_of
 from raypd.text import clean, is_formula
 from raypd.verify.scratch import Scratch
-from raypd.verify.table_object import objects, read_object
+from raypd.verify.table_object import objects, tables
 
 # Suffix -> options of DuckDB's COPY.
 _FORMATS = {".csv": "csv, HEADER", ".jsonl": "json", ".parquet": "parquet, COMPRESSION zstd"}
-_THREADS = 16
 # Rows that are converted at a time: fewer cost more for each.
 _BATCH_ROWS = 2000
 # Follows the name of a file that is being written.
@@ -49,14 +48,16 @@ def export(run: str, path: str, overrides: Iterable[str] = ()) -> int:
     config = with_changes(load_run(run, list(overrides)), {"output.columns": "typed"})
     schema = writer.output_schema(columns_of(config))
     fields = [field for field in schema if not columns.is_detail(field.name, *_DETAILS)]
-    tables = (writer.typed_table(table, config) for table in _batches(_tables(run)))
-    return write_file(path, pa.schema(fields), tables)
+    typed = (writer.typed_table(table, config) for table in _batches(_tables(run)))
+    return write_file(path, pa.schema(fields), typed)
 
 
 def _tables(run: str) -> Iterator[pa.Table]:
     """Yield the rows of each object of a run, or of a table of nightly runs."""
     if is_nightly(run):
-        yield from storage.in_threads(read_object, objects(run), _THREADS)
+        for _, table in tables(objects(run)):
+            for first_row in range(0, len(table), _BATCH_ROWS):
+                yield table.slice(first_row, _BATCH_ROWS)
     else:
         yield from unit_rows.tables(run)
 

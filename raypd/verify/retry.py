@@ -3,7 +3,8 @@
 The retry is a small run in <run>/retries/<number>/ over the failed documents, and is as robust as a
 run. Then every object that had failures is replaced by a conditional write with an object that has
 the new rows, so that a reader sees every document exactly once. The summary of an object contains
-the number of its last retry, so that an interrupted retry resumes.
+the number of its last retry, so that an interrupted retry resumes. Of a run that was compacted, new
+table files are written instead, and replace the old ones together.
 """
 
 import time
@@ -18,10 +19,22 @@ from raypd.answering import Build
 from raypd.billing import BudgetReached, added, book
 from raypd.cluster import driver
 from raypd.config import RunConfig
-from raypd.dataset import Plan, PlanWriter, planner, stored, summaries, writer
+from raypd.dataset import (
+    DigestSet,
+    Plan,
+    PlanWriter,
+    compacted,
+    compaction,
+    digest,
+    planner,
+    stored,
+    summaries,
+    writer,
+)
 from raypd.errors import ConfigError, RunError
 from raypd.run import (
     Commit,
+    RunLease,
     Unit,
     UnitSummary,
     by_document,
@@ -122,10 +135,15 @@ def retry_errors(
         _run_plan(config, output, folder, plan, verbose, build)
         if lease.lost is not None:
             raise RunError(f"{lease.lost}; run the same command again to resume")
-        _replace_objects(result, output, folder, plan)
+        run_plan = planner.plan(config, output)
+        with held(output, console.say, records_session=False) as run_lease:
+            if compacted.table_of(output) is None:
+                _replace_objects(result, output, folder, plan)
+            else:
+                _rewrite_table(result, config, folder, plan, run_plan, run_lease)
         _keep_bills(output, folder)
         records.write(storage.join(folder, layout.RETRIED), result)
-    driver.finish(config, output, planner.plan(config, output))
+    driver.finish(config, output, run_plan)
     return result
 
 
@@ -155,7 +173,8 @@ def _run_plan(
     spent = sum(bill.usd for bill in book.bills(output))
     if cost.budget_usd is not None:
         cost = cost.model_copy(update={"budget_usd": max(0.0, cost.budget_usd - spent)})
-    retry_output = config.output.model_copy(update={"path": folder, "partition": {}})
+    changes: dict[str, Any] = {"path": folder, "partition": {}, "target_file_mb": None}
+    retry_output = config.output.model_copy(update=changes)
     retry_config = config.model_copy(update={"output": retry_output, "cost": cost})
     try:
         driver.run_extract(retry_config, verbose=verbose, build=build, planned=plan)
@@ -185,6 +204,50 @@ def _replace_objects(result: Retried, output: str, folder: str, plan: Plan) -> N
         if commit is not None:
             summary_writer.add(commit)
     summary_writer.flush()
+
+
+def _rewrite_table(
+    result: Retried,
+    config: RunConfig,
+    folder: str,
+    plan: Plan,
+    run_plan: Plan,
+    lease: RunLease,
+) -> None:
+    """Put the new rows into new table files of a compacted run, and count them in the result."""
+    output = lease.output
+    committed = writer.committed(folder)
+    # A unit of the run -> the unit that retried its failed documents.
+    retried_units = {unit.whole: unit.id for unit in plan if unit.id in committed}
+
+    def read_summary(unit_id: str) -> UnitSummary:
+        return writer.read_summary(folder, unit_id)
+
+    result.tried = 0
+    for summary in storage.in_threads(read_summary, retried_units.values(), _THREADS):
+        result.tried += summary.documents
+        result.ok += summary.ok
+        result.failed += summary.failed
+
+    def is_pending(unit_id: str) -> bool:
+        return writer.read_summary(output, unit_id).retries < result.number
+
+    def new_rows(
+        unit_id: str, summary: UnitSummary, rows: pa.Table
+    ) -> tuple[UnitSummary, pa.Table]:
+        retried, retried_rows = writer.read_table(folder, retried_units[unit_id])
+        table = merged(rows, retried_rows)
+        return _merged_summary(summary, retried, table, result.number), table
+
+    pending = [unit_id for unit_id in retried_units if is_pending(unit_id)]
+    if pending:
+        replacement = compaction.Replacement(DigestSet(map(digest, pending)), new_rows)
+        compaction.rewrite(config, output, run_plan, replacement, lease)
+        return
+    # An earlier session was interrupted after its table files became the commit.
+    table = compacted.table_of(output)
+    if table is not None:
+        compaction.settle(table)
 
 
 def _keep_bills(output: str, folder: str) -> None:

@@ -1,4 +1,4 @@
-"""Theoretical speedup of runs written by hand and of a model; the summary of `make gpu`."""
+"""Theoretical speedup of runs written by hand and of a model."""
 
 import json
 from pathlib import Path
@@ -7,7 +7,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from benchmarks import gpu, speedup
+from benchmarks import speedup
 from raypd.config import RunConfig
 from raypd.decoding.engine import Engine
 from raypd.tasks import build_task
@@ -17,8 +17,6 @@ from tests.runs import committed, run_config, says
 from tests.tiny import tiny_model, tiny_tokenizer
 
 Row = tuple[str, int, int, int, int | None]  # document id, sample, turn, tokens, longest path
-CASES = """<testsuite><testcase name="a"/><testcase name="b"><failure/></testcase>
-<testcase name="c"><skipped/></testcase></testsuite>"""
 
 
 def configured(method: str, **task) -> RunConfig:
@@ -120,60 +118,3 @@ def test_a_model_that_knows_no_tags_gains_nothing(tmp_path):
     baseline = decoded(tmp_path / "ar", "autoregressive")
     run = decoded(tmp_path / "pasta", "pasta")
     assert speedup.speedups(run, baseline) == [1, 1]
-
-
-@pytest.fixture
-def summary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Makes the summary of some lines and figures of a GPU, with what pytest wrote (None: no file).
-
-    It returns the lines about estimates, and the line about tests.
-    """
-    monkeypatch.setattr(gpu, "predicted", lambda name: 30.0)
-    lines = [
-        ["Qwen3-8B", "hyper_parallel", "triton", 256, "9", "28.0"],
-        ["Qwen3-8B", "generate", "sdpa", 64, "32", "2.0"],
-        ["Qwen3-8B", gpu.INTRA, "triton", 16, "2", "8.0"],
-        ["Qwen3-8B", "vllm", "-", "failed: ..."],
-        ["Qwen3-8B", gpu.VLLM_CACHED, "-", 16, "1", "16"],
-    ]
-    packed = {"prefill": 0.5, "decode": 0.6, "kernels": 13.0, "host": 9.0}
-    shares = {("Qwen3-8B", "triton"): packed, ("tiny", "sdpa"): {"prefill": 0.1}}
-
-    def summary(tests: str | None) -> tuple[list[str], str]:
-        if tests is not None:
-            (tmp_path / "t.xml").write_text(tests)
-        _, *claims, exactness = gpu.summary(lines, shares, None, str(tmp_path / "t.xml"))
-        return claims, exactness
-
-    return summary
-
-
-def test_the_summary_says_which_estimates_were_confirmed(summary):
-    claims, _ = summary(None)
-    assert [claim.split()[0] for claim in claims] == [
-        "MISSED",
-        "held",
-        "held",
-        "not",
-        "not",
-        "MISSED",
-        "held",
-        "held",
-        "MISSED",
-        "not",
-    ]
-    assert claims[0].endswith("0.82, measured 0.5")
-    assert claims[2].endswith("13.8, measured 14")
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        (f"<testsuites>{CASES}</testsuites>", "1 tests held, 1 failed ['b'], 1 were skipped"),
-        ("<testsuites>", "did not end in their time"),
-        (None, "did not end in their time"),
-    ],
-)
-def test_the_summary_says_which_tests_passed(summary, text, message):
-    _, exactness = summary(text)
-    assert message in exactness

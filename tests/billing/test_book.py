@@ -7,6 +7,7 @@ import json
 import sys
 from dataclasses import replace
 from types import SimpleNamespace
+from typing import Any
 from unittest import mock
 
 import pytest
@@ -16,6 +17,7 @@ from raypd.billing import bill as billing, book, energy
 from raypd.billing.bill import Bill, NodeTime, apportion, make, shared_seconds
 from raypd.billing.book import Book
 from raypd.billing.meter import Meter, Seconds, UsageChange, WorkerTime, coarser, joined, zero
+from raypd.config import ModelConfig
 from raypd.decoding.counts import TokenCounts
 from raypd.run.records import encoded, from_json
 from raypd.run.unit import UnitSummary
@@ -217,13 +219,19 @@ def test_a_session_that_died_is_closed_when_the_run_is_summed(tmp_path) -> None:
     assert closed.parts["lost"] == pytest.approx(0.08)
 
 
+def models(*task: Any, **sections: Any) -> dict[str, ModelConfig | None]:
+    """The models of a run with these sections."""
+    config = run_config(*task, **sections)
+    return book.models_of(config.model, config.cascade)
+
+
 def test_a_server_is_paid_for_every_token_even_if_the_attempt_or_the_session_fails(
     tmp_path,
 ) -> None:
     endpoint = {"url": "http://a", "usd_per_million_answer_tokens": 1000.0}
     model = {"name": "gpt", "endpoint": endpoint}
     settings = {"model": model, "decoding": {"method": "autoregressive"}}
-    ledger = Book(Bill("s", 100.0, 0.0), run_config(**settings))
+    ledger = Book(Bill("s", 100.0, 0.0), models(**settings))
     meter = Meter("n")
 
     def usd_after(step) -> float:
@@ -247,23 +255,20 @@ def test_a_server_is_paid_for_every_token_even_if_the_attempt_or_the_session_fai
     assert book.bills(str(tmp_path))[0].usd == 2.0
     # The next attempt finds the batches of the one that failed and does not pay for them again.
     endpoint["batch"] = True
-    assert Book(ledger.last, run_config(**settings)).bill(110.0).usd == 1.0
+    assert Book(ledger.last, models(**settings)).bill(110.0).usd == 1.0
 
 
 def test_each_model_of_a_cascade_has_its_own_usage_and_price(tmp_path) -> None:
     endpoint = {"url": "http://a", "usd_per_million_answer_tokens": 1000.0}
-    config = run_config(
-        extraction(a=["Brand"]),
-        model={"name": "fake"},
-        cascade={"model": {"name": "large", "endpoint": endpoint}},
-    )
+    large = {"name": "large", "endpoint": endpoint}
+    priced = models(extraction(a=["Brand"]), model={"name": "fake"}, cascade={"model": large})
     meter = Meter("n")
     meter.begin("u")
     meter.documents("u", ["a"])
     meter.tokens("u", ["a"], TokenCounts(0, 0, 1000, 1))
     meter.tokens("u", ["a"], TokenCounts(0, 0, 3000, 1), SECOND)
     meter.commit("u", meter.end("u"), 1, 0)
-    ledger = Book(Bill("s", 100.0, 0.0), config)
+    ledger = Book(Bill("s", 100.0, 0.0), priced)
     ledger.take(meter.report())
     book.write(str(tmp_path), ledger.bill(110.0))
 

@@ -110,7 +110,7 @@ def unit(name: str, documents: int = 10):
 
 
 def test_units_begin_only_while_the_budget_pays_for_their_end(session) -> None:
-    accounts, clock, _ = session(5.0, 0.1, 0, 0.0, 0.0, budget_usd=10.0, reserve_seconds=10.0)
+    accounts, clock, _ = session(5.0, 0.1, 0, 0.0, 0.0, budget_usd=10.0)
     # While the pace is unknown, each worker gets one unit.
     assert accounts.admit(unit("a"), 0)
     assert not accounts.admit(unit("b"), 1)
@@ -208,7 +208,7 @@ def test_a_deadline_adds_workers_and_says_once_that_it_cannot_be_met(session) ->
 @pytest.mark.slow
 def test_no_session_exceeds_its_budget_and_a_larger_budget_resumes(tmp_path) -> None:
     """The cluster costs ten cents per second. Budgets include all earlier sessions."""
-    run = trial(tmp_path, units=40, prices={"local": 360.0}, reserve_seconds=10.0)
+    run = trial(tmp_path, units=40, prices={"local": 360.0})
     cap = 0.0
     step = 2.5
     sessions = 0
@@ -239,7 +239,7 @@ def test_no_session_exceeds_its_budget_and_a_larger_budget_resumes(tmp_path) -> 
 @pytest.mark.slow
 def test_a_run_that_underestimated_its_units_stops_at_the_reserve(tmp_path) -> None:
     """Units take minutes, which is unknown before the first has ended."""
-    run = trial(tmp_path, units=4, prices={"local": 360.0}, reserve_seconds=10.0, budget_usd=6.0)
+    run = trial(tmp_path, units=4, prices={"local": 360.0}, budget_usd=6.0)
     err = ended(begin(run, "model.fake.step_seconds=8"), code=3)
     assert "0 of 40 documents done" in err
     (tree,) = files(tmp_path)

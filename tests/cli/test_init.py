@@ -102,7 +102,7 @@ def test_data_on_s3(bucket, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     storage.put(f"{bucket}/letters/a.parquet", Path(written(tmp_path, "parquet")).read_bytes())
     Path("s.json").write_text(SCHEMA)
-    keys = [f"storage.endpoint_url={storage.default.settings.endpoint_url}"]
+    keys = [f"storage.options.endpoint_url={storage.default.settings.requests.endpoint_url}"]
     assert init.run(f"{bucket}/letters/*", "s.json", None).startswith(
         "letters.yaml: reads subject, id Id"
     )

@@ -44,7 +44,9 @@ def ledger_of(output: str, workers: int, clock: Clock) -> Ledger:
     """A ledger without its thread, on a cluster of so many workers."""
     ledger = Ledger.__new__(Ledger)
     ledger._output = output
-    ledger.book = book.Book(Bill("s", clock.now, 0.0), run_config())
+    config = run_config()
+    models = book.models_of(config.model, config.cascade)
+    ledger.book = book.Book(Bill("s", clock.now, 0.0), models)
     nodes = []
     for number in range(-(-workers // WORKERS_PER_NODE)):
         nodes.append(NodeTime(f"n{number}", clock.now, usd_per_hour=36.0, slots=WORKERS_PER_NODE))

@@ -392,7 +392,7 @@ def test_a_gpu_is_not_used_after_two_deaths_and_no_document_is_blamed(
         ends.append("died")
         with contextlib.suppress(SystemExit):
             worker = DecodeWorker(spec)
-            deaths.append(worker.log.next(unit.id)[0].deaths)
+            deaths.append(worker.log.next(unit.id).deaths)
             if (why := worker.hello()[1]) is not None:
                 ends[-1] = why
             else:

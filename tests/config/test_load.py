@@ -99,6 +99,54 @@ def test_quoted_they_are_values(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        (
+            "cost.budgit_usd=3",
+            "cost.budgit_usd=... on the command line: unknown key; did you mean 'budget_usd'?",
+        ),
+        (
+            "cost.budget_usd=-3",
+            "cost.budget_usd=... on the command line: Input should be greater than 0 (it is -3)",
+        ),
+        (
+            "cost={budgit_usd: 3}",
+            "cost=... on the command line: cost.budgit_usd: unknown key; did you mean "
+            "'budget_usd'?",
+        ),
+        (
+            "cluster.min_workers=3",
+            "cluster.min_workers=... on the command line: cluster: min_workers is above "
+            "max_workers",
+        ),
+        (
+            "input.reader=module:read",
+            "{file}:1, with input.reader=... on the command line: input: reader: reads files of "
+            "any format; leave format at auto",
+        ),
+    ],
+)
+def test_a_wrong_override_is_named_in_place_of_a_line_of_the_file(
+    tmp_path: Path, override: str, message: str
+) -> None:
+    # The file has a section `cost`, but none `cluster`.
+    file = tmp_path / "run.yaml"
+    text = RUN.format(attribute="{name: Color}", deadline="null")
+    file.write_text(text.replace("{path: a.jsonl}", "{path: a.jsonl, format: jsonl}"))
+    with pytest.raises(ConfigError) as error:
+        load_config(file, [override])
+    assert str(error.value) == message.format(file=file)
+
+
+def test_a_wrong_key_of_the_file_keeps_its_line_beside_overrides(tmp_path: Path) -> None:
+    file = tmp_path / "run.yaml"
+    file.write_text(RUN.format(attribute="{name: Color}", deadline="soon"))
+    with pytest.raises(ConfigError) as error:
+        load_config(file, ["cost.budget_usd=1", "input.path=b.jsonl"])
+    assert str(error.value).startswith(f"{file}:3: cost.deadline: ")
+
+
+@pytest.mark.parametrize(
     ("written", "meant"),
     [
         ("2026-11-30", "2026-11-30"),
@@ -255,7 +303,8 @@ def test_the_quickstart_is_decoded_as_its_adapter_was_trained_and_weights_withou
 
 
 def test_the_prompt_begins_with_the_instruction() -> None:
-    (message,) = messages(config(instruction="Read support tickets.")).values()
+    made = config(instruction="Read support tickets.")
+    (message,) = messages(made.task, made.model).values()
     assert message.startswith("Read support tickets.\n")
 
 
@@ -263,6 +312,9 @@ def test_the_prompt_begins_with_the_instruction() -> None:
     ("override", "replacement"),
     [
         ("storage.profile=nightly", "storage.options.profile"),
+        ("storage.region=eu-west-1", "storage.options.region"),
+        ("storage.endpoint_url=http://host:9000", "storage.options.endpoint_url"),
+        ("fit.validation_share=0.2", "training.validation_share"),
         ("training.lora_rank=3", "training.lora.rank"),
         ("training.accumulate=3", "training.trainer.gradient_accumulation_steps"),
         ("decoding.max_threads=3", "decoding.options.max_threads"),
@@ -280,11 +332,21 @@ def test_a_key_of_an_earlier_release_is_refused_with_its_replacement(override, r
     assert len(str(error.value).splitlines()) == 1
 
 
-def test_the_executor_of_an_earlier_release_is_refused_with_its_replacement_and_read_in_records():
-    with pytest.raises(ConfigError, match=r"cluster\.executor: this key is gone.*cluster\.readers"):
-        make_config(config_tree(), ["cluster.executor=ray_data"])
-    recorded = config_tree(cluster={"executor": "ray_data", "max_workers": 3})
-    assert make_config(with_current_keys(recorded)).cluster.max_workers == 3
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("cluster.executor=ray_data", "this key is gone.*cluster\\.readers"),
+        ("cost.bill_head=false", "this key is gone.*cost\\.prices"),
+        ("cost.reserve_seconds=1", "this key is gone.*cost\\.budget_usd"),
+    ],
+)
+def test_a_removed_key_is_refused_with_what_to_use_and_read_in_records(override, message):
+    with pytest.raises(ConfigError, match=message) as error:
+        make_config(config_tree(), [override])
+    assert len(str(error.value).splitlines()) == 1
+    section, _, key = override.partition("=")[0].partition(".")
+    recorded = config_tree(**{section: {key: "recorded"}, "fit": {"documents": 3}})
+    assert make_config(with_current_keys(recorded)).fit.documents == 3
 
 
 @pytest.mark.parametrize(
@@ -303,7 +365,7 @@ def test_the_executor_of_an_earlier_release_is_refused_with_its_replacement_and_
 def test_an_option_that_the_method_does_not_have_is_refused_with_a_hint(overrides, key, words):
     with pytest.raises(ConfigError) as error:
         make_config(config_tree("generation"), overrides)
-    assert str(error.value).startswith(f"decoding.options.{key}: ")
+    assert str(error.value).startswith(f"decoding.options.{key}=... on the command line: ")
     assert words in str(error.value)
 
 
@@ -337,6 +399,13 @@ def test_a_record_of_an_earlier_release_is_read_with_todays_keys():
     config = make_config(with_current_keys(recorded))
     assert config.decoding.options == {"max_threads": 7}
     assert config.storage.requests.max_attempts == 4
+    recorded["storage"] = {"endpoint_url": "http://host:9000", "options": {"max_attempts": 4}}
+    recorded["fit"]["validation_share"] = 0.3
+    del recorded["training"]
+    config = make_config(with_current_keys(recorded))
+    assert config.storage.requests.endpoint_url == "http://host:9000"
+    assert config.storage.requests.max_attempts == 4
+    assert config.training.validation_share == 0.3
 
 
 @pytest.mark.parametrize(

@@ -44,8 +44,8 @@ RUN = config_tree(None, "s3://bkt/in", "s3://bkt/out")
         ("input.path", f"https://bucket.s3.amazonaws.com/in.jsonl?{SIGNED}"),
         ("input.path", f"[a.jsonl, 's3://bucket/in.jsonl?{SIGNED}']"),
         ("output.path", f"s3://bucket/out?{SIGNED}"),
-        ("storage.endpoint_url", f"https://store.example?password={SECRET}"),
-        ("storage.endpoint_url", f"http://me:{SECRET}@host:9000"),
+        ("storage.options.endpoint_url", f"https://store.example?password={SECRET}"),
+        ("storage.options.endpoint_url", f"http://me:{SECRET}@host:9000"),
         *(
             (key, f"s3://AKIA:{part}{SECRET}@bkt/in")
             for key in ("input.path", "output.path")
@@ -198,14 +198,14 @@ def test_credentials_are_refused_by_name_and_not_repeated(tmp_path: Path, key: s
 @pytest.mark.parametrize(
     ("key", "value", "message"),
     [
-        ("storage.endpoint_url", "host:9000", "write http://host:port"),
+        ("storage.options.endpoint_url", "host:9000", "write http://host:port"),
         ("storage.options.sse", "kms", "aws:kms"),
         ("storage.options.kms_key_id", "k", "needs sse aws:kms"),
-        ("storage.endpoint", "x", "did you mean 'endpoint_url'"),
+        ("storage.endpoint", "x", "did you mean 'options.endpoint_url'"),
         (
             "storage.options.max_attemps",
             2,
-            "max_attemps: unknown option; did you mean 'max_attempts'",
+            "unknown option; did you mean 'max_attempts'",
         ),
         ("storage.options.max_attempts", 0, "greater than or equal to 1"),
     ],
@@ -217,7 +217,8 @@ def test_wrong_settings_are_explained(key: str, value: object, message: str) -> 
 
 def test_settings_are_the_documentation_s_reach_workers_and_are_not_in_the_fingerprint() -> None:
     config = make_config(
-        RUN, ["storage.endpoint_url=http://host:9000", "storage.options.requester_pays=true"]
+        RUN,
+        ["storage.options.endpoint_url=http://host:9000", "storage.options.requester_pays=true"],
     )
     assert pickle.loads(pickle.dumps(config)).storage == config.storage
     assert config.fingerprint() == make_config(RUN).fingerprint()

@@ -9,7 +9,7 @@ from typing import get_args
 import pytest
 
 from raypd.cli import init
-from raypd.config import InputConfig, RunConfig
+from raypd.config import InputConfig
 from raypd.config.data import ENDINGS
 from raypd.config.yaml_file import parse
 from raypd.dataset.formats import (
@@ -47,7 +47,9 @@ class KeyValue(RowFormat):
     name = "kv"
     endings = (".kv",)
 
-    def count(self, part: Part, config: RunConfig) -> tuple[RowGroups, SeenColumns]:
+    def count(
+        self, part: Part, source: InputConfig, columns: Columns
+    ) -> tuple[RowGroups, SeenColumns]:
         blocks = list(self._blocks(part))
         names = {line.partition(": ")[0] for line in blocks[0].splitlines()}
         return [(1, len(block)) for block in blocks], SeenColumns(sorted(names), is_schema=True)

@@ -194,7 +194,7 @@ def test_the_table_of_a_run_has_boxes_where_ocr_is_on(columns, tmp_path, config)
         **span_of("Lampe", text, 0, text, document.boxes),
         "window": None,
     }
-    content = {"category": "c", "record": '{"a": "Lampe"}', "values": [value], "truncated": False}
+    content = {"category": "c", "record": {"a": "Lampe"}, "values": [value], "truncated": False}
     (record,) = rows_of([Record(0, content)], made)
     table = pa.Table.from_pylist([record.columns], columns_of(made))
     (read,) = record_row(table.to_pylist()[0])["values"]

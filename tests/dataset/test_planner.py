@@ -326,9 +326,9 @@ def inspected(monkeypatch) -> list[str]:
     """The names of the files that planning looks into."""
     names: list[str] = []
 
-    def inspect(item, config, columns):
+    def inspect(item, *arguments):
         names.append(item.name)
-        return inspection.inspect(item, config, columns)
+        return inspection.inspect(item, *arguments)
 
     monkeypatch.setattr(planner, "inspect", inspect)
     return names

@@ -238,10 +238,15 @@ def _first_allowed(slot: Slot, tokens: list[int]) -> AllowedTokens | None:
     return slot.grammar.allowed(tokens[-1] if tokens else 0, 9)
 
 
+def slotted_prompts(stacks: Sequence[int]) -> list[SlottedPrompt]:
+    """Return prompts of so many documents each, of which every other one shares its instruction."""
+    rng = random.Random(3)
+    return [slotted(rng, documents, shared=bool(i % 2)) for i, documents in enumerate(stacks)]
+
+
 def _stacked(stacks: tuple[int, ...], isolate_values: bool) -> Callable[[PreTrainedModel], Case]:
     """Return a case with stacks of documents, of which every other one shares its instruction."""
-    rng = random.Random(3)
-    prompts = [slotted(rng, documents, shared=bool(i % 2)) for i, documents in enumerate(stacks)]
+    prompts = slotted_prompts(stacks)
 
     def expected_values(stock: PreTrainedModel, prompt: SlottedPrompt) -> list[list[Picked]]:
         def allowed(slot: int, tokens: list[int]) -> AllowedTokens | None:
@@ -363,6 +368,9 @@ class Knowing(MedusaHeads):
     They guess right with probability `right`.
     """
 
+    # How far a hidden state may be from the stock model's. In 16 bits it is farther.
+    tolerance = 1e-3
+
     def __init__(self, stock, texts, right, seed=0):
         """
         Args:
@@ -390,7 +398,7 @@ class Knowing(MedusaHeads):
     def guess_one(self, hidden, tree):
         gaps = (self.states - hidden.cpu()).abs().amax(-1)
         nearest = int(gaps.argmin())
-        assert gaps[nearest] < 1e-3
+        assert gaps[nearest] < self.tolerance
         text = self.behind[nearest]
         guesses = []
         lucky_ranks = {}  # The rank of the right guess at each depth, or None.

@@ -15,38 +15,17 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from benchmarks.gpu import LARGE, SHAPES, Work
+from benchmarks.gpu.shapes import SHAPES
+from benchmarks.gpu.works import WORKS
 from raypd.decoding import kv_cache, passes as packing
 from raypd.decoding.attention import plan, sdpa, step
 from raypd.decoding.engine import Engine
-from raypd.decoding.methods.hyper_parallel import hyper_parallel
 from raypd.decoding.quantized import quantize
 from tests.decoding.drivers import built
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs triton")
 LAYERS = 3
 META = torch.device("meta")
-# The sizes of Qwen3-30B-A3B and gpt-oss-20b.
-MIXTURES = {
-    "qwen3_moe": {
-        "hidden_size": 2048,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 4,
-        "head_dim": 128,
-        "num_experts": 128,
-        "num_experts_per_tok": 8,
-        "moe_intermediate_size": 768,
-    },
-    "gpt_oss": {
-        "hidden_size": 2880,
-        "intermediate_size": 2880,
-        "num_attention_heads": 64,
-        "num_key_value_heads": 8,
-        "head_dim": 64,
-        "num_local_experts": 32,
-        "num_experts_per_tok": 4,
-    },
-}
 PRODUCTS = {"_scaled_mm", "mm", "addmm", "bmm", "linear", "matmul", "addmm_"}
 # Operations that create a tensor or a view of one, and start no kernel.
 VIEWS = {
@@ -147,9 +126,9 @@ def passes(
     packed: bool,
     documents: int,
     fp8: bool = False,
-    kind: str = "qwen3",
+    shape: str = "Qwen3-8B",
 ) -> list[Counts]:
-    """Count each pass of hyper-parallel decoding by the layers of Qwen3-8B or a mixture."""
+    """Count each pass of hyper-parallel decoding by the layers of a model."""
     from raypd.decoding.attention import triton_kernel
     from raypd.decoding.layers import in_triton, triton_experts, triton_kernels
 
@@ -174,17 +153,17 @@ def passes(
     count_copies(monkeypatch, passed)
     monkeypatch.setattr(Engine, "_sample", sample)
     with META:
-        sizes = {**LARGE, **SHAPES["Qwen3-8B"], **MIXTURES.get(kind, {})}
-        config = AutoConfig.for_model(kind, **sizes | {"num_hidden_layers": LAYERS})
+        sizes = SHAPES[shape].sizes | {"num_hidden_layers": LAYERS}
+        config = AutoConfig.for_model(SHAPES[shape].kind, **sizes)
         model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
     if fp8:
         quantize(model, "fp8")
     if packed:
         model = built(model, in_triton.CudaBuilder())
     engine = Engine(model, max_num_seqs=64, max_num_batched_tokens=8192, attention=attention)
-    work = Work()
-    for tokens in work.documents(documents, 1000, seed=1):
-        engine.submit(hyper_parallel(work.slotted(tokens, 1000), work.value))
+    work = WORKS["W1 keys"]
+    for tokens in work.draw(documents, 1000, seed=1):
+        engine.submit(work.program(tokens, 1000, isolate=False))
     while engine.pending:
         passed.append(Counts())
         with passed[-1]:
@@ -210,10 +189,10 @@ def test_a_layer_is_few_launches_and_moves_little_beside_its_products(documents,
         assert counts.copies["pinned"] <= 2
 
 
-@pytest.mark.parametrize("kind", ["qwen3_moe", "gpt_oss"])
+@pytest.mark.parametrize("shape", ["Qwen3-30B-A3B", "gpt-oss-20b"])
 @pytest.mark.parametrize(("documents", "fp8"), [(1, False), (64, False), (64, True)])
-def test_a_layer_of_experts_is_few_launches(documents, fp8, kind, monkeypatch):
-    for counts in passes(monkeypatch, "triton", True, documents, fp8, kind):
+def test_a_layer_of_experts_is_few_launches(documents, fp8, shape, monkeypatch):
+    for counts in passes(monkeypatch, "triton", True, documents, fp8, shape):
         around_layers = 18  # Embedding, rotary embedding, last norm, head.
         launches = sum(count for name, count in counts.kernels.items() if name not in GROWTH)
         assert launches <= 20 * LAYERS + around_layers

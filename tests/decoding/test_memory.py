@@ -194,6 +194,8 @@ def test_on_a_gpu_the_cache_is_sized_once(total, options, tokens, slots, monkeyp
     size_cache(engine, **options)
     assert engine.budget.tokens == tokens
     assert engine.cache.allocator.slots == slots
+    graph_tokens = min(tokens, options.get("graph_tokens", 0))
+    assert engine.pass_bytes == 10_000 * (tokens + graph_tokens)
     prompts = [Prompt(tokens_of(random.Random(n), 500, 900)) for n in range(9)]
     assert decoded(engine, prompts, 3) == decoded(Engine(tiny_model("llama")), prompts, 3)
     # The cache has not grown since.

@@ -13,7 +13,6 @@ import triton.language as tl
 from torch.utils._python_dispatch import TorchDispatchMode
 from triton.runtime import interpreter
 
-from benchmarks import gpu
 from raypd.decoding import graphs
 from raypd.decoding.attention import plan, sdpa, triton_kernel
 from raypd.decoding.attention.check import HeadSizes, error_of
@@ -28,10 +27,9 @@ from raypd.decoding.pack import layers_error
 from raypd.decoding.quantized import E4M3, in_fp8, quantize
 from raypd.decoding.visibility import Reach
 from tests.decoding.cases import CASES, _stacked, pair
-from tests.decoding.drivers import built, logits_of, never, prompts_of
+from tests.decoding.drivers import INSTRUCTION, built, logits_of, never, prompts_of
 from tests.decoding.kernel_cases import compare, random_pass, slow
 from tests.decoding.test_properties import check
-from tests.runs import says
 from tests.tiny import in_float64, tiny_model
 
 CPU = torch.device("cpu")
@@ -266,6 +264,27 @@ def test_a_method_decodes_what_the_unmodified_model_says(method, kind):
     assert tokens_in(by_kernel) == tokens_in(in_torch)
 
 
+@pytest.mark.parametrize("method", ["hyper_parallel", *slow(("autoregressive",))])
+def test_documents_read_the_prefix_that_they_share_once(method, monkeypatch):
+    monkeypatch.setattr(plan, "_MIN_PART", 16)
+    monkeypatch.setattr(triton_kernel, "gpu_of", lambda _: triton_kernel.Gpu((9, 0), 132))
+    shared = []  # Blocks that read a prefix for several documents at once.
+    split = plan._split
+
+    def recorded(items, fill):
+        shared.extend(item for _, item in items if item.own_keys == 0)
+        return split(items, fill)
+
+    monkeypatch.setattr(plan, "_split", recorded)
+    model, stock = (in_float64(loaded) for loaded in pair("qwen3"))
+    cases = {"hyper_parallel": _stacked((1,) * 6, isolate_values=False)}
+    case = cases.get(method, CASES[method])(stock)
+    engine = Engine(model, max_num_seqs=8, max_num_batched_tokens=200, attention="triton")
+    case.check(engine.run(case.programs()), 1e-9)
+    assert shared
+    assert {item.prefix for item in shared} == {len(INSTRUCTION)}
+
+
 class Replays:
     """CUDA graphs as far as a CPU has them: the same forward pass again, over the same tensors.
 
@@ -359,7 +378,7 @@ def test_large_passes_and_many_logits_go_without_graphs(monkeypatch):
     monkeypatch.setattr(graphs, "_MAX_LOGIT_ROWS", 3)
     engine = Replays(monkeypatch).engine(in_float64(tiny_model("llama")))
     engine.run([autoregressive(prompts_of(3, 1)[0], 4, never)])
-    for tokens, samples in ((4097, 1), (9, 4)):
+    for tokens, samples in ((8193, 1), (9, 4)):
         ids = torch.zeros(tokens)
         step = SimpleNamespace(spans=[], slots=ids, sample_rows=[0] * samples)
         assert engine.graphs.logits(ids, ids, step) is None
@@ -368,7 +387,7 @@ def test_large_passes_and_many_logits_go_without_graphs(monkeypatch):
 # Qwen3 with 0.6, 1.7, 4 and 8 billion weights.
 @pytest.mark.parametrize(
     ("hidden_size", "intermediate_size", "tokens"),
-    [(1024, 3072, 4096), (2048, 6144, 4034), (2560, 9728, 2179), (4096, 12288, 1024)],
+    [(1024, 3072, 8192), (2048, 6144, 4034), (2560, 9728, 2179), (4096, 12288, 1024)],
 )
 def test_larger_models_have_smaller_graphs(hidden_size, intermediate_size, tokens):
     config = SimpleNamespace(hidden_size=hidden_size, intermediate_size=intermediate_size)
@@ -415,36 +434,6 @@ def test_where_a_capture_fails_passes_go_without_graphs(monkeypatch, caplog):
     engine = Engine(model, attention="triton", cuda_graphs=True)
     assert decoded(engine, prompts, 8) == expected
     assert caplog.text.count("no CUDA graphs") == 1
-
-
-def test_the_benchmark_of_gpus_makes_its_table(monkeypatch, capsys):
-    monkeypatch.setattr("sys.argv", ["gpu", "--tiny"])
-    assert gpu.main() == 0
-    rows = [
-        line.split(" | ")[1:3]
-        for line in capsys.readouterr().out.splitlines()
-        if line.startswith("| tiny")
-    ]
-    assert [attention for method, attention in rows if method.startswith("hyper_parallel")] == [
-        "sdpa",
-        "triton",
-    ] * 2
-    assert len(rows) == 11
-
-
-def test_an_interrupted_benchmark_prints_what_it_has(monkeypatch, capsys):
-    line = ["tiny", "generate", "sdpa", 2, "1.00", "2.00", 3, "4", "5.0", "-"]
-    monkeypatch.setattr(gpu, "row", mock.Mock(side_effect=[line, KeyboardInterrupt]))
-    monkeypatch.setattr(gpu, "passes", lambda *_: ({"prefill": 0.5}, "a table of the profiler"))
-    monkeypatch.setattr("sys.argv", ["gpu", "--tiny"])
-    assert gpu.main() == 1
-    says(
-        capsys.readouterr().out,
-        "a table of the profiler",
-        "| tiny | generate | sdpa |",
-        "summary: estimates",
-        "masks for 64 sequences",
-    )
 
 
 def tokens_in(answer) -> list:

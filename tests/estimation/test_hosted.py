@@ -1,34 +1,25 @@
-"""What a hosted batch would ask, beside an estimate; and a model on paper, against transformers'
-own count.
-"""
+"""What a hosted batch would ask, beside an estimate."""
 
 import json
 import math
-import re
 from collections.abc import Callable
 
 import pytest
-import torch
-from transformers import Qwen3Config, Qwen3ForCausalLM
-from typer.testing import CliRunner
 
 from raypd.billing import prices
-from raypd.cli.main import app
 from raypd.config import CostConfig, RunConfig
 from raypd.config.load import make_config
 from raypd.errors import ConfigError
 from raypd.estimation import estimate as estimates, hosted, sampling
 from raypd.estimation.estimate import estimate
 from raypd.estimation.machines import EstimateOptions
-from raypd.estimation.prediction import SHAPES, DocumentTokens, Shape, seconds_of, shape_of
 from raypd.estimation.profile import DocumentCost, Profiler
 from tests.estimation.test_estimate import stub_profiler
 from tests.runs import TITLES, config_tree, extraction, says, write_rows
-from tests.tiny import save_tiny, tiny_model
+from tests.tiny import save_tiny
 
 Measured = Callable[..., RunConfig]
 OWN = "cost.hosted_prices={house: [2, 10], gpt-4.1: [1, 1]}"
-QWEN = "Qwen/Qwen3-8B"
 
 
 @pytest.fixture
@@ -148,75 +139,3 @@ def test_list_prices_have_a_date_and_a_page_and_can_be_replaced() -> None:
         ConfigError, match=r"cost\.hosted_prices: a: \[1\.0, -1\.0\] are not two prices"
     ):
         make_config(config_tree("generation"), ["cost.hosted_prices={a: [1, -1]}"])
-
-
-@pytest.mark.parametrize("name", [name for name in SHAPES if "Qwen3" in name])
-def test_weights_are_those_of_transformers(name: str) -> None:
-    with torch.device("meta"):
-        model = Qwen3ForCausalLM._from_config(Qwen3Config(**vars(SHAPES[name])))
-    assert SHAPES[name].weights == sum(
-        weight.numel() for weight in model.parameters() if weight.dim() > 1
-    )
-
-
-def test_a_folder(tmp_path) -> None:
-    folder = save_tiny(tmp_path / "tiny", "qwen3")
-    model = tiny_model("qwen3")
-    assert shape_of(str(folder)).weights == sum(
-        w.numel() for w in model.parameters() if w.dim() > 1
-    )
-    (folder / "config.json").write_text('{"model_type": "qwen3_moe"}')
-    with pytest.raises(ConfigError, match="only dense models"):
-        shape_of(str(folder))
-
-
-@pytest.mark.parametrize("kind", ["minicpm3", "youtu"])
-def test_a_token_of_latent_attention_is_cached_as_a_latent(kind: str, tmp_path) -> None:
-    shape = shape_of(str(save_tiny(tmp_path / "tiny", kind)))
-    model = tiny_model(kind)
-    assert shape.weights == sum(w.numel() for w in model.parameters() if w.dim() > 1)
-    # Bytes of two layers' latents of 64 numbers and rotated keys of 32.
-    assert shape.cache_bytes == 2 * 2 * (64 + 32)
-
-
-def test_a_token_of_deepseek_v3_takes_70_kilobytes() -> None:
-    sizes = {"kv_lora_rank": 512, "q_lora_rank": 1536, "qk_nope_head_dim": 128}
-    sizes |= {"qk_rope_head_dim": 64, "v_head_dim": 128}
-    shape = Shape(61, 7168, 18432, 128, 128, 64, 129_280, **sizes)
-    assert shape.cache_bytes == 70_272
-
-
-def test_layers_of_several_sizes_are_not_predicted(tmp_path) -> None:
-    with pytest.raises(ConfigError, match="layers of one size"):
-        shape_of(str(save_tiny(tmp_path / "tiny", "gemma4_text")))
-
-
-def test_the_products_are_counted() -> None:
-    parts = seconds_of(SHAPES[QWEN], "L40S", DocumentTokens(), True)
-    assert parts is not None
-    # 8.19 billion weights; neither embedding nor, of the tokens of prompts, the head takes products
-    products = 2 * ((8.19e9 - 2 * 0.622e9) * (300 + 80 + 80) + 0.622e9 * 80) / (0.7 * 362e12)
-    assert parts["products"] == pytest.approx(products, rel=2e-3)
-    out = (
-        CliRunner().invoke(app, ["estimate", "--model", QWEN, "--instance", "g6e.48xlarge"]).stdout
-    )
-    assert re.search(rf"hyper_parallel on L40S +{1 / sum(parts.values()):.3g}\n", out)
-    assert "PREDICTED for L40S, not measured: products 80%" in out
-    assert "the HPD paper measured 6.28" in out
-
-
-@pytest.mark.parametrize(
-    ("changes", "part"),
-    [
-        ({"own": 600}, "products"),
-        ({"values": 320}, "products"),
-        ({"shared": 8e3}, "attention"),
-        ({"passes": 200}, "host"),
-    ],
-)
-def test_more_of_something_takes_more_of_its_part(changes: dict, part: str) -> None:
-    before, after = (
-        seconds_of(SHAPES[QWEN], "H100", tokens, True)
-        for tokens in (DocumentTokens(), DocumentTokens(**changes))
-    )
-    assert after[part] > 1.3 * before[part]

@@ -53,7 +53,7 @@ def answered(name, category) -> dict:
         value = VALUES[attribute.name]
         status = "null" if value is None else "ok"
         values.append(value_row(attribute.name, value, status, 0.5))
-    record = json.dumps(record_of(category, VALUES))
+    record = record_of(category, VALUES)
     return {"category": name, "record": record, "values": values, "truncated": False}
 
 

@@ -118,7 +118,7 @@ def run_round(draw: random.Random, folder: Path) -> Round:
         if proxy is not None:
             keys |= {
                 "output": {"path": "s3://chaos/run"},
-                "storage": {"endpoint_url": proxy.url, "options": {"read_timeout": 3}},
+                "storage": {"options": {"endpoint_url": proxy.url, "read_timeout": 3}},
             }
         if engine == "server":
             url = stack.enter_context(serving(lying(draw.randrange(1 << 30))))
@@ -276,8 +276,9 @@ def _check(trial: Trial, made: Round) -> None:
         (manifest.documents, manifest.failed),
         (verified.found, verified.failed),
     )
-    at = trial.config.storage.endpoint_url
-    shown = Watch(trial.output, [f"storage.endpoint_url={at}"] if at else []).look()
+    endpoint = trial.config.storage.requests.endpoint_url
+    overrides = [f"storage.options.endpoint_url={endpoint}"] if endpoint else []
+    shown = Watch(trial.output, overrides).look()
     wanted = ("complete", verified.found, verified.failed, verified.objects, True)
     made.expect(
         "status", (shown.state, shown.documents, shown.failed, shown.units, shown.exact), wanted

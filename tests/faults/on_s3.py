@@ -25,7 +25,7 @@ def _bucket(folder: Path) -> Iterator[tuple[Proxy, Trial]]:
         trial = Trial(
             folder,
             ["a"] * COUNT,
-            storage={"endpoint_url": proxy.url, "options": {"read_timeout": 3}},
+            storage={"options": {"endpoint_url": proxy.url, "read_timeout": 3}},
             **sections,
         )
         for part in range(3):

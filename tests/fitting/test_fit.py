@@ -168,8 +168,7 @@ def test_a_training_ends_when_the_budget_is_spent(yaml_of, ray_here):
     """At 3,600 USD per hour a second costs 1 USD, and the start of Ray Train alone takes some."""
     keys = [
         "cost.prices.local=3600",
-        "cost.budget_usd=6",
-        "cost.reserve_seconds=1",
+        "cost.budget_usd=15",
         "decoding.method=hyper_parallel",
     ]
     with pytest.raises(BudgetReached, match="is kept up to its latest checkpoint"):

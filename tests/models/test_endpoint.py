@@ -110,6 +110,16 @@ def configuration(tmp_path, url, **endpoint):
     return run_config(task, tmp_path / "in.jsonl", tmp_path / "out", model=model, **sections)
 
 
+def engine_of(config):
+    return EndpointEngine(config.model, config.decoding, config.engine, byte_tokenizer())
+
+
+def batch_engine_of(config):
+    return BatchEngine(
+        config.model, config.decoding, config.engine, byte_tokenizer(), config.fingerprint()
+    )
+
+
 def test_a_run_whose_answers_become_labels(tmp_path, ray_here):
     """The first request is refused for now; one answer is cut, one document is refused."""
 
@@ -252,7 +262,7 @@ def test_tokens_a_minute_are_those_of_the_answers_so_far(tmp_path, slept):
         config = with_keys(
             configuration(tmp_path, url, tokens_per_minute=60), engine={"max_num_seqs": 1}
         )
-        engine = EndpointEngine(config, byte_tokenizer())
+        engine = engine_of(config)
         for n in range(3):
             engine.submit((feed for feed in [Feed([1], [0])]), tag=n, sampling=None, seed=n)
         finished(engine)
@@ -312,7 +322,7 @@ def test_conversations_and_a_limit_of_requests(tmp_path, slept, monkeypatch, con
     monkeypatch.setenv("OPENAI_API_KEY", key)
     with server(lambda body, before: completion(content)) as (url, received):
         tokenizer = byte_tokenizer()
-        engine = EndpointEngine(configuration(tmp_path, url, requests_per_minute=60), tokenizer)
+        engine = engine_of(configuration(tmp_path, url, requests_per_minute=60))
         spoken = [("system", "Be brief."), ("user", "ü?"), ("assistant", "ä"), ("user", "So?")]
         turns = [{"role": role, "content": content} for role, content in spoken]
         prompt = tokenizer(rendered(tokenizer, turns))["input_ids"]
@@ -330,7 +340,7 @@ def asked_once(tmp_path, tree, **endpoint):
     """What an engine makes of a chat completion."""
     with serving(lambda call: written(tree)) as url:
         settings = {"key_variable": None, "retries": 0, **endpoint}
-        engine = EndpointEngine(configuration(tmp_path, f"{url}/v1", **settings), byte_tokenizer())
+        engine = engine_of(configuration(tmp_path, f"{url}/v1", **settings))
         engine.submit((feed for feed in [Feed([65], [0])]), tag=0, sampling=None, seed=0)
         return engine, finished(engine)[0]
 
@@ -530,9 +540,8 @@ def test_a_server_that_lies_makes_an_error_row_with_the_reason(tmp_path, key, re
         return made(call.headers["Authorization"]) if callable(made) else made
 
     with serving(answer) as url:
-        engine = EndpointEngine(
-            configuration(tmp_path, f"{url}/v1", retries=0, timeout_seconds=1), byte_tokenizer()
-        )
+        config = configuration(tmp_path, f"{url}/v1", retries=0, timeout_seconds=1)
+        engine = engine_of(config)
         engine.submit((feed for feed in [Feed([65], [0])]), tag=0, sampling=None, seed=0)
         error = str(finished(engine)[0].error)
     assert (reason in error, "nobody" in error) == (True, False), error
@@ -540,7 +549,7 @@ def test_a_server_that_lies_makes_an_error_row_with_the_reason(tmp_path, key, re
 
 def test_many_failures_in_a_row_make_all_wait(tmp_path, slept):
     with server(lambda body, before: (503, {"error": "down"})) as (url, received):
-        engine = EndpointEngine(configuration(tmp_path, url, retries=24), byte_tokenizer())
+        engine = engine_of(configuration(tmp_path, url, retries=24))
         with pytest.raises(RuntimeError, match="503"):
             engine.client.reply(f"{url}/chat/completions", 1000, json={"n": 1})
     assert len(received) == 25
@@ -574,7 +583,7 @@ def test_answers_that_are_the_servers_failure_count_and_refused_prompts_do_not(
         received,
     ):
         config = with_keys(configuration(tmp_path, url, retries=0), engine={"max_num_seqs": 1})
-        engine = EndpointEngine(config, byte_tokenizer())
+        engine = engine_of(config)
         for n in range(26):
             engine.submit((feed for feed in [Feed([65], [0])]), tag=n, sampling=None, seed=n)
         finished(engine)
@@ -710,7 +719,7 @@ def vendor(monkeypatch):
 
 def engine_with(vendor, tmp_path, texts, **endpoint):
     config = configuration(tmp_path, vendor.url, **{"batch": True, "retries": 0, **endpoint})
-    engine = asked(BatchEngine(config, byte_tokenizer()), texts)
+    engine = asked(batch_engine_of(config), texts)
     engine.patience = 0.01
     engine._submitted = 0.0
     return engine

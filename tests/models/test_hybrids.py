@@ -4,14 +4,15 @@ import json
 from pathlib import Path
 
 import pytest
+from peft import LoraConfig, get_peft_model
 
 from raypd.answering.check import check_method
+from raypd.answering.components import build
 from raypd.config import ModelConfig
 from raypd.errors import ModelError
 from raypd.models.load import check_model_config, load_model
-from raypd.training.weights import _check_attention
 from tests.runs import run_config
-from tests.tiny import HYBRIDS, save_tiny
+from tests.tiny import HYBRIDS, save_tiny, tiny_model
 
 
 @pytest.fixture(scope="module")
@@ -30,10 +31,6 @@ def test_families_are_loaded(tmp_path: Path, kind: str) -> None:
     loaded = load_model(config)
     # Outside of an engine the model is what it was.
     assert type(loaded.model).__module__.startswith("transformers.models.")
-    with pytest.raises(
-        ModelError, match=r"recurrent or convolution layers: .* cannot train it yet"
-    ):
-        _check_attention(loaded.model, "hybrid")
 
 
 @pytest.mark.parametrize(
@@ -74,6 +71,52 @@ def test_layers_that_are_not_those_of_the_weights_are_named(
     with pytest.raises(ModelError, match=r"weights are missing .*config\.json is another") as error:
         load_model(model_config(folder))
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("layers", [2, 6])
+@pytest.mark.parametrize("kind", ["lfm2", "qwen3_5_text"])
+def test_another_number_of_layers_than_the_weights_have_is_named(
+    tmp_path: Path, kind: str, layers: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = save_tiny(tmp_path, kind)
+    settings = json.loads((folder / "config.json").read_text())
+    types = (settings["layer_types"] * 2)[:layers]
+    _with_keys(folder, {"num_hidden_layers": layers, "layer_types": types})
+    with pytest.raises(ModelError, match=r"config\.json is another model's") as error:
+        load_model(model_config(folder))
+    assert "\n" not in str(error.value)
+    assert "LOAD REPORT" not in caplog.text
+
+
+@pytest.mark.parametrize("left", [0.5, 0.01, 0])
+def test_weights_that_are_cut_short_are_named(tmp_path: Path, left: float) -> None:
+    folder = save_tiny(tmp_path, "qwen3_5_text")
+    file = folder / "model.safetensors"
+    whole = file.read_bytes()
+    file.write_bytes(whole[: int(left * len(whole))])
+    with pytest.raises(ModelError, match=r"is cut short or damaged \(.*fetch it again$") as error:
+        load_model(model_config(folder))
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("kind", ["llama", "mixtral", "qwen3_5_text"])
+def test_an_adapter_of_another_family_is_refused(folder: Path, tmp_path: Path, kind: str) -> None:
+    settings = LoraConfig(r=2, target_modules="all-linear", task_type="CAUSAL_LM")
+    get_peft_model(tiny_model(kind), settings).save_pretrained(tmp_path)
+    config = model_config(folder).model_copy(update={"adapter": str(tmp_path)})
+    with pytest.raises(ModelError, match=r"does not fit model\.name .* nothing that") as error:
+        check_model_config(config)
+    assert "\n" not in str(error.value)
+
+
+def test_states_that_do_not_fit_into_memory_are_named(folder: Path, monkeypatch) -> None:
+    monkeypatch.setattr("raypd.decoding.models.hybrid.free_memory", lambda device: 2000)
+    model = {"name": str(folder), "device": "cpu", "dtype": "float32"}
+    config = run_config(None, model=model, decoding={"method": "autoregressive"})
+    with pytest.raises(
+        ModelError, match=r"^engine: the memory of cpu holds . states .*or use a smaller model$"
+    ):
+        build(config, None)
 
 
 def _with_keys(folder: Path, keys: dict) -> Path:

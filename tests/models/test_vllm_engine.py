@@ -125,7 +125,8 @@ def engine(monkeypatch):
         for name in ("VLLM_ENABLE_V1_MULTIPROCESSING", "VLLM_LOGGING_LEVEL"):
             monkeypatch.setenv(name, "0")
         monkeypatch.setattr("raypd.models.vllm_engine.check_vllm", lambda *_: None)
-        return VLLMEngine(make_config(EXTRACTION, [*VLLM, *settings]), None), replay
+        config = make_config(EXTRACTION, [*VLLM, *settings])
+        return VLLMEngine(config.model, config.engine, None), replay
 
     return begin
 
@@ -240,8 +241,9 @@ def test_what_vllm_does_not_do_is_refused(keys, why):
 
 @pytest.mark.skipif(importlib.util.find_spec("vllm") is not None, reason="vLLM is installed")
 def test_without_vllm_the_extra_is_named():
+    config = make_config(EXTRACTION, VLLM)
     with pytest.raises(ModelError, match=re.escape("pip install 'raypd[vllm]'")):
-        VLLMEngine(make_config(EXTRACTION, VLLM), None)
+        VLLMEngine(config.model, config.engine, None)
 
 
 def written(record):

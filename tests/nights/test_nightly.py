@@ -27,10 +27,10 @@ from raypd.billing import book
 from raypd.billing.bill import Bill
 from raypd.cli.main import app
 from raypd.config import Category, RunConfig
-from raypd.dataset import planner
+from raypd.dataset import planner, table_writer
 from raypd.dataset.reader import read_unit
 from raypd.errors import ConfigError, InputError, RunError
-from raypd.nights import changes, delta, nightly
+from raypd.nights import changes, delta, nightly, published
 from raypd.nights.nightly import Night, run_night
 from raypd.nights.schema_change import Change, compare, join, only_added
 from raypd.nights.table_check import verify_table
@@ -39,6 +39,7 @@ from raypd.report.status import Watch
 from raypd.run import load, manifest
 from raypd.run.lease import RunLease
 from raypd.tasks.base import Record, Request
+from raypd.verify import dead_letters
 from raypd.verify.export import export
 from raypd.verify.scratch import Scratch
 from tests import s3
@@ -83,7 +84,7 @@ class Task(fakes.FakeTask):
                 ]
                 answer = {
                     "category": category,
-                    "record": json.dumps(texts),
+                    "record": texts,
                     "values": values,
                     "truncated": False,
                 }
@@ -767,6 +768,58 @@ def test_what_a_cut_off_night_did_not_commit_the_next_command_does(
     assert CliRunner().invoke(app, ["verify", nights.output.path]).exit_code == 0
 
 
+def test_a_large_table_is_published_in_table_files(nights, write, monkeypatch, tmp_path) -> None:
+    monkeypatch.setattr(published, "_MEBIBYTE", 3 << 10)
+    monkeypatch.setattr(table_writer, "_ROW_GROUP_BYTES", 500)
+    nights = with_keys(nights, output={"target_file_mb": 1})
+    root = nights.output.path
+    documents = {}
+    for name in "abcdef":
+        titles_of_file = {f"{name}{i}": "bad" if i == 7 else "x" for i in range(20)}
+        documents |= titles_of_file
+        write(f"{name}.jsonl", titles_of_file)
+    first = night(nights)
+    answered = {id: None if title == "bad" else title for id, title in documents.items()}
+    before = files(nights)
+    assert 3 <= len(before) < 24
+    assert {str(Path(path).parent) for path in before} == {f"{root}/table/{first.name}"}
+    assert shown(nights) == titles(nights) == answered
+    actions = pa.table(DeltaTable(root).get_add_actions(flatten=True))
+    assert actions["num_records"].to_pylist() == [pq.read_metadata(p).num_rows for p in before]
+    # By these, readers of Delta tables skip files.
+    for action in actions.to_pylist():
+        ids = pq.read_table(f"{root}/{action['path']}")["id"].to_pylist()
+        assert (action["min.id"], action["max.id"]) == (min(ids), max(ids))
+    # raypd's own commands read them, too.
+    assert verify_table(root, nights).passed
+    export(root, str(tmp_path / "answers.csv"))
+    assert (tmp_path / "answers.csv").read_text().count("\n") == 121
+    summary = dead_letters.summarize(root)
+    assert (summary.documents, len(summary.reasons[0].examples)) == (6, 3)
+    # A night that is cut off while it copies leaves the readers' files as they were.
+    write("b.jsonl", {**{f"b{i}": "x" for i in range(20)}, "b3": "y"})
+    with monkeypatch.context() as patch:
+        patch.setattr(storage, "put_file", mock.Mock(side_effect=KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            night(nights)
+    assert files(nights) == before
+    assert shown(nights) == titles(nights) == answered
+    night(nights)
+    answered |= {"b3": "y", "b7": "x"}
+    assert shown(nights) == titles(nights) == answered
+    # Files without documents of b stay.
+    kept = set(before) & set(files(nights))
+    assert len(kept) >= 1
+    assert kept < set(before)
+    assert verify_table(root, nights).passed
+    assert night(nights).nothing_new
+    # The objects themselves are listed again with another setting and the next change.
+    write("c.jsonl", {f"c{i}": "z" for i in range(20)})
+    night(with_keys(nights, output={"target_file_mb": None}))
+    assert all("/nights/" in path for path in files(nights))
+    assert titles(nights) == shown(nights) == answered | {f"c{i}": "z" for i in range(20)}
+
+
 def test_a_folder_of_nights_gets_a_delta_table_later_and_other_columns_with_full(
     nights, write, monkeypatch
 ) -> None:
@@ -831,7 +884,9 @@ def test_two_commands_with_one_list_commit_it_once(nights, write) -> None:
 def test_nights_on_s3_by_the_settings_of_raypd(nights, write, bucket, s3_server) -> None:
     write("a.jsonl", DOCUMENTS)
     config = with_keys(
-        nights, output={"path": f"{bucket}/my nights"}, storage={"endpoint_url": s3_server.url}
+        nights,
+        output={"path": f"{bucket}/my nights"},
+        storage={"options": {"endpoint_url": s3_server.url}},
     )
     night(config)
     write("a.jsonl", {**DOCUMENTS, "d7": "other"})

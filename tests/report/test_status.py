@@ -238,11 +238,13 @@ def test_watching_ends_with_the_run(tmp_path, capsys, monkeypatch):
 def test_report_and_status_of_a_run_on_s3(connected, bucket, tmp_path):
     root = build(
         tmp_path / "run",
-        Plan(units=12, sessions=2, config={"storage": {"endpoint_url": connected.url}}),
+        Plan(
+            units=12, sessions=2, config={"storage": {"options": {"endpoint_url": connected.url}}}
+        ),
     )
     for file in filter(lambda path: path.is_file(), root.rglob("*")):
         storage.put(f"{bucket}/runs/a/{file.relative_to(root)}", file.read_bytes())
-    override = [f"storage.endpoint_url={connected.url}"]
+    override = [f"storage.options.endpoint_url={connected.url}"]
     read = data.load(f"{bucket}/runs/a", override)
     assert read.units.total("documents") == 300
     assert page.write(read) == f"{bucket}/runs/a/report.html"

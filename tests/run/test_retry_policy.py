@@ -75,23 +75,23 @@ def unit_log(output: Path, session: str, node: str, process: str) -> UnitLog:
 
 def test_a_death_is_counted_once_and_outlives_the_worker_and_the_driver(tmp_path: Path) -> None:
     first = unit_log(tmp_path, "s1", "n1", "p1")
-    assert first.next("u") == (Attempt(), False)
+    assert first.next("u") == Attempt()
     first.begin("u", Attempt())
     # The process itself is alive.
-    assert first.next("u") == (Attempt(), False)
+    assert first.next("u") == Attempt()
 
     second = unit_log(tmp_path, "s1", "n2", "p2")
     after_first_death = Attempt(2, deaths=1)
-    assert second.next("u") == (after_first_death, True)
-    assert second.next("u") == (after_first_death, False)
+    assert second.next("u") == after_first_death
+    assert second.next("u") == after_first_death
     second.begin("u", after_first_death, [3, 4])
 
     # To another session, the process ended with its session.
-    assert unit_log(tmp_path, "s2", "n1", "p3").next("u") == (after_first_death, False)
+    assert unit_log(tmp_path, "s2", "n1", "p3").next("u") == after_first_death
     after_second_death = Attempt(3, deaths=2, suspects=(3, 4))
-    assert unit_log(tmp_path, "s1", "n1", "p4").next("u") == (after_second_death, True)
+    assert unit_log(tmp_path, "s1", "n1", "p4").next("u") == after_second_death
     second.end("u")
-    assert second.next("u") == (Attempt(), False)
+    assert second.next("u") == Attempt()
 
 
 @pytest.mark.parametrize(
@@ -102,9 +102,8 @@ def test_a_process_that_ended_with_its_node_blames_no_document(
     tmp_path: Path, node: str, next_node: str, deaths: int
 ) -> None:
     unit_log(tmp_path, "s", node, "p1").begin("u", Attempt())
-    attempt, died = unit_log(tmp_path, "s", next_node, "p2").next("u")
+    attempt = unit_log(tmp_path, "s", next_node, "p2").next("u")
     assert attempt == Attempt(1 + deaths, deaths=deaths)
-    assert died == bool(deaths)
 
 
 @pytest.mark.parametrize("attempt", [Attempt(), Attempt(3, deaths=2, quarantined={7: 2})])
@@ -112,4 +111,4 @@ def test_a_unit_that_was_handed_back_blames_no_document(tmp_path: Path, attempt:
     first = unit_log(tmp_path, "s", "n1", "p1")
     first.begin("u", attempt)
     first.end("u", attempt)
-    assert unit_log(tmp_path, "s", "n1", "p2").next("u") == (attempt, False)
+    assert unit_log(tmp_path, "s", "n1", "p2").next("u") == attempt

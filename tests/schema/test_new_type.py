@@ -80,7 +80,7 @@ def test_a_slot_is_decoded_checked_and_written_as_the_type_says(tmp_path: Path) 
     engine = Engine(tiny_model("llama", max_position_embeddings=CONTEXT))
     records, _ = answer(build_task(config, tiny_tokenizer(), CONTEXT), documents, engine)
     records.sort(key=lambda record: record.index)
-    values = [json.loads(record.columns["record"]) for record in records]
+    values = [record.columns["record"] for record in records]
     # The model is random: only the slot's automaton makes a colour of what it writes.
     assert len({value["paint"] for value in values}) > 1
     for value in values:
@@ -139,7 +139,9 @@ def test_yaml_names_the_type(tmp_path: Path) -> None:
     config = load_config(file)
     (category,) = config.extraction.categories.values()
     assert isinstance(category.attributes[0].value_type, ColourType)
-    assert "- paint (meaning: a colour, as #rrggbb)\n" in messages(config)["record"]
+    assert (
+        "- paint (meaning: a colour, as #rrggbb)\n" in messages(config.task, config.model)["record"]
+    )
 
 
 def test_a_server_is_asked_for_the_type() -> None:

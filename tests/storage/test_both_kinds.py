@@ -88,6 +88,30 @@ def test_of_many_writers_at_once_one_wins(root: str) -> None:
         texts = [2 * text for text in texts]
 
 
+def test_a_local_file_is_written_whole_and_replaces(root: str, tmp_path) -> None:
+    path = storage.join(root, "table.parquet")
+    # Below and above the size from which S3 gets several parts.
+    for megabytes in (1, 70):
+        source = tmp_path / "source"
+        source.write_bytes(random.Random(megabytes).randbytes(megabytes << 20))
+        storage.put_file(path, str(source))
+        assert next(storage.find(path)).size == megabytes << 20
+        assert storage.read(path) == source.read_bytes()
+    assert storage.names(root) == ["table.parquet"]
+
+
+def test_many_files_are_deleted_and_no_others(root: str) -> None:
+    names = [f"units/{number}" for number in range(1100)]
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(partial(fill, root), [*names, "units/kept", "other"]))
+    # Listed while they are deleted, and one is gone already.
+    paths = (item.path for item in storage.walk(storage.join(root, "units")))
+    storage.delete(storage.join(root, "units", "7"))
+    storage.delete_all(path for path in paths if not path.endswith("kept"))
+    assert [item.name for item in storage.walk(root)] == ["other", "units/kept"]
+    storage.delete_all([])
+
+
 def test_any_range_is_read_whole_from_an_offset_line_by_line_and_behind_the_end(root: str) -> None:
     path = storage.join(root, "lines")
     lines = [b"%d " % i * 300 + b"\n" for i in range(9000)]  # more than the first range of a read

@@ -25,7 +25,7 @@ def behind_the_proxy(proxy: Proxy, bucket: str) -> None:
 def use(proxy: Proxy, **settings: float) -> None:
     storage.configure(
         StorageConfig.model_validate(
-            {"endpoint_url": proxy.url, "options": {"max_attempts": 6, **settings}}
+            {"options": {"endpoint_url": proxy.url, "max_attempts": 6, **settings}}
         )
     )
 

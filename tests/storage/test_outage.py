@@ -40,7 +40,7 @@ OPERATIONS = {
     "verify": lambda run: verify(run.output.path, run),
     "run": lambda run: driver.run_extract(run, build=fakes.build),
     "load": lambda run: load.load_record(
-        run.output.path, [f"storage.endpoint_url={run.storage.endpoint_url}"]
+        run.output.path, [f"storage.options.endpoint_url={run.storage.requests.endpoint_url}"]
     ),
     "stored plan": lambda run: list(stored(run.output.path) or []),
 }
@@ -67,7 +67,7 @@ def corpus(proxy: Proxy, bucket: str, config):
 
     def make(on_damaged: str = "skip", output: str = "out", read_timeout: int = 60) -> RunConfig:
         options = {"max_attempts": 2, "read_timeout": read_timeout}
-        settings = {"endpoint_url": proxy.url, "options": options}
+        settings = {"options": {"endpoint_url": proxy.url, **options}}
         run = config(f"{bucket}/in", output, settings, on_damaged=on_damaged, unit_documents=5)
         storage.configure(run.storage)
         return run

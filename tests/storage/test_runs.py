@@ -36,7 +36,7 @@ def make(config, bucket: str):
         run = config(
             f"{bucket}/in/*/*",
             f"{bucket}/runs/one",
-            {"endpoint_url": endpoint, "options": {"read_timeout": 5}},
+            {"options": {"endpoint_url": endpoint, "read_timeout": 5}},
             **keys,
         )
         return with_keys(run, output={"partition": partition or {}})

@@ -159,7 +159,7 @@ def test_the_start_of_a_glob_narrows_the_listing(store: Store) -> None:
             "IllegalLocationConstraintException",
             400,
             False,
-            "is in region eu-west-1: set storage.region=eu-west-1",
+            "is in region eu-west-1: set storage.options.region=eu-west-1",
         ),
         ("SlowDown", 503, True, "the store is overloaded (SlowDown), still so at attempt 3"),
         ("ThrottlingException", 400, True, "overloaded"),

@@ -17,7 +17,7 @@ from pydantic import ValidationError
 
 from raypd import storage
 from raypd.answering import components
-from raypd.config import OWN_COLUMNS, OutputConfig, RunConfig
+from raypd.config import OWN_COLUMNS, OutputConfig, RunConfig, with_changes
 from raypd.dataset import writer
 from raypd.errors import ConfigError, RunError
 from raypd.evaluation.score import evaluate
@@ -26,7 +26,7 @@ from raypd.run import manifest
 from raypd.run.unit import UnitSummary
 from raypd.tasks import columns
 from raypd.tasks.base import Document, Record
-from raypd.tasks.columns import EXTRACTION, columns_of, record_row, typed_row, value_row
+from raypd.tasks.columns import columns_of, record_row, rows_of, value_row
 from raypd.tasks.record import record_of
 from raypd.training import teacher
 from raypd.verify.export import export
@@ -90,7 +90,7 @@ def in_record(config: RunConfig, category: str, entries):
         | (SPAN if name == "Brand" else NO_SPAN)
         for name, value in given
     ]
-    record = json.dumps(record_of(schema, entries), ensure_ascii=False)
+    record = record_of(schema, entries)
     return {"category": category, "record": record, "values": values, "truncated": False}
 
 
@@ -101,9 +101,9 @@ def commit(config: RunConfig, output, typed: bool) -> None:
         Record(1, in_record(config, "tea", {"Kind": "green", "Brand": "B"})),
         Record(2, error="too long"),
     ]
-    for record in records if typed else []:
-        record.columns = typed_row(record.columns, config)
-    table = writer.make_table(documents, records, columns_of(config) if typed else EXTRACTION, 1)
+    mode = "typed" if typed else "record"
+    made = with_changes(config, {"output.columns": mode})
+    table = writer.make_table(documents, rows_of(records, made), columns_of(made), 1)
     assert writer.count_documents(table) == (2, 1)
     assert writer.commit(
         str(output), table, UnitSummary("u-0", "f" * 12, "s", "a.jsonl", 0, 3, 2, 1, 0.1)

@@ -114,11 +114,11 @@ def shown(record: Record) -> str:
 @pytest.mark.parametrize("name", CASES)
 def test_rows_are_those_of_documents_that_are_decoded_each(name: str) -> None:
     distinct, config, given = CASES[name]
-    assert gives_the_same(config)
+    assert gives_the_same(config.task, config.decoding)
     task = build_task(config, tiny_tokenizer(), 2048)
     counting = Counting(task)
     found = []
-    for one in (task, Distinct(counting, config)):
+    for one in (task, Distinct(counting, config.task, config.input)):
         records, ended = answer(one, given, Engine(tiny_model("llama")))
         rows = sorted((record.index, shown(record), record.error) for record in records)
         found.append((rows, sum(done.counts.decode_tokens for done in ended)))
@@ -131,7 +131,8 @@ def test_rows_are_those_of_documents_that_are_decoded_each(name: str) -> None:
 
 def test_a_request_that_fails_fails_for_all() -> None:
     _, config, given = CASES["extraction"]
-    plan = Distinct(build_task(config, tiny_tokenizer(), 2048), config).plan(given)
+    task = build_task(config, tiny_tokenizer(), 2048)
+    plan = Distinct(task, config.task, config.input).plan(given)
     request = next(item for item in plan if isinstance(item, Request))
     assert request.documents == [0, 1, 6]
     assert request.fail("lost") == [Record(row, error="lost") for row in (0, 1, 6)]
@@ -155,7 +156,8 @@ def test_a_request_that_fails_fails_for_all() -> None:
     ],
 )
 def test_only_where_an_answer_is_the_documents_alone(tree, same: bool) -> None:
-    assert gives_the_same(configured(**tree)) == same
+    made = configured(**tree)
+    assert gives_the_same(made.task, made.decoding) == same
 
 
 def encode(text: str) -> list[int]:
@@ -241,7 +243,7 @@ def test_scans_with_equal_text_are_decoded_each_unless_it_stands_in_the_same_box
     given[1].boxes = [high]
     given[2].boxes = [high._replace(top=0.7, bottom=0.8)]
     counting = Counting(build_task(config, tiny_tokenizer(), 2048))
-    list(Distinct(counting, config).plan(given))
+    list(Distinct(counting, config.task, config.input).plan(given))
     assert counting.planned == 2
 
 

@@ -53,6 +53,14 @@ def config(template, **keys: object) -> RunConfig:
     return run_config(task, **keys)
 
 
+def check(made: RunConfig) -> None:
+    check_template(made.task, made.input, made.model)
+
+
+def messages_of(made: RunConfig) -> dict[str, str]:
+    return messages(made.extraction, made.model)
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [
@@ -74,7 +82,7 @@ def test_what_a_template_may_not_do(tmp_path, text: str, words: str) -> None:
     mark = tmp_path / "mark"
     file.write_text("{{ documents }}" + text.replace("MARK", str(mark)))
     with pytest.raises(ConfigError, match=words):
-        check_template(config(file))
+        check(config(file))
     assert not mark.exists()
 
 
@@ -132,7 +140,7 @@ def test_nothing_in_a_prompt_could_be_an_answer() -> None:
     shown = run_config({"categories": {"things": {"attributes": attributes}}})
     questions = template_text(None, "question_answering.j2")
     assert not re.search(
-        r"[0-9\"']", "".join([*messages(shown).values(), re.sub("{[{%].*?[%}]}", "", questions)])
+        r"[0-9\"']", "".join([*messages_of(shown).values(), re.sub("{[{%].*?[%}]}", "", questions)])
     )
 
 
@@ -150,7 +158,7 @@ def test_the_example_of_schema_suggest_becomes_no_answer() -> None:
 def test_a_template_that_is_no_utf_8_is_named(tmp_path) -> None:
     (tmp_path / "mine.j2").write_bytes(b"\xff{{ documents }}")
     with pytest.raises(ConfigError, match=r"mine\.j2: the template cannot be read: .*utf-8"):
-        messages(config(tmp_path / "mine.j2"))
+        messages_of(config(tmp_path / "mine.j2"))
 
 
 def test_a_template_that_fails_ends_the_command_before_ray_starts(tmp_path) -> None:
@@ -166,7 +174,9 @@ def test_a_template_that_fails_ends_the_command_before_ray_starts(tmp_path) -> N
 
 def test_an_enum_of_many_values_shows_the_first_hundred() -> None:
     attributes = [{"name": "Brand", "type": "enum", "values": [f"b{i}" for i in range(20_000)]}]
-    message = messages(run_config({"categories": {"shoes": {"attributes": attributes}}}))["shoes"]
+    message = messages_of(run_config({"categories": {"shoes": {"attributes": attributes}}}))[
+        "shoes"
+    ]
     assert re.search(r"\(one of: b0, b1, .*, b99, or one of 19,900 more\)", message)
 
 
@@ -256,7 +266,7 @@ def test_examples_that_cannot_be_shown_are_refused_before_a_run(made, tmp_path, 
     config = made()[0]
     write_rows(tmp_path / "examples.jsonl", rows)
     with pytest.raises(ConfigError, match=reason):
-        check_template(config)
+        check(config)
 
 
 IN_PARTS = (
@@ -308,10 +318,10 @@ def test_weights_that_were_trained_with_the_earlier_prompt_go_on_to_get_it(tmp_p
     task = {"categories": {"ads": {"attributes": attributes}}}
     trained = run_config(task, model={"name": str(tmp_path)})
     other = run_config(task)
-    assert "- title: the job's title\n" in messages(trained)["ads"]
-    assert "- title (meaning: the job's title)\n" in messages(other)["ads"]
+    assert "- title: the job's title\n" in messages_of(trained)["ads"]
+    assert "- title (meaning: the job's title)\n" in messages_of(other)["ads"]
     assert trained.fingerprint() != other.fingerprint()
     # A prompt without descriptions is what it was, and so are the answers to it.
     plain = run_config({"categories": {"ads": {"attributes": [{"name": "title"}]}}})
-    assert "- title\n" in messages(plain)["ads"]
+    assert "- title\n" in messages_of(plain)["ads"]
     assert not plain._shows_descriptions()

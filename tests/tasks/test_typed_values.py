@@ -219,7 +219,7 @@ def test_whole_records_of_a_random_model_are_valid() -> None:
         )
         for record in records:
             assert record.error is None
-            tree = json.loads(record.columns["record"])
+            tree = record.columns["record"]
             values = {value["name"]: value for value in record.columns["values"]}
             if (
                 values["seller.founded"]["status"] == "null"
@@ -319,7 +319,7 @@ def test_a_list_in_an_answer_that_the_model_writes_whole() -> None:
     with pytest.raises(StopIteration):
         request.program.send(Predictions(tokens[-1:], [-0.1]))
     (record,) = request.finish(Continuation(tokens, [-0.1] * len(tokens), True))
-    assert json.loads(record.columns["record"]) == {
+    assert record.columns["record"] == {
         "Brand": "B",
         "Colors": ["red", "blue"],
         "Size": 7,

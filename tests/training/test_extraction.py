@@ -20,7 +20,7 @@ from raypd.training import attention
 from raypd.training.data import check_training, prepare
 from raypd.training.example import Skip, trace
 from raypd.training.extraction import ExtractionExamples, slots_teacher, value_text
-from raypd.training.packing import Layout, batches, count_tokens, pack
+from raypd.training.packing import batches, count_tokens, layout_of, pack
 from tests.runs import says, with_keys
 from tests.tiny import tiny_model, tiny_tokenizer
 from tests.training.data import allowed, dense_logits, recorded, tree, write_corpus
@@ -100,7 +100,7 @@ def test_a_text_without_quotes_is_read_as_it_was_taught(tmp_path_factory, brand)
     labels = [value_text(a, brand if a.name == "Brand" else None, True) for a in attributes]
     teacher = slots_teacher([make.encode(label) for label in labels])
     (record,) = request.finish(trace(request.program, teacher)[1])
-    assert json.loads(record.columns["record"])["Brand"] == without_controls(brand)
+    assert record.columns["record"]["Brand"] == without_controls(brand)
 
 
 @pytest.mark.parametrize("text", ["\x02", " \x00\x9f\n", "\t"])
@@ -198,7 +198,7 @@ def test_a_packed_pass_is_each_example_alone(make, tmp_path, isolate, kernel, mo
         position_ids=batch["position_ids"],
         logits_to_keep=batch["label_index"],
         use_cache=False,
-        layout=Layout(batch["visible"]),
+        layout=layout_of(batch),
     ).logits[0]
     cross_entropy(logits, batch["shift_labels"], reduction="sum").backward()
     start = 0

@@ -67,6 +67,18 @@ def ignore(line):
     pass
 
 
+def right_records(config, corpus):
+    """Decode a corpus; return how many records are those that it is labelled with."""
+    run_extract(config)
+    labels = {}
+    for line in corpus.read_text().splitlines():
+        row = json.loads(line)
+        labels[row["id"]] = row["target"]
+    rows = ds.dataset(config.output.path + "/units").to_table().to_pylist()
+    records = {row["id"]: json.loads(row["record"]) for row in rows}
+    return sum(records[key] == target for key, target in labels.items())
+
+
 @pytest.mark.slow  # tests/fitting/test_fit.py trains and decodes, too
 def test_trained_values_are_decoded_in_parallel(tmp_path, base, ray_here):
     corpus = write_corpus(tmp_path / "corpus.jsonl", 24)
@@ -84,18 +96,38 @@ def test_trained_values_are_decoded_in_parallel(tmp_path, base, ray_here):
     assert "tokens/s" in lines[-1]
     model = str(tmp_path / "trained" / "model")
     decoded = make_config(tree(corpus, tmp_path / "run", model, decoding={"isolate": "documents"}))
-    run_extract(decoded)
-    labels = {}
-    for line in corpus.read_text().splitlines():
-        row = json.loads(line)
-        labels[row["id"]] = row["target"]
-    rows = ds.dataset(decoded.output.path + "/units").to_table().to_pylist()
-    records = {row["id"]: json.loads(row["record"]) for row in rows}
-    right = sum(records[key] == target for key, target in labels.items())
-    assert right >= 22, (records, labels)
+    assert right_records(decoded, corpus) >= 22
     other = make_config(tree(corpus, tmp_path / "other", model, decoding={"max_value_tokens": 20}))
     with pytest.raises(ModelError, match="max_value_tokens 12"):
         run_extract(other)
+
+
+# A hybrid, and a mixture of experts with attention sinks and sliding windows.
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("kind", "weights"),
+    [("qwen3_5_text", "full"), ("gpt_oss", "full"), ("lfm2_moe", "lora")],
+)
+def test_hybrids_and_mixtures_decode_what_they_learnt(tmp_path, kind, weights, ray_here):
+    corpus = write_corpus(tmp_path / "corpus.jsonl", 24)
+    base = str(save_tiny(tmp_path / "base", kind))
+    training = {
+        "weights": weights,
+        "lora": {"rank": 32},
+        "learning_rates": [3e-3 if weights == "full" else 1e-2],
+        "epochs": 40,
+        "batch_size": 24,
+        "evaluations": 2,
+        "validation": str(corpus),
+    }
+    sections = {"training": training, "decoding": {"isolate": "values"}}
+    record = run_training(make_config(tree(corpus, tmp_path / "trained", base, **sections)))
+    model = {"name": record.weights}
+    if weights == "lora":
+        model = {"name": base, "adapter": record.weights}
+    decoding = {"isolate": "values"}
+    config = make_config(tree(corpus, tmp_path / "run", base, model=model, decoding=decoding))
+    assert right_records(config, corpus) >= 20
 
 
 def short(tmp_path, base, name, **sections):
@@ -217,7 +249,10 @@ def test_two_workers_do_what_one_does(tmp_path, base, sharding):
 def test_an_interrupted_training_on_s3_resumes_from_its_checkpoint(
     tmp_path, base, bucket, s3_server
 ):
-    sections = {"output": {"path": f"{bucket}/trained"}, "storage": {"endpoint_url": s3_server.url}}
+    sections = {
+        "output": {"path": f"{bucket}/trained"},
+        "storage": {"options": {"endpoint_url": s3_server.url}},
+    }
     config = short(tmp_path, base, "out", **sections)
     name = bucket.removeprefix("s3://")
     lines = []

@@ -22,7 +22,7 @@ from raypd.billing.budget import BudgetReached
 from raypd.cli.main import app
 from raypd.cluster import driver
 from raypd.config import RunConfig, StorageConfig
-from raypd.dataset import planner, writer as commit
+from raypd.dataset import compacted, compaction, planner, table_writer, writer as commit
 from raypd.dataset.plan import Plan
 from raypd.dataset.reader import read_unit
 from raypd.errors import ConfigError, RunError
@@ -102,7 +102,20 @@ def rows(run: RunConfig) -> dict[str, dict[str, Any]]:
     return {row["id"]: row for row in found}
 
 
-def test_failed_documents_alone_are_asked_again_and_their_rows_replaced(run) -> None:
+@pytest.fixture(params=["units", "table files"])
+def either(run: RunConfig, request: pytest.FixtureRequest, monkeypatch) -> RunConfig:
+    """The run as it is, or compacted into table files of a unit or two."""
+    if request.param == "table files":
+        monkeypatch.setattr(compaction, "_MEBIBYTE", 1)
+        monkeypatch.setattr(table_writer, "_ROW_GROUP_BYTES", 1)
+        run = with_keys(run, output={"target_file_mb": 100})
+        result = compaction.compact_run(run, run.output.path)
+        assert len(result.compaction.files) == 3
+    return run
+
+
+def test_failed_documents_alone_are_asked_again_and_their_rows_replaced(either) -> None:
+    run = either
     before = rows(run)
     Task.mended = True
     units = sorted(commit.committed(run.output.path))
@@ -139,11 +152,60 @@ def test_failed_documents_alone_are_asked_again_and_their_rows_replaced(run) -> 
     assert again(run).tried == 0
 
 
+@pytest.mark.parametrize("either", ["table files"], indirect=True)
+def test_a_retry_replaces_the_table_files_of_a_compacted_run_together(either, monkeypatch) -> None:
+    run = either
+    output = run.output.path
+    table = compacted.table_of(output)
+    assert table is not None
+    before = rows(run)
+    copied: list[str] = []
+    copy = table_writer.TableWriter.copy
+
+    def counted_copy(self: Any, partition: str, source: str, unit_rows: pa.Table) -> None:
+        copied.append(source)
+        copy(self, partition, source, unit_rows)
+
+    monkeypatch.setattr(table_writer.TableWriter, "copy", counted_copy)
+    Task.mended = True
+
+    # Cut off before the new table files are the commit, and after it.
+    for name in ("put_if", "delete_all"):
+        with monkeypatch.context() as patch:
+            real = getattr(storage, name)
+
+            def cut_at(path: Any, *given: Any, name: str = name, real: Any = real) -> Any:
+                if name == "delete_all" or str(path).endswith("compaction.json"):
+                    raise storage.Unavailable("cut off")
+                return real(path, *given)
+
+            patch.setattr(storage, name, cut_at)
+            with pytest.raises(OSError, match="cut off"):
+                again(run)
+        assert len(rows(run)) == 30
+        assert verify(output, run).passed
+    assert (rows(run) == before) is False
+    made = again(run)
+    assert (made.tried, made.ok, made.failed) == (3, 3, 0)
+    after = rows(run)
+    assert {id for id in after if after[id] != before[id]} == {"4", "12", "13"}
+    assert [after[id]["attempts"] for id in ("4", "12", "13")] == [2, 2, 2]
+    # The unit without failures that may change was not read again, at both attempts.
+    assert len(copied) == 2
+    assert copied[0] == copied[1] == table.path(2)
+    new_table = compacted.table_of(output)
+    assert new_table.compaction.id != table.compaction.id
+    assert storage.folders(storage.join(output, "table")) == [new_table.compaction.id]
+    listed = storage.read(storage.join(output, "current/files.txt")).decode().split()
+    assert listed == new_table.paths()
+    assert again(run).tried == 0
+
+
 def test_fresh_rows_of_a_typed_run_are_typed(run, monkeypatch) -> None:
     def plan(self: Task, documents: Any) -> Any:
         for document in documents:
             values = [{"name": "a", "status": "ok"}]
-            answer = {"category": "c", "record": '{"a": "x"}', "values": values, "truncated": False}
+            answer = {"category": "c", "record": {"a": "x"}, "values": values, "truncated": False}
             fails = document.id == "12" and not Task.mended
             yield fakes.Record(
                 document.index, {} if fails else answer, "it failed" if fails else None
@@ -380,14 +442,14 @@ def test_a_subset_of_a_unit_is_a_unit_with_an_id_of_its_own(run) -> None:
 def test_on_s3(bucket, config, connected) -> None:
     lines = [f'{{"id": "{i}", "title": "{"program" if i == 7 else "a"}"}}\n' for i in range(25)]
     storage.put(f"{bucket}/in/a.jsonl", "".join(lines).encode())
-    made = config(f"{bucket}/in", f"{bucket}/out", {"endpoint_url": connected.url})
+    made = config(f"{bucket}/in", f"{bucket}/out", {"options": {"endpoint_url": connected.url}})
     driver.run_extract(made, build=build)
     assert dead_letters.summarize(made.output.path).documents == 1
     Task.mended = True
     assert again(made).ok == 1
     assert rows(made)["7"]["category"] == "MENDED"
     storage.configure(StorageConfig())
-    given = [f"storage.endpoint_url={connected.url}"]
+    given = [f"storage.options.endpoint_url={connected.url}"]
     assert verify(made.output.path, load_run(made.output.path, given)).passed
     storage.delete(f"{bucket}/out/units/{sorted(commit.committed(made.output.path))[0]}.parquet")
     done = CliRunner().invoke(app, ["verify", made.output.path, *given])

@@ -6,7 +6,7 @@ from typing import Any
 import pyarrow as pa
 
 from raypd import storage
-from raypd.config import InputConfig, RunConfig
+from raypd.config import InputConfig
 from raypd.dataset.formats.arrow_columns import needed_names, rows_of_batches, text_rows
 from raypd.dataset.formats.base import Columns, Fields, RowFormat, SeenColumns, SourceRow
 from raypd.dataset.formats.ranges import RowGroups
@@ -23,7 +23,9 @@ class Arrow(RowFormat):
     title = "Arrow"
     compressible = False
 
-    def count(self, part: Part, config: RunConfig) -> tuple[RowGroups, SeenColumns]:
+    def count(
+        self, part: Part, source: InputConfig, columns: Columns
+    ) -> tuple[RowGroups, SeenColumns]:
         with (
             storage.open_file(part.path, part.version, part.size) as file,
             _open_batches(file) as batches,

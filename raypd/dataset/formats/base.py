@@ -7,7 +7,7 @@ from collections.abc import Callable, Container, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, NamedTuple
 
-from raypd.config import InputConfig, RunConfig
+from raypd.config import ClusterConfig, InputConfig
 from raypd.dataset.formats.ranges import (
     RowGroups,
     cut_rows,
@@ -81,12 +81,16 @@ class Format(ABC):
     is_document: ClassVar[bool] = False
 
     @abstractmethod
-    def split(self, part: Part, config: RunConfig) -> Split:
+    def split(
+        self, part: Part, source: InputConfig, cluster: ClusterConfig, columns: Columns
+    ) -> Split:
         """Cut a file into parts of at most a unit's documents and bytes.
 
         Args:
             part: The whole file, without a range.
-            config: The run's configuration.
+            source: Section `input`.
+            cluster: Section `cluster`, which has a unit's documents and bytes.
+            columns: The columns that are needed.
 
         Returns:
             The parts, made as they are asked for, and the file's columns.
@@ -159,16 +163,21 @@ class RowFormat(Format):
         return True
 
     @abstractmethod
-    def count(self, part: Part, config: RunConfig) -> tuple[RowGroups, SeenColumns]:
+    def count(
+        self, part: Part, source: InputConfig, columns: Columns
+    ) -> tuple[RowGroups, SeenColumns]:
         """Return the rows and bytes of a file in groups, and its columns.
 
         Args:
             part: The whole file, without a range.
-            config: The run's configuration.
+            source: Section `input`.
+            columns: The columns that are needed; a format may count the bytes of these alone.
         """
 
-    def split(self, part: Part, config: RunConfig) -> Split:
-        groups, columns = self.count(part, config)
-        bounds = cut_rows(groups, config.cluster.unit_documents, config.cluster.unit_bytes)
+    def split(
+        self, part: Part, source: InputConfig, cluster: ClusterConfig, columns: Columns
+    ) -> Split:
+        groups, seen = self.count(part, source, columns)
+        bounds = cut_rows(groups, cluster.unit_documents, cluster.unit_bytes)
         rows = sum(group_rows for group_rows, _ in groups)
-        return Split(row_parts(part, bounds, rows), columns)
+        return Split(row_parts(part, bounds, rows), seen)

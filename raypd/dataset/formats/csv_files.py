@@ -5,7 +5,7 @@ from dataclasses import replace
 from functools import partial
 
 import raypd.dataset.delimited as delimited
-from raypd.config import InputConfig, RunConfig
+from raypd.config import ClusterConfig, InputConfig
 from raypd.dataset.formats.base import Columns, Fields, Format, SeenColumns, SourceRow, Split
 from raypd.dataset.formats.ranges import even_boundaries, parts_between
 from raypd.dataset.jsonl import UNREADABLE, stream_error
@@ -23,7 +23,9 @@ class Csv(Format):
     name = "csv"
     endings = (".csv",)
 
-    def split(self, part: Part, config: RunConfig) -> Split:
+    def split(
+        self, part: Part, source: InputConfig, cluster: ClusterConfig, columns: Columns
+    ) -> Split:
         # The first record of each range, and how many records it has.
         first_records: list[tuple[int, int]] = []  # (offset, line)
         counts: list[int] = []
@@ -31,13 +33,13 @@ class Csv(Format):
         line = 0
         end = 0
         try:
-            part = delimited.with_encoding(part, config.input)
-            names, records = delimited.whole(part, config.input)
+            part = delimited.with_encoding(part, source)
+            names, records = delimited.whole(part, source)
             for record in records:
                 is_full = (
                     not counts
-                    or counts[-1] >= config.cluster.unit_documents
-                    or range_bytes + record.length > config.cluster.unit_bytes
+                    or counts[-1] >= cluster.unit_documents
+                    or range_bytes + record.length > cluster.unit_bytes
                 )
                 if is_full:
                     first_records.append((record.offset, record.line))

@@ -7,7 +7,7 @@ from functools import partial
 from typing import ClassVar
 
 import raypd.dataset.encodings as encodings
-from raypd.config import InputConfig, RunConfig
+from raypd.config import InputConfig
 from raypd.dataset.formats.base import Columns, Fields, RowFormat, SeenColumns, SourceRow
 from raypd.dataset.formats.ranges import RowGroups
 from raypd.dataset.jsonl import open_lines
@@ -44,7 +44,9 @@ class DocumentFormat(RowFormat):
             ValueError: The file cannot be read; the text says why.
         """
 
-    def count(self, part: Part, config: RunConfig) -> tuple[RowGroups, SeenColumns]:
+    def count(
+        self, part: Part, source: InputConfig, columns: Columns
+    ) -> tuple[RowGroups, SeenColumns]:
         return [(1, part.size)], SeenColumns([ID, TEXT], is_schema=True)
 
     def read(self, part: Part, source: InputConfig, columns: Columns) -> Iterator[SourceRow]:

@@ -11,7 +11,7 @@ from functools import partial
 from typing import BinaryIO
 
 from raypd import storage
-from raypd.config import InputConfig, RunConfig
+from raypd.config import ClusterConfig, InputConfig
 from raypd.dataset.formats.base import (
     SAMPLED_ROWS,
     Columns,
@@ -58,10 +58,12 @@ class JsonLines(Format):
     endings = (".jsonl", ".ndjson")
     has_schema = False
 
-    def split(self, part: Part, config: RunConfig) -> Split:
+    def split(
+        self, part: Part, source: InputConfig, cluster: ClusterConfig, columns: Columns
+    ) -> Split:
         if part.compression is None:
-            return _split_plain(part, config)
-        return _split_compressed(part, config)
+            return _split_plain(part, source, cluster)
+        return _split_compressed(part, source, cluster)
 
     def read(self, part: Part, source: InputConfig, columns: Columns) -> Iterator[SourceRow]:
         limit = line_limit(source.max_document_bytes)
@@ -112,7 +114,7 @@ class JsonLines(Format):
         return parts_between(part, boundaries)
 
 
-def _split_plain(part: Part, config: RunConfig) -> Split:
+def _split_plain(part: Part, source: InputConfig, cluster: ClusterConfig) -> Split:
     with storage.open_read(part.path, version=part.version) as file:
         head = file.read(HEAD_BYTES)
     if len(head) != min(part.size, HEAD_BYTES):
@@ -120,33 +122,33 @@ def _split_plain(part: Part, config: RunConfig) -> Split:
     if part.size > HEAD_BYTES:
         # The last line may go on beyond the head.
         head = head[: head.rfind(b"\n") + 1]
-    head_lines = list(lines(io.BytesIO(head), line_limit(config.input.max_document_bytes)))
+    head_lines = list(lines(io.BytesIO(head), line_limit(source.max_document_bytes)))
     columns = columns_of_lines(
         line.data for line in head_lines[:SAMPLED_ROWS] if line.data is not None
     )
     if part.size <= HEAD_BYTES:
-        return Split(_counted_parts(part, head_lines, config), columns)
-    return Split(_estimated_parts(part, len(head), len(head_lines), config), columns)
+        return Split(_counted_parts(part, head_lines, cluster), columns)
+    return Split(_estimated_parts(part, len(head), len(head_lines), cluster), columns)
 
 
-def _counted_parts(part: Part, file_lines: list[Line], config: RunConfig) -> Iterator[Part]:
+def _counted_parts(part: Part, file_lines: list[Line], cluster: ClusterConfig) -> Iterator[Part]:
     """Yield exact ranges of a file whose lines are all known."""
     offsets = [line.offset for line in file_lines] + [part.size]
     rows = [(1, line.length) for line in file_lines]
-    for first, last in cut_rows(rows, config.cluster.unit_documents, config.cluster.unit_bytes):
+    for first, last in cut_rows(rows, cluster.unit_documents, cluster.unit_bytes):
         start = offsets[first]
         end = offsets[last]
         yield replace(part, start=start, end=end, expected=last - first, bytes=end - start)
 
 
 def _estimated_parts(
-    part: Part, head_bytes: int, head_lines: int, config: RunConfig
+    part: Part, head_bytes: int, head_lines: int, cluster: ClusterConfig
 ) -> Iterator[Part]:
     """Yield ranges of equal length, with documents estimated from the mean length of lines."""
     line_bytes: float = HEAD_BYTES
     if head_lines:
         line_bytes = head_bytes / head_lines
-    unit_bytes = min(config.cluster.unit_documents * line_bytes, config.cluster.unit_bytes)
+    unit_bytes = min(cluster.unit_documents * line_bytes, cluster.unit_bytes)
     count = math.ceil(part.size / unit_bytes)
     for number in range(count):
         start = number * part.size // count
@@ -156,19 +158,18 @@ def _estimated_parts(
         yield replace(part, start=start, end=end, expected=documents, exact=False, bytes=size)
 
 
-def _split_compressed(part: Part, config: RunConfig) -> Split:
+def _split_compressed(part: Part, source: InputConfig, cluster: ClusterConfig) -> Split:
     sampled: list[bytes] = []
     last_line = 0
 
     def line_sizes(file: BinaryIO) -> Iterator[tuple[int, int]]:
         nonlocal last_line
-        for line in packed_lines(file, line_limit(config.input.max_document_bytes)):
+        for line in packed_lines(file, line_limit(source.max_document_bytes)):
             if len(sampled) < SAMPLED_ROWS and line.data is not None:
                 sampled.append(line.data)
             last_line = line.number
             yield 1, line.length
 
-    cluster = config.cluster
     try:
         with open_lines(part.path, part.compression, version=part.version) as file:
             bounds = list(cut_rows(line_sizes(file), cluster.unit_documents, cluster.unit_bytes))

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
-from raypd.config import InputConfig, RunConfig
+from raypd.config import InputConfig
 from raypd.dataset.formats.base import Columns, Fields, SeenColumns, SourceRow
 from raypd.dataset.formats.documents import ID, TEXT, DocumentFormat
 from raypd.dataset.formats.ranges import RowGroups
@@ -38,18 +38,20 @@ class MailFormat(DocumentFormat):
                 pieces.append(f"--- {name} ---\n{text}")
         return "\n\n".join(pieces)
 
-    def count(self, part: Part, config: RunConfig) -> tuple[RowGroups, SeenColumns]:
+    def count(
+        self, part: Part, source: InputConfig, columns: Columns
+    ) -> tuple[RowGroups, SeenColumns]:
         """Read the file where attachments are documents of their own, to count them."""
-        groups, columns = super().count(part, config)
-        if config.input.attachments != "documents":
-            return groups, columns
+        groups, seen = super().count(part, source, columns)
+        if source.attachments != "documents":
+            return groups, seen
         # What is wrong with the file shows when its only row is read.
         with contextlib.suppress(ValueError):
-            message = self._message(self._data(part, config.input), config.input)
-            for number in self._readable(message, config.input):
+            message = self._message(self._data(part, source), source)
+            for number in self._readable(message, source):
                 _, content = _attached_file(message, number)
                 groups.append((1, len(content)))
-        return groups, columns
+        return groups, seen
 
     def read(self, part: Part, source: InputConfig, columns: Columns) -> Iterator[SourceRow]:
         """Yield the message, and its attachments where these are documents of their own."""

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any
 
-from raypd.config import InputConfig, RunConfig
+from raypd.config import InputConfig
 from raypd.dataset.formats.base import (
     SAMPLED_ROWS,
     Columns,
@@ -39,24 +39,26 @@ class ObjectFormat(RowFormat):
             ValueError: The item is no row; the text says what it is.
         """
 
-    def count(self, part: Part, config: RunConfig) -> tuple[RowGroups, SeenColumns]:
+    def count(
+        self, part: Part, source: InputConfig, columns: Columns
+    ) -> tuple[RowGroups, SeenColumns]:
         """Read all rows once to count them; the first ones show the columns."""
         names: dict[str, None] = {}
         groups: RowGroups = []
-        columns = SeenColumns([])
-        for row in self.rows(part, config.input):
+        seen = SeenColumns([])
+        for row in self.rows(part, source):
             fields: Mapping[Any, Any] = {}
             if isinstance(row, Mapping):
                 fields = dict(row)
-            if columns.rows < SAMPLED_ROWS:
+            if seen.rows < SAMPLED_ROWS:
                 names.update(dict.fromkeys(fields))
-                columns.rows += 1
-                columns.objects += isinstance(row, Mapping)
+                seen.rows += 1
+                seen.objects += isinstance(row, Mapping)
             texts = (value for value in fields.values() if isinstance(value, str))
             groups.append((1, sum(map(len, texts))))
-        columns.names = list(names)
-        columns.is_schema = self.has_schema and bool(names)
-        return groups, columns
+        seen.names = list(names)
+        seen.is_schema = self.has_schema and bool(names)
+        return groups, seen
 
     def read(self, part: Part, source: InputConfig, columns: Columns) -> Iterator[SourceRow]:
         numbered = enumerate(self.rows(part, source))

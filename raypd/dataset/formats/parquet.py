@@ -6,7 +6,7 @@ from typing import Any
 import pyarrow.parquet as pq
 
 from raypd import storage
-from raypd.config import InputConfig, RunConfig
+from raypd.config import InputConfig
 from raypd.dataset.formats.arrow_columns import needed_names, rows_of_batches, text_rows
 from raypd.dataset.formats.base import Columns, Fields, RowFormat, SeenColumns, SourceRow
 from raypd.dataset.formats.ranges import RowGroups
@@ -27,20 +27,17 @@ class Parquet(RowFormat):
     compressible = False
     enters_groups = True
 
-    def count(self, part: Part, config: RunConfig) -> tuple[RowGroups, SeenColumns]:
+    def count(
+        self, part: Part, source: InputConfig, columns: Columns
+    ) -> tuple[RowGroups, SeenColumns]:
         with storage.open_file(part.path, part.version, part.size) as file:
             parquet = pq.ParquetFile(file)
             metadata = parquet.metadata
             names = parquet.schema_arrow.names
-        wanted = {
-            *config.wanted_columns().values(),
-            config.input.id_column,
-            config.input.category_column,
-        }
         groups: RowGroups = []
         for number in range(metadata.num_row_groups):
             group = metadata.row_group(number)
-            groups.append((group.num_rows, _bytes_read(group, wanted)))
+            groups.append((group.num_rows, _bytes_read(group, columns)))
         return groups, SeenColumns(names, is_schema=True)
 
     def read(self, part: Part, source: InputConfig, columns: Columns) -> Iterator[SourceRow]:
@@ -62,7 +59,7 @@ class Parquet(RowFormat):
                 yield from text_rows(batch)
 
 
-def _bytes_read(group: Any, wanted: set[str | None]) -> int:
+def _bytes_read(group: Any, wanted: Columns) -> int:
     """Return the decompressed bytes of the wanted columns of a row group."""
     size = 0
     for number in range(group.num_columns):

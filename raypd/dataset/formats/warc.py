@@ -13,7 +13,7 @@ from warcio.bufferedreaders import DecompressingBufferedReader
 from warcio.exceptions import ArchiveLoadFailed
 
 from raypd import storage
-from raypd.config import InputConfig, RunConfig
+from raypd.config import ClusterConfig, InputConfig
 from raypd.dataset.formats.base import Columns, Fields, Format, SeenColumns, SourceRow, Split
 from raypd.dataset.formats.documents import ID, MARKUP, TEXT, DocumentFormat, Text, decode
 from raypd.dataset.formats.html import Html, visible_text
@@ -50,11 +50,12 @@ class Warc(Format):
     def __init__(self, format_of: FormatOfType) -> None:
         self._format_of = format_of
 
-    def split(self, part: Part, config: RunConfig) -> Split:
+    def split(
+        self, part: Part, source: InputConfig, cluster: ClusterConfig, columns: Columns
+    ) -> Split:
         offsets = [offset for offset, _ in _documents(part, 0)]
         ends = [*offsets[1:], part.size]
         sizes = [(1, end - offset) for offset, end in zip(offsets, ends, strict=False)]
-        cluster = config.cluster
         bounds = cut_rows(sizes, cluster.unit_documents, cluster.unit_bytes)
         return Split(_parts(part, offsets, bounds), SeenColumns(_COLUMNS, is_schema=True))
 

@@ -71,23 +71,37 @@ def _mixer_of(module: torch.nn.Module) -> type[Mixer] | None:
     return MIXERS.get(kind.__name__)
 
 
+def replace_recurrent_layers(model: torch.nn.Module, current: CurrentPass) -> list[Mixer]:
+    """Let the recurrent layers of a model follow the runs of a pass.
+
+    Args:
+        model: A model of transformers, which is changed in place.
+        current: Gets the pass before the model is called.
+
+    Returns:
+        What computes each of the layers.
+    """
+    mixers: list[Mixer] = []
+    for module in model.modules():
+        kind = _mixer_of(module)
+        if kind is None:
+            continue
+        mixer = kind(module, len(mixers), current)
+        if isinstance(module.forward, Mixer):
+            # An engine or a training had the model before.
+            mixer.alone = module.forward.alone
+        module.forward = mixer
+        mixers.append(mixer)
+    return mixers
+
+
 class Hybrid(Stock):
     """A model of transformers with recurrent layers. It must not be called otherwise afterwards."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         super().__init__(model)
         self.current = CurrentPass()
-        self.mixers: list[Mixer] = []
-        for module in model.modules():
-            kind = _mixer_of(module)
-            if kind is None:
-                continue
-            mixer = kind(module, len(self.mixers), self.current)
-            if isinstance(module.forward, Mixer):
-                # Another engine had the model before.
-                mixer.alone = module.forward.alone
-            module.forward = mixer
-            self.mixers.append(mixer)
+        self.mixers = replace_recurrent_layers(model, self.current)
 
     def _logits(self, ids: torch.Tensor, positions: torch.Tensor, step: Step) -> torch.Tensor:
         self.current.work = step.recurrence
@@ -121,7 +135,8 @@ class Hybrid(Stock):
         if limit < MIN_STATES:
             raise ValueError(
                 f"the memory of {device} holds {limit} states of the model's recurrent layers, of "
-                f"{state_bytes / 1e6:.3g} MB each, and {MIN_STATES} are needed at least"
+                f"{state_bytes / 1e6:.3g} MB each, and {MIN_STATES} are needed at least: free "
+                "memory, or use a smaller model"
             )
         try:
             # A GPU's cache takes what is left, so all states are allocated before it.

@@ -265,15 +265,21 @@ class Chains:
                 needed += 1
         self.pool.reserve(needed)
 
-    def plan(self, pieces: list[Piece], prefix_state: int) -> list[Run]:
+    def plan(
+        self, pieces: list[Piece], prefix_state: int, prefix_level: int | None = None
+    ) -> list[Run]:
         """Choose the states from which pieces go on, and the slots for those behind them.
 
         Args:
             pieces: The pieces of a chunk, for which slots were reserved.
             prefix_state: The slot of the state behind the shared prefix.
+            prefix_level: The level of the run that writes that state; None if it is there before
+                the pass.
         """
         pool = self.pool
         levels: dict[int, int] = {}  # The level of the run that writes a slot.
+        if prefix_level is not None:
+            levels[prefix_state] = prefix_level
         runs: list[Run] = []
         for piece in pieces:
             segment = piece.segment

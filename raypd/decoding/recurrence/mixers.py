@@ -129,7 +129,9 @@ class GatedDelta(Mixer):
         beta = writing.sigmoid()
         decay = -source.A_log.float().exp() * softplus(forgetting.float() + source.dt_bias)
         out = torch.empty_like(value)
-        if self.scan_kernel is not None:
+        if work.has_gradients:
+            self._scan_in_chunks(work, query, key, value, decay, beta, out)
+        elif self.scan_kernel is not None:
             self._scan_by_kernel(work, query, key, value, decay, beta, out)
         elif self.in_c:
             self._scan_in_c(work, query, key, value, decay, beta, out)
@@ -217,7 +219,6 @@ class GatedDelta(Mixer):
             beta: The rate of writing, [tokens, value heads].
             out: [tokens, value heads, value dimension]
         """
-        states = work.states(self.number)
         repeat = value.shape[1] // key.shape[1]
         query = _normed(query.float()) * query.shape[-1] ** -0.5
         key = _normed(key.float())
@@ -228,12 +229,10 @@ class GatedDelta(Mixer):
             decay.float(),
             beta.float(),
         )
-        plan = work.chunks
-        groups = [delta_chunks(group, inputs) for group in plan.groups]
-        for step in plan.steps:
-            groups[step.group].advance(step, states)
-        for group, scanned in zip(plan.groups, groups, strict=True):
-            group.put(out, scanned.out)
+        # Under autocast products would be in bfloat16.
+        with torch.autocast(value.device.type, enabled=False):
+            scans = [delta_chunks(group, inputs) for group in work.chunks.groups]
+            work.scan(self.number, scans, out)
 
 
 class GatedDeltaNext(GatedDelta):
@@ -278,7 +277,9 @@ class Mamba2(Mixer):
         steps = softplus(steps.float() + source.dt_bias.float()).clamp(*source.time_step_limit)
         rates = -source.A_log.float().exp()
         out = torch.empty_like(inputs, dtype=torch.float32)
-        if self.scan_kernel is not None:
+        if work.has_gradients:
+            self._scan_in_chunks(work, inputs, steps, keys, queries, rates, out)
+        elif self.scan_kernel is not None:
             self._scan_by_kernel(work, inputs, steps, keys, queries, rates, out)
         elif self.in_c:
             self._scan_in_c(work, inputs, steps, keys, queries, rates, out)
@@ -375,7 +376,6 @@ class Mamba2(Mixer):
             rates: The rate of forgetting (A), [heads].
             out: [tokens, heads, head dimension]
         """
-        states = work.states(self.number)
         repeat = inputs.shape[1] // keys.shape[1]
         wide = inputs.float()
         given = MambaInputs(
@@ -385,12 +385,10 @@ class Mamba2(Mixer):
             queries.float().repeat_interleave(repeat, 1),
             rates,
         )
-        plan = work.chunks
-        groups = [mamba_chunks(group, given) for group in plan.groups]
-        for step in plan.steps:
-            groups[step.group].advance(step, states)
-        for group, scanned in zip(plan.groups, groups, strict=True):
-            group.put(out, scanned.out)
+        # Under autocast products would be in bfloat16.
+        with torch.autocast(wide.device.type, enabled=False):
+            scans = [mamba_chunks(group, given) for group in work.chunks.groups]
+            work.scan(self.number, scans, out)
         # The share of the input that goes to the output (D).
         out.addcmul_(self.source.D.float()[:, None], wide)
 

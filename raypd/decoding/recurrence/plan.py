@@ -1,10 +1,12 @@
 """What recurrent layers read about a pass: its runs in batches, as indices on the device."""
 
-from collections.abc import Iterable
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -121,6 +123,21 @@ class ChunkPlan(NamedTuple):
     steps: list[ChunkStep]
 
 
+class Scan(Protocol):
+    """The chunks of one size. States go through them by `through`."""
+
+    def through(self, chunks: slice, state: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Let states go through some chunks.
+
+        Args:
+            chunks: The chunks.
+            state: The states before them, [chunks, ...]. They stay as they are.
+
+        Returns:
+            The result, [chunks, heads, size, ...], and the states behind the chunks.
+        """
+
+
 class _Chunk(NamedTuple):
     """Some tokens of a run."""
 
@@ -154,6 +171,9 @@ class RecurrentPass:
     Attributes:
         pool: The states.
     """
+
+    # Whether gradients go through the pass. The states in `pool` and native.c know none.
+    has_gradients = False
 
     def __init__(self, runs: list[Run], tokens: int, pool: StatePool) -> None:
         """
@@ -265,6 +285,29 @@ class RecurrentPass:
         assert states is not None
         return states
 
+    def scan(self, layer: int, scans: Sequence[Scan], out: torch.Tensor) -> None:
+        """Let the states of a layer go through the pass, and store those behind it.
+
+        Args:
+            layer: Number of the recurrent layer.
+            scans: The scan of each group of `chunks`.
+            out: Gets the result, [tokens, heads, ...].
+        """
+        states = self.states(layer)
+        results: list[list[torch.Tensor]] = [[] for _ in scans]
+        for step in self.chunks.steps:
+            state = states.index_select(0, step.starts)
+            result, behind = scans[step.group].through(step.chunks, state)
+            results[step.group].append(result)
+            states.index_copy_(0, step.ends, behind)
+        self.put(results, out)
+
+    def put(self, results: list[list[torch.Tensor]], out: torch.Tensor) -> None:
+        """Write the results of each group's steps to the tokens' rows of [tokens, heads, ...]."""
+        for group, parts in zip(self.chunks.groups, results, strict=True):
+            result = parts[0] if len(parts) == 1 else torch.cat(parts)
+            group.put(out, result)
+
     def convolution(self, inputs: int) -> ConvolutionPlan:
         """Return what a convolution reads that needs so many inputs before a token."""
         if inputs not in self._convolutions:
@@ -315,11 +358,9 @@ class RecurrentPass:
         Returns:
             [tokens, channels], in the dtype of `values`.
         """
-        store = self.pool.inputs[layer]
-        inputs = store.shape[1]
+        inputs = weight.shape[1] - 1
         plan = self.convolution(inputs)
-        stored = store.index_select(0, plan.starts).flatten(0, 1)
-        sources = torch.cat([stored, values])
+        sources = torch.cat([self.stored_inputs(layer, plan, values), values])
         wide = torch.promote_types(values.dtype, torch.float32)
         kernel = weight.t().to(wide)  # [inputs + 1, channels]
         out = torch.zeros_like(values, dtype=wide)
@@ -329,12 +370,27 @@ class RecurrentPass:
                 out[behind:].addcmul_(values[: len(values) - behind], kernel[tap])
         taken = sources.index_select(0, plan.taps.flatten()).unflatten(0, plan.taps.shape)
         out.index_copy_(0, plan.heads, (taken.to(wide) * kernel).sum(1))
-        store.index_copy_(
-            0, plan.ends, sources.index_select(0, plan.last.flatten()).unflatten(0, plan.last.shape)
-        )
+        self.store_inputs(layer, plan, sources)
         if bias is not None:
             out += bias
         return out.to(values.dtype)
+
+    def stored_inputs(
+        self, layer: int, plan: ConvolutionPlan, values: torch.Tensor
+    ) -> torch.Tensor:
+        """Return the inputs of a convolution before all runs, [runs * inputs, channels]."""
+        return self.pool.inputs[layer].index_select(0, plan.starts).flatten(0, 1)
+
+    def store_inputs(self, layer: int, plan: ConvolutionPlan, sources: torch.Tensor) -> None:
+        """Store the last inputs of a convolution behind all runs.
+
+        Args:
+            layer: Number of the recurrent layer.
+            plan: What the convolution reads.
+            sources: All inputs, [runs * inputs + tokens, channels].
+        """
+        last = sources.index_select(0, plan.last.flatten()).unflatten(0, plan.last.shape)
+        self.pool.inputs[layer].index_copy_(0, plan.ends, last)
 
 
 def _batches(runs: Iterable[Run]) -> list[list[Run]]:

@@ -17,29 +17,11 @@ the state S before the chunk:
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 
-from raypd.decoding.recurrence.plan import ChunkGroup, ChunkStep
-
-
-class Scan(Protocol):
-    """The chunks of one size. States go through them by `advance`.
-
-    Attributes:
-        out: The result, [chunks, heads, size, ...], complete behind the last step.
-    """
-
-    out: torch.Tensor
-
-    def advance(self, step: ChunkStep, states: torch.Tensor) -> None:
-        """Let the states go through some chunks, and store those behind them.
-
-        Args:
-            step: The chunks.
-            states: The states of the layer, [slots, ...].
-        """
+from raypd.decoding.recurrence.plan import ChunkGroup, Scan
 
 
 class DeltaInputs(NamedTuple):
@@ -80,19 +62,16 @@ class _DeltaSteps:
         self._value = value
         self._kept = decay.exp()[..., None]  # [chunks, heads, 1]
         self._beta = beta[..., None]
-        self.out = torch.empty_like(value)[:, :, None]  # [chunks, heads, 1, value dimension]
 
-    def advance(self, step: ChunkStep, states: torch.Tensor) -> None:
-        chunks = step.chunks
-        state = states.index_select(0, step.starts)
+    def through(self, chunks: slice, state: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         both = self._both[chunks]
         kept = self._kept[chunks]
         read = _product(both, state)  # [chunks, heads, 2, value dimension]
         change = (self._value[chunks] - kept * read[:, :, 0]) * self._beta[chunks]
-        self.out[chunks, :, 0] = kept * read[:, :, 1] + self._products[chunks] * change
-        state.mul_(kept[..., None])
-        state.addcmul_(both[:, :, 0, :, None], change[:, :, None])
-        states.index_copy_(0, step.ends, state)
+        out = kept * read[:, :, 1] + self._products[chunks] * change
+        key = both[:, :, 0, :, None]
+        behind = torch.addcmul(state * kept[..., None], key, change[:, :, None])
+        return out[:, :, None], behind
 
 
 class _DeltaChunks:
@@ -113,16 +92,13 @@ class _DeltaChunks:
         self._scores = (query @ key_columns) * between
         self._keys = (key * (total[..., -1:, :] - total).exp()).transpose(-1, -2)
         self._kept = total[..., -1:, :].exp()  # [chunks, heads, 1, 1]
-        self.out = torch.empty_like(self._new)
 
-    def advance(self, step: ChunkStep, states: torch.Tensor) -> None:
-        chunks = step.chunks
-        state = states.index_select(0, step.starts)
+    def through(self, chunks: slice, state: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         correction, read = _product(self._reads[chunks], state).chunk(2, -2)
         new = self._new[chunks] - correction
-        self.out[chunks] = read + _product(self._scores[chunks], new)
-        state.mul_(self._kept[chunks]).add_(_product(self._keys[chunks], new))
-        states.index_copy_(0, step.ends, state)
+        out = read + _product(self._scores[chunks], new)
+        behind = state * self._kept[chunks] + _product(self._keys[chunks], new)
+        return out, behind
 
 
 class MambaInputs(NamedTuple):
@@ -170,18 +146,19 @@ class _MambaChunks:
         self._queries = queries * total.exp()
         self._kept = total[..., -1:, :].exp()
         self._is_step = decay.shape[-1] == 1
-        self.out = ((queries @ keys.transpose(-1, -2)) * _between(total)) @ written
+        # What the tokens of a chunk read of each other.
+        self._inside = ((queries @ keys.transpose(-1, -2)) * _between(total)) @ written
 
-    def advance(self, step: ChunkStep, states: torch.Tensor) -> None:
-        chunks = step.chunks
-        state = states.index_select(0, step.starts)
-        self.out[chunks] += _product(self._queries[chunks], state.transpose(-1, -2))
-        state.mul_(self._kept[chunks])
+    def through(self, chunks: slice, state: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        read = _product(self._queries[chunks], state.transpose(-1, -2))
+        kept = state * self._kept[chunks]
+        written = self._written[chunks]
+        keys = self._keys[chunks]
         if self._is_step:
-            state.addcmul_(self._written[chunks], self._keys[chunks])
+            behind = torch.addcmul(kept, written, keys)
         else:
-            state.add_(_product(self._written[chunks], self._keys[chunks]))
-        states.index_copy_(0, step.ends, state)
+            behind = kept + _product(written, keys)
+        return self._inside[chunks] + read, behind
 
 
 def _between(total: torch.Tensor) -> torch.Tensor:

@@ -1,0 +1,111 @@
+"""What a model weighs and what a token costs in it, as counts. It needs no torch."""
+
+from dataclasses import dataclass
+
+# Bytes of a number in bfloat16 and float16.
+_HALF_BYTES = 2
+
+
+@dataclass(frozen=True)
+class AttentionSizes:
+    """Layers that attend in the same way."""
+
+    layers: int
+    heads: int
+    kv_heads: int  # The key heads that the cache holds.
+    key_dim: int
+    value_dim: int
+    window: int | None = None  # The most tokens that a query sees.
+    # Numbers of a token and a key head in the cache, where these are not its key and its value.
+    cached_dim: int | None = None
+
+    @property
+    def cached_numbers(self) -> int:
+        """Numbers of a token in the cache of these layers."""
+        cached_dim = self.cached_dim
+        if cached_dim is None:
+            cached_dim = self.key_dim + self.value_dim
+        return self.layers * self.kv_heads * cached_dim
+
+
+@dataclass(frozen=True)
+class ModelSizes:
+    """The sizes of a model.
+
+    Attributes:
+        hidden_size: Numbers of a hidden state.
+        layers: All layers.
+        weights: All weights as they are stored, embeddings and experts included.
+        dense_weights: Weights of the layers by which every token is multiplied.
+        head_weights: Weights of the output embeddings.
+        attention: The layers that attend, by kind.
+        expert_weights: Weights of all routed experts in all layers.
+        experts: Routed experts of a layer; 0 for none.
+        experts_per_token: Routed experts that a token goes through in a layer.
+        state_bytes: Bytes that the recurrent layers remember of one text.
+        launches: Kernels that the engine starts for a layer.
+    """
+
+    hidden_size: int
+    layers: int
+    weights: int
+    dense_weights: int
+    head_weights: int
+    attention: tuple[AttentionSizes, ...]
+    expert_weights: int = 0
+    experts: int = 0
+    experts_per_token: int = 0
+    state_bytes: int = 0
+    launches: int = 12
+
+    @property
+    def expert_share(self) -> float:
+        """The share of the routed experts that a token goes through."""
+        if not self.experts:
+            return 0.0
+        return self.experts_per_token / self.experts
+
+    @property
+    def active_weights(self) -> float:
+        """Weights of the layers by which one token is multiplied."""
+        return self.dense_weights + self.expert_weights * self.expert_share
+
+    @property
+    def cache_bytes(self) -> int:
+        """Bytes of a token in the KV cache, in bfloat16; layers with windows keep all tokens."""
+        return _HALF_BYTES * sum(kind.cached_numbers for kind in self.attention)
+
+    def product_flops(self, fed: float, sampled: float) -> float:
+        """Return the operations of all products with weights, without those of attention.
+
+        Args:
+            fed: Tokens that go through the layers.
+            sampled: Tokens behind which a next one is wanted.
+        """
+        return 2 * (self.active_weights * fed + self.head_weights * sampled)
+
+
+def dense_sizes(
+    layers: int,
+    hidden_size: int,
+    intermediate_size: int,
+    heads: int,
+    kv_heads: int,
+    head_dim: int,
+    vocabulary: int,
+    tied: bool = False,
+) -> ModelSizes:
+    """Return the sizes of a dense decoder with gated layers, without its norms and biases."""
+    attention = 2 * hidden_size * head_dim * (heads + kv_heads)
+    mlp = 3 * hidden_size * intermediate_size
+    dense = layers * (attention + mlp)
+    head = hidden_size * vocabulary
+    embeddings = head if tied else 2 * head
+    return ModelSizes(
+        hidden_size=hidden_size,
+        layers=layers,
+        weights=dense + embeddings,
+        dense_weights=dense,
+        head_weights=head,
+        attention=(AttentionSizes(layers, heads, kv_heads, head_dim, head_dim),),
+    )
