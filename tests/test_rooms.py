@@ -58,6 +58,7 @@ WHOLE_CONFIGURATION = {
     "config",
     "data.py",
     "dataset/batch_files.py",
+    "dataset/compaction.py",
     "dataset/planner.py",
     "dataset/reader.py",
     "dataset/writer.py",

@@ -81,7 +81,7 @@ def check_method(config: RunConfig) -> None:
     if decoding.draft_model is not None:
         draft.check_draft_model(model, decoding.draft_model)
     if config.engine.kind == "raypd":
-        check_recurrence(config)
+        check_recurrence(config.model, config.decoding, config.task.kind)
 
 
 def path_of(config: RunConfig) -> str:

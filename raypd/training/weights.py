@@ -42,7 +42,7 @@ def check_weights(config: RunConfig) -> None:
     """
     _check_quantization(config)
     check_model_config(config.model, machine=False)
-    check_recurrence(config)
+    check_recurrence(config.model, config.decoding, config.task.kind)
     trains_lora = config.training.weights == "lora" and not REGISTRY[config.decoding.method].heads
     if trains_lora and config.training.lora_options.dropout:
         _check_dropout(config)
