@@ -6,7 +6,14 @@ from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    Mistral4Config,
+    Mistral4ForCausalLM,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+)
 
 VOCABULARY = 256
 EOS = 2
@@ -75,12 +82,78 @@ _HYBRIDS: dict[str, dict[str, Any]] = {
     "lfm2_moe": {**_LFM2, **_EXPERTS, "num_dense_layers": 1},
 }
 HYBRIDS = list(_HYBRIDS)
+# Latent attention, and experts that are chosen in groups.
+_LATENT = {
+    "num_key_value_heads": 4,
+    "head_dim": 32,
+    "kv_lora_rank": 64,
+    "q_lora_rank": 48,
+    "qk_nope_head_dim": 64,
+    "qk_rope_head_dim": 32,
+    "v_head_dim": 64,
+}
+_GROUPED_EXPERTS = {
+    "n_routed_experts": 4,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 2,
+    "n_group": 2,
+    "topk_group": 1,
+    "moe_intermediate_size": 64,
+    "first_k_dense_replace": 1,
+}
+# Layers of which the last ones read the keys and values of earlier ones.
+_SHARING = {
+    "num_hidden_layers": 4,
+    "layer_types": ["sliding_attention", "full_attention"] * 2,
+    "num_kv_shared_layers": 2,
+    "hidden_size_per_layer_input": 16,
+    "vocab_size_per_layer_input": VOCABULARY,
+}
 _EXTRA: dict[str, dict[str, Any]] = {
     "gemma2": {"query_pre_attn_scalar": HEAD_DIM},
     "gemma3_text": {"query_pre_attn_scalar": HEAD_DIM},
     "cohere": {"logit_scale": 1.0},
     "cohere2": {"logit_scale": 1.0},
     **_HYBRIDS,
+    "afmoe": {
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 64,
+        "num_shared_experts": 1,
+        "global_attn_every_n_layers": 2,
+        "mup_enabled": True,
+    },
+    "axk1": {**_LATENT, **_GROUPED_EXPERTS},
+    "deepseek_v2": {**_LATENT, **_GROUPED_EXPERTS, "topk_method": "group_limited_greedy"},
+    "deepseek_v3": {**_LATENT, **_GROUPED_EXPERTS},
+    "glm4_moe_lite": {**_LATENT, **_GROUPED_EXPERTS, "n_group": 1},
+    "mistral4": {**_LATENT, **_GROUPED_EXPERTS, "head_dim": 96},
+    "minicpm3": _LATENT,
+    "youtu": {**_LATENT, "q_lora_rank": None},
+    "dots1": _GROUPED_EXPERTS,
+    "exaone_moe": {
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 64,
+        "sliding_window_pattern": 2,
+    },
+    "gemma3n_text": {
+        **_SHARING,
+        "activation_sparsity_pattern": [0.95, 0.0, 0.95, 0.0],
+        "laurel_rank": 16,
+    },
+    "gemma4_text": {**_SHARING, "global_head_dim": 2 * HEAD_DIM},
+    "gemma4_unified_text": {"global_head_dim": 2 * HEAD_DIM},
+    "hy_v3": {
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 64,
+        "num_shared_experts": 1,
+        "first_k_dense_replace": 1,
+    },
+    "solar_open": _GROUPED_EXPERTS,
+    "phimoe": {"num_local_experts": 4, "num_experts_per_tok": 2},
+    "minimax_m2": {"num_local_experts": 4, "num_experts_per_tok": 2},
     "gpt_oss": {"num_local_experts": 4, "num_experts_per_tok": 2},
     "ernie4_5_moe": {"moe_num_experts": 4, "moe_k": 2, "moe_intermediate_size": 64},
     "glm4_moe": {
@@ -123,6 +196,9 @@ def tiny_model(kind: str, seed: int = 0, **overrides: Any) -> PreTrainedModel:
         **overrides,
     }
     config = AutoConfig.for_model(kind, **settings)
+    if kind == "mistral4":
+        # transformers does not list it, as it is published with an encoder of images.
+        AutoModelForCausalLM.register(Mistral4Config, Mistral4ForCausalLM, exist_ok=True)
     # Some families draw biases and sinks at random, near which `_draw_weights` leaves them.
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

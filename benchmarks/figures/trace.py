@@ -195,13 +195,14 @@ class _Recorder:
         if step.recurrence is not None:
             assert len(step.spans) == 1
             runs = self._traces[0].passes[-1].runs
-            for level in step.recurrence.levels:
-                for number, (start, end) in enumerate(
-                    zip(level.starts.tolist(), level.ends.tolist(), strict=True)
-                ):
-                    members = level.rows[level.offsets[number] : level.offsets[number + 1]]
-                    run_rows = [rows_of_pass[row] for row in members.tolist()]
-                    runs.append(StateRun(run_rows, start, end))
+            recurrent = step.recurrence.runs
+            offsets = recurrent.offsets.tolist()
+            starts = recurrent.starts.tolist()
+            ends = recurrent.ends.tolist()
+            for number, (start, end) in enumerate(zip(starts, ends, strict=True)):
+                members = recurrent.rows[offsets[number] : offsets[number + 1]]
+                run_rows = [rows_of_pass[row] for row in members.tolist()]
+                runs.append(StateRun(run_rows, start, end))
 
     def _rows(self, sequence: EngineSequence, visibility: np.ndarray) -> list[Row]:
         """Return the rows of a sequence in this pass."""

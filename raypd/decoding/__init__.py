@@ -71,6 +71,7 @@ if TYPE_CHECKING:
         TextDrafter as TextDrafter,
         speculative as speculative,
     )
+    from raypd.decoding.models.decoder import DecoderModel as DecoderModel
     from raypd.decoding.models.hybrid import (
         HYBRIDS as HYBRIDS,
         CurrentPass as CurrentPass,
@@ -169,6 +170,7 @@ __getattr__ = LazyExports(
             "SYNC",
         ),
         "methods.speculative": ("PromptLookup", "TextDrafter", "speculative"),
+        "models.decoder": ("DecoderModel",),
         "models.hybrid": (
             "CurrentPass",
             "HYBRIDS",

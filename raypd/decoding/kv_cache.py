@@ -57,6 +57,8 @@ class SlotAllocator:
 class KVCache:
     """The keys and values of all sequences, [slots, kv_heads, head_dim] per layer.
 
+    A layer whose values are a part of its keys has no values here.
+
     The cache doubles when it is full, up to `limit` slots. A layer's stores are allocated at their
     first write. They are zeroed, because a NaN in a masked slot would spread.
 
@@ -170,25 +172,45 @@ class KVCache:
             store[start : start + len(offsets)] = store[slots]
 
     def write(
-        self, layer: int, slots: torch.Tensor, key: torch.Tensor | None, value: torch.Tensor | None
+        self,
+        layer: int,
+        slots: torch.Tensor,
+        key: torch.Tensor | None,
+        value: torch.Tensor | None,
+        latent_dim: int | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Store the keys and values of a pass in a layer.
 
         Args:
             layer: Number of the layer.
             slots: Where each token goes, [tokens].
-            key: [tokens, kv_heads, head_dim], or None if a kernel has stored them already.
-            value: [tokens, kv_heads, head_dim], or None likewise.
+            key: [tokens, kv_heads, head_dim], or None if they are stored already.
+            value: [tokens, kv_heads, value_dim], or None likewise.
+            latent_dim: How many of a key's first numbers are its value; None if values are apart.
 
         Returns:
-            All keys and values of the layer, [slots, kv_heads, head_dim] each.
+            All keys of the layer [slots, kv_heads, head_dim], and all values [slots, kv_heads,
+            value_dim].
         """
+        if latent_dim is not None:
+            if key is not None:
+                self.latents(layer, key).index_copy_(0, slots, key)
+            return self.keys[layer], self.keys[layer][..., :latent_dim]
         if key is None or value is None:
             return self.keys[layer], self.values[layer]
         keys, values = self.layer(layer, key, value)
         keys.index_copy_(0, slots, key)
         values.index_copy_(0, slots, value)
         return keys, values
+
+    def latents(self, layer: int, key: torch.Tensor) -> torch.Tensor:
+        """Return the keys of a layer whose values are a part of them, [slots, kv_heads, head_dim].
+
+        They are allocated as by `layer`.
+        """
+        if layer not in self.keys:
+            self.keys[layer] = _zeros(self.allocator.slots, key)
+        return self.keys[layer]
 
     def layer(
         self, layer: int, key: torch.Tensor, value: torch.Tensor

@@ -21,17 +21,17 @@ class PanelLinear(torch.nn.Module):
     """
 
     def __init__(
-        self, weight: torch.Tensor, bias: torch.Tensor | None = None, gated: bool = False
+        self, weight: torch.Tensor, bias: torch.Tensor | None = None, gate: int = 0
     ) -> None:
         """
         Args:
             weight: [out_features, in_features] in bfloat16.
             bias: [out_features]
-            gated: Whether the first half of the outputs gates the second one, as SwiGLU does.
+            gate: How the first half of the outputs gates the second one, as `native.linear` has it.
         """
         super().__init__()
         self.outputs = len(weight)
-        self.gated = gated
+        self.gate = gate
         rows = self._padded(weight)
         # [panels, in_features / 2, PANEL, 2]
         self.panels = rows.view(-1, PANEL, weight.shape[1] // 2, 2).transpose(1, 2).contiguous()
@@ -41,7 +41,7 @@ class PanelLinear(torch.nn.Module):
 
     def _padded(self, rows: torch.Tensor) -> torch.Tensor:
         """Bring rows [out_features, n] into the order of the panels, and fill up the last panel."""
-        if self.gated:
+        if self.gate:
             # Half of each panel are gates, the other half is what they gate.
             halves = rows.view(2, -1, PANEL // 2, rows.shape[1])
             rows = halves.transpose(0, 1).reshape(rows.shape)
@@ -51,7 +51,7 @@ class PanelLinear(torch.nn.Module):
     def weight(self) -> torch.Tensor:
         """The weight [out_features, in_features], made anew from the panels."""
         rows = self.panels.transpose(1, 2).flatten(2).flatten(0, 1)[: self.outputs]
-        if self.gated:
+        if self.gate:
             halves = rows.view(-1, 2, PANEL // 2, rows.shape[1])
             rows = halves.transpose(0, 1).reshape(rows.shape)
         return rows
@@ -66,7 +66,7 @@ class PanelLinear(torch.nn.Module):
         Returns:
             [..., out_features], or half as many if the layer is gated.
         """
-        return native.linear(x, self.panels, self.bias, self.outputs, self.gated, residual)
+        return native.linear(x, self.panels, self.bias, self.outputs, self.gate, residual)
 
 
 class GroupedPanels(torch.nn.Module):
@@ -104,7 +104,7 @@ class GroupedPanels(torch.nn.Module):
             self.bias = torch.empty(len(weights), panels * PANEL)
         for number, weight in enumerate(weights):
             layer_bias = None if bias is None else bias[number]
-            layer = PanelLinear(weight, layer_bias, gate > 0)
+            layer = PanelLinear(weight, layer_bias, gate)
             self.panels[number] = layer.panels
             if self.bias is not None:
                 assert layer.bias is not None

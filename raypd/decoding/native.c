@@ -8,7 +8,7 @@
 #include <string.h>
 
 #define ALWAYS static inline __attribute__((always_inline))
-enum { ROWS = 192, KEYS = 64, DIM = 256 };  // most rows at once, keys of a block, numbers of a key or a value
+enum { ROWS = 192, KEYS = 64, DIM = 576 };  // most rows at once, keys of a block, numbers of a key or a value
 enum { WIDTH = 32, HEIGHT = 12, PART = 384 };  // of a linear layer: outputs and rows at once, most rows of a part
 #define LOG2E 1.44269504f  // e^x = 2^(x * LOG2E)
 typedef uint16_t bf16;
@@ -424,6 +424,15 @@ ALWAYS __m256i gated(__m512 gate, __m512 up) {
     return (__m256i)_mm512_cvtneps_pbh(_mm512_mul_ps(_mm512_div_ps(gate, below), up));
 }
 
+// gelu(gate) * up, with gelu by tanh: gelu(x) = x * sigmoid(2 * sqrt(2 / pi) * (x + 0.044715 * x^3))
+ALWAYS __m256i gated_by_gelu(__m512 gate, __m512 up) {
+    __m512 cube = _mm512_mul_ps(_mm512_mul_ps(gate, gate), gate);
+    __m512 inner = _mm512_fmadd_ps(cube, _mm512_set1_ps(0.044715f), gate);
+    __m512 below = exp2_of(_mm512_mul_ps(inner, _mm512_set1_ps(-1.5957691216f * LOG2E)));
+    below = _mm512_add_ps(_mm512_set1_ps(1), below);
+    return (__m256i)_mm512_cvtneps_pbh(_mm512_mul_ps(_mm512_div_ps(gate, below), up));
+}
+
 // With up to `limit` of the gate, and between -limit and limit of up: gate * sigmoid(alpha * gate) * (up + 1)
 ALWAYS __m256i clamped(__m512 gate, __m512 up, float alpha, float limit) {
     const __m512 unit = _mm512_set1_ps(1), most = _mm512_set1_ps(limit);
@@ -433,12 +442,13 @@ ALWAYS __m256i clamped(__m512 gate, __m512 up, float alpha, float limit) {
     return (__m256i)_mm512_cvtneps_pbh(_mm512_mul_ps(_mm512_div_ps(gate, below), _mm512_add_ps(up, unit)));
 }
 
-// SwiGLU: of each row [gate, up], silu(gate) * up. x [rows, 2 * dim] -> out [rows, dim].
-void raypd_swiglu(const bf16 *x, bf16 *out, int64_t rows, int64_t dim, int64_t threads) {
+// Of each row [gate, up], silu(gate) * up, or gelu(gate) * up. x [rows, 2 * dim] -> out [rows, dim]. gate: as of `Linear`.
+void raypd_gated(const bf16 *x, bf16 *out, int64_t rows, int64_t dim, int64_t gate, int64_t threads) {
 #pragma omp parallel for num_threads((int)threads)
     for (int64_t r = 0; r < rows; r++)
         for (int64_t d = 0; d < dim; d += 16) {
-            __m256i made = gated(widened(x + 2 * r * dim + d), widened(x + (2 * r + 1) * dim + d));
+            __m512 by = widened(x + 2 * r * dim + d), up = widened(x + (2 * r + 1) * dim + d);
+            __m256i made = gate == 1 ? gated(by, up) : gated_by_gelu(by, up);
             _mm256_storeu_si256((void *)(out + r * dim + d), made);
         }
 }
@@ -456,7 +466,7 @@ static __attribute__((noinline)) void block(int64_t r, const bf16 *x, int64_t in
 
 // A linear layer: x [rows, inputs] times weights that lie as [panels, inputs / 2, WIDTH] pairs, each panel of WIDTH outputs.
 // bias: [panels * WIDTH] or NULL. residual: [rows, outputs], added to what comes out, or NULL. gate: 16 outputs of a panel
-// are gates, the others what they gate, and out [rows, outputs / 2] their products: 1 SwiGLU, 2 clamped. Sums go in the
+// are gates, the others what they gate, and out [rows, outputs / 2] their products: GateKind in expert_weights.py. Sums go in the
 // order of the inputs, whatever else is in the pass.
 typedef struct {
     const bf16 *x;
@@ -493,6 +503,7 @@ static void linear_panel(const Linear *of, int64_t panel, int64_t from, int64_t 
                 high = _mm512_add_ps(high, wide(_mm512_extracti64x4_epi64(more, 1)));
             }
             if (of->gate == 1) _mm256_storeu_si256((void *)(to + panel * WIDTH / 2), gated(low, high));
+            else if (of->gate == 3) _mm256_storeu_si256((void *)(to + panel * WIDTH / 2), gated_by_gelu(low, high));
             else if (of->gate) _mm256_storeu_si256((void *)(to + panel * WIDTH / 2), clamped(low, high, of->alpha, of->limit));
             else _mm512_mask_storeu_epi16(to + panel * WIDTH, mask, (__m512i)_mm512_cvtne2ps_pbh(high, low));
         }
@@ -500,8 +511,8 @@ static void linear_panel(const Linear *of, int64_t panel, int64_t from, int64_t 
 }
 
 void raypd_linear(const bf16 *x, const uint32_t *weight, const float *bias, const bf16 *residual, bf16 *out, int64_t rows,
-                  int64_t inputs, int64_t outputs, int64_t swiglu, int64_t threads) {
-    const Linear of = {x, weight, bias, residual, out, inputs, outputs, swiglu, 0, 0};
+                  int64_t inputs, int64_t outputs, int64_t gate, int64_t threads) {
+    const Linear of = {x, weight, bias, residual, out, inputs, outputs, gate, 0, 0};
     int64_t panels = (outputs + WIDTH - 1) / WIDTH;
     int64_t parts = (rows + PART - 1) / PART, most = (rows + HEIGHT - 1) / HEIGHT;  // parts of x that stay in the L2 cache
     while (rows && parts * panels < 4 * threads && 2 * parts <= most) parts *= 2;             // so that every thread has work

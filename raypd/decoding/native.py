@@ -112,7 +112,7 @@ def linear(
     panels: torch.Tensor,
     bias: torch.Tensor | None,
     outputs: int,
-    gated: bool = False,
+    gate: int = 0,
     residual: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Compute a linear layer in bfloat16.
@@ -122,18 +122,18 @@ def linear(
         panels: The weight, [panels, inputs / 2, PANEL, 2].
         bias: float32 [panels * PANEL]
         outputs: How many outputs there are; the others of the last panel are left out.
-        gated: Whether half of each panel gates the other half (SwiGLU).
-        residual: [..., outputs], added before rounding; not with `gated`.
+        gate: 0 for none, else half of each panel gates the other half: 1 by SwiGLU, 3 by gelu.
+        residual: [..., outputs], added before rounding; not with a gate.
 
     Returns:
-        [..., outputs], or [..., outputs / 2] with `gated`.
+        [..., outputs], or [..., outputs / 2] with a gate.
     """
     rows = x.reshape(-1, x.shape[-1]).contiguous()
-    width = outputs // 2 if gated else outputs
+    width = outputs // 2 if gate else outputs
     out = torch.empty(len(rows), width, dtype=x.dtype)
     if residual is not None:
         residual = residual.contiguous()
-    _call("linear", [rows, panels, bias, residual, out], (*rows.shape, outputs, gated))
+    _call("linear", [rows, panels, bias, residual, out], (*rows.shape, outputs, gate))
     return out.view(*x.shape[:-1], width)
 
 
@@ -156,7 +156,7 @@ def grouped_linear(
         bias: float32 [layers, panels * PANEL]
         outputs: How many outputs a layer has; the others of the last panel are left out.
         gate: 0 for none, else half of each panel gates the other half: 1 by SwiGLU, 2 clamped as in
-            gpt-oss, by `alpha` and `limit`.
+            gpt-oss, by `alpha` and `limit`, 3 by gelu.
         alpha: The factor of the gate in its sigmoid.
         limit: The bound of the gate and of what it gates.
 
@@ -187,19 +187,20 @@ def mix(
     return out
 
 
-def swiglu(x: torch.Tensor) -> torch.Tensor:
-    """Compute silu(gate) * up.
+def gated(x: torch.Tensor, gate: int) -> torch.Tensor:
+    """Compute silu(gate) * up or gelu(gate) * up.
 
     Args:
         x: Gate and up, one behind the other: bfloat16 [..., 2 * dim], contiguous; dim is a multiple
             of 16.
+        gate: 1 for silu, 3 for gelu by tanh.
 
     Returns:
         [..., dim]
     """
     dim = x.shape[-1] // 2
     out = torch.empty(*x.shape[:-1], dim, dtype=x.dtype)
-    _call("swiglu", [x, out], (out.numel() // dim, dim))
+    _call("gated", [x, out], (out.numel() // dim, dim, gate))
     return out
 
 

@@ -7,6 +7,7 @@ So nothing has to be known of a family.
 
 import copy
 from collections import Counter
+from dataclasses import replace
 from types import MethodType
 from typing import Any
 
@@ -92,7 +93,7 @@ def sizes_of(model: PreTrainedModel) -> ModelSizes:
     launches = _STOCK_LAUNCHES
     if is_family:
         launches = _EXPERT_LAUNCHES if experts else _LAUNCHES
-    attention = _attention(model, experts)
+    attention = _attention(model, experts, is_family)
     state_bytes = 0
     if is_hybrid(model):
         state_bytes = sum(part.state.nbytes for part in Hybrid(model).recurrences)
@@ -141,10 +142,10 @@ def _active_experts(config: Any) -> int:
 
 
 def _attention(
-    model: PreTrainedModel, experts: list[torch.nn.Module]
+    model: PreTrainedModel, experts: list[torch.nn.Module], is_family: bool
 ) -> tuple[AttentionSizes, ...]:
     """Return the attention of all layers, recorded in a forward pass over a few tokens."""
-    recorded: Counter[tuple[int, int, int, int, int | None]] = Counter()
+    recorded: Counter[AttentionSizes] = Counter()
 
     def record(
         module: torch.nn.Module,
@@ -156,10 +157,11 @@ def _attention(
         **_: object,
     ) -> tuple[torch.Tensor, None]:
         heads = query.shape[1]
-        kv_heads = key.shape[1]
-        key_dim = key.shape[3]
         value_dim = value.shape[3]
-        recorded[heads, kv_heads, key_dim, value_dim, sliding_window] += 1
+        sizes = AttentionSizes(1, heads, key.shape[1], key.shape[3], value_dim, sliding_window)
+        if is_family:
+            sizes = _as_a_family(module, sizes)
+        recorded[sizes] += 1
         return query.new_zeros(1, query.shape[2], heads, value_dim), None
 
     def skip(module: torch.nn.Module, hidden: torch.Tensor, *_: object, **__: object) -> Any:
@@ -173,7 +175,17 @@ def _attention(
     ids = torch.zeros(1, _TOKENS, dtype=torch.long, device="meta")
     positions = torch.zeros(1, _TOKENS, dtype=torch.long, device="meta")
     model.eval()(input_ids=ids, position_ids=positions, use_cache=False)
-    kinds = []
-    for (heads, kv_heads, key_dim, value_dim, window), layers in recorded.items():
-        kinds.append(AttentionSizes(layers, heads, kv_heads, key_dim, value_dim, window))
-    return tuple(kinds)
+    return tuple(replace(sizes, layers=layers) for sizes, layers in recorded.items())
+
+
+def _as_a_family(module: Any, sizes: AttentionSizes) -> AttentionSizes:
+    """Return the sizes of an attention of transformers as the families compute it."""
+    if getattr(module, "is_kv_shared_layer", False):
+        # It reads the keys and values of an earlier layer.
+        return replace(sizes, cached_dim=0)
+    latent_dim = getattr(module, "kv_lora_rank", None)
+    if latent_dim is None:
+        return sizes
+    # Queries attend to the latents, which the cache holds with a rotated key.
+    key_dim = latent_dim + module.qk_rope_head_dim
+    return replace(sizes, kv_heads=1, key_dim=key_dim, value_dim=latent_dim, cached_dim=key_dim)

@@ -16,6 +16,16 @@ class AttentionSizes:
     key_dim: int
     value_dim: int
     window: int | None = None  # The most tokens that a query sees.
+    # Numbers of a token and a key head in the cache, where these are not its key and its value.
+    cached_dim: int | None = None
+
+    @property
+    def cached_numbers(self) -> int:
+        """Numbers of a token in the cache of these layers."""
+        cached_dim = self.cached_dim
+        if cached_dim is None:
+            cached_dim = self.key_dim + self.value_dim
+        return self.layers * self.kv_heads * cached_dim
 
 
 @dataclass(frozen=True)
@@ -63,10 +73,7 @@ class ModelSizes:
     @property
     def cache_bytes(self) -> int:
         """Bytes of a token in the KV cache, in bfloat16; layers with windows keep all tokens."""
-        numbers = 0
-        for kind in self.attention:
-            numbers += kind.layers * kind.kv_heads * (kind.key_dim + kind.value_dim)
-        return _HALF_BYTES * numbers
+        return _HALF_BYTES * sum(kind.cached_numbers for kind in self.attention)
 
     def product_flops(self, fed: float, sampled: float) -> float:
         """Return the operations of all products with weights, without those of attention.

@@ -92,9 +92,23 @@ def load_draft_model(
 def _cache_bytes(config: PretrainedConfig) -> int:
     """Return a number that is proportional to a model's keys and values of one token."""
     text = config.get_text_config()
-    key_value_heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
-    head_dim = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
-    return text.num_hidden_layers * key_value_heads * head_dim
+    layers = int(text.num_hidden_layers)
+    if getattr(text, "kv_lora_rank", None):
+        # Keys and values of a layer are made of one latent and a rotated key.
+        return layers * int(text.kv_lora_rank + text.qk_rope_head_dim)
+    numbers = 0
+    sharing = getattr(text, "kv_sharing_modes", None) or [None] * layers
+    for layer in range(layers):
+        if sharing[layer] == "reuse":
+            # It reads the keys and values of an earlier layer.
+            continue
+        # Layers may differ, and then the whole configuration does not say their sizes.
+        of_layer = text.per_layer_config[layer]
+        heads = of_layer.num_attention_heads
+        kv_heads = getattr(of_layer, "num_key_value_heads", None) or heads
+        head_dim = getattr(of_layer, "head_dim", None) or of_layer.hidden_size // heads
+        numbers += 2 * kv_heads * head_dim
+    return numbers
 
 
 def _check_tokenizers(

@@ -15,11 +15,9 @@ _HYBRID_METHODS = (
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 # Families without a file of their own, and classes of transformers that have them.
 _OTHERS = {
-    "DeepSeek V2 and V3, GLM-4.7-Flash, MiniCPM3 (latent attention)": ("deepseek_v3",),
-    "Gemma 3n and 4": ("gemma3n_text", "gemma4_text"),
     "MiMo-V2-Flash, Granite with sliding windows": ("mimo_v2_flash", "granite_swa"),
-    "MiniMax-M2, dots.llm1, EXAONE MoE, AFMoE, Phi-MoE": ("minimax_m2", "dots1"),
-    "Ministral 3, Apertus, Arcee, StarCoder2, GPT-NeoX": ("ministral3", "apertus"),
+    "Phi-3.5-MoE": ("phimoe",),
+    "GPT-NeoX": ("gpt_neox",),
 }
 
 
@@ -40,8 +38,9 @@ def _rows() -> Iterator[tuple[str, ...]]:
 
 def _types_of(classes: tuple[str, ...]) -> tuple[str, ...]:
     """Return transformers' types of the models of some classes."""
-    names = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.items()
-    return tuple(kind for kind, name in names if name in classes)
+    # transformers does not list Mistral 4, as it is published with an encoder of images.
+    names = {**MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, "mistral4": "Mistral4ForCausalLM"}
+    return tuple(kind for kind, name in names.items() if name in classes)
 
 
 def _training(types: tuple[str, ...]) -> str:

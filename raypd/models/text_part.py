@@ -8,7 +8,7 @@ tensors of the encoder are not read.
 import re
 
 import torch
-from transformers import AutoConfig, PretrainedConfig
+from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 
 from raypd.models.checkpoints.tensors import Tensor, Tensors
 from raypd.models.unexpected_keys import is_other_part
@@ -18,7 +18,9 @@ from raypd.models.unexpected_keys import is_other_part
 _WITH_TEXT_PART = {
     "aya_vision",
     "gemma3",
+    "gemma3n",
     "gemma4",
+    "gemma4_unified",
     "idefics3",
     "internvl",
     "lfm2_vl",
@@ -63,9 +65,14 @@ def text_config(config: PretrainedConfig) -> PretrainedConfig:
     Returns:
         `config` itself where it is of a plain language model, or of one that is not known.
     """
+    text = config.get_text_config()
+    if text.model_type == "mistral4":
+        # transformers does not list it, as it is published with an encoder of images.
+        from transformers import Mistral4Config, Mistral4ForCausalLM
+
+        AutoModelForCausalLM.register(Mistral4Config, Mistral4ForCausalLM, exist_ok=True)
     if config.model_type not in _WITH_TEXT_PART:
         return config
-    text = config.get_text_config()
     plain_type = _PLAIN_TYPE.get(text.model_type)
     if plain_type is not None:
         text = _plain_config(text, plain_type)

@@ -33,8 +33,19 @@ from tests.decoding.drivers import INSTRUCTION, changed, prompts_of, steered, to
 from tests.decoding.reference import Picked
 from tests.tiny import tiny_model
 
-FAMILIES = ["llama", "qwen3", "phi3", "mistral", "gemma2", "gemma3_text", "olmo2", "gpt_oss"]
-WINDOWED = {"mistral", "gemma2", "gemma3_text", "gpt_oss"}
+FAMILIES = [
+    "llama",
+    "qwen3",
+    "phi3",
+    "mistral",
+    "gemma2",
+    "gemma3_text",
+    "gemma4_text",
+    "olmo2",
+    "gpt_oss",
+    "youtu",
+]
+WINDOWED = {"mistral", "gemma2", "gemma3_text", "gemma4_text", "gpt_oss"}
 EOS = 2
 FORK = 3
 CHILD = 4

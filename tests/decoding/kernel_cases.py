@@ -129,8 +129,9 @@ def compare(
         device: Where both run.
         dtype: The dtype of the function's inputs.
         atol: The largest difference.
-        sizes: `kv_heads`, `repeat`, `dim` and `value_dim` in place of random ones, and `most`, the
-            most keys of a span.
+        sizes: `kv_heads`, `repeat`, `dim` and `value_dim` in place of random ones, `most`, the most
+            keys of a span, and `latent`, whether values are the first numbers of keys. The other
+            function gets them apart.
     """
     rng = random.Random(seed)
     max_keys = sizes.get("most", 40)
@@ -149,20 +150,28 @@ def compare(
     tokens = len(step.slots)
     slots = step.cache.allocator.slots
     step.cache.keys[0] = numbers(slots, kv_heads, dim)
-    step.cache.values[0] = numbers(slots, kv_heads, value_dim)
+    values = numbers(slots, kv_heads, value_dim)
+    latent_dim = value_dim if sizes.get("latent") else None
+    if latent_dim is None:
+        step.cache.values[0] = values
+    else:
+        values = step.cache.keys[0][..., :latent_dim]
     exact_step.cache.keys[0] = step.cache.keys[0].double()
-    exact_step.cache.values[0] = step.cache.values[0].double()
+    exact_step.cache.values[0] = values.double()
     query = numbers(tokens, kv_heads * repeat, dim)
     key = numbers(kv_heads, tokens, dim).transpose(0, 1)
     value = numbers(kv_heads, tokens, value_dim).transpose(0, 1)
+    if latent_dim is not None:
+        value = key[..., :latent_dim]
+    given_value = value if latent_dim is None else None
     for window in (None, rng.randint(1, 12), 10_000):
         scale = rng.choice([dim**-0.5, 0.5])
         softcap = rng.choice([None, 2.0])
         sinks = rng.choice([None, numbers(kv_heads * repeat)])
         exact_sinks = None if sinks is None else sinks.double()
-        layer = AttentionLayer(0, scale, window, softcap, sinks)
+        layer = AttentionLayer(0, scale, window, softcap, sinks, latent_dim)
         exact_layer = AttentionLayer(0, scale, window, softcap, exact_sinks)
-        answer = attend(step, layer, query, key, value)
+        answer = attend(step, layer, query, key, given_value)
         expected = reference(exact_step, exact_layer, query.double(), key.double(), value.double())
         torch.testing.assert_close(
             answer.double(),

@@ -28,7 +28,7 @@ TREE_METHODS = {
     "speculative, draft model",
     "skeleton_of_thought",
 }
-SLOW_FAMILIES = {"qwen3", "phi3", "gemma2", "olmo2"}
+SLOW_FAMILIES = {"qwen3", "phi3", "gemma2", "gemma4_text", "olmo2"}
 
 
 def methods_and(families: list[str], slow_families: set[str]) -> list:

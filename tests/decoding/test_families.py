@@ -8,23 +8,44 @@ import os
 import pytest
 import torch
 from transformers import PreTrainedModel
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from raypd.decoding import native
 from raypd.decoding.attention import avx512
 from raypd.decoding.engine import Engine
 from raypd.decoding.layers.in_c import AmxBuilder, CBuilder
 from raypd.decoding.layers.in_torch import Builder
+from raypd.decoding.methods.autoregressive import autoregressive
 from raypd.decoding.models.decoder import DecoderModel
 from raypd.decoding.models.registry import FAMILIES, find_family
 from raypd.decoding.pack import pack_model
-from tests.decoding.drivers import built, logits_of
+from raypd.decoding.text import Prompt
+from tests.decoding.drivers import built, logits_of, never
 from tests.tiny import HYBRIDS, in_float64, tiny_model
 
 needs_native = pytest.mark.skipif(
     native.refusal() is not None, reason=f"the machine {native.refusal()}"
 )
-# transformers' types of model with a family, and what their tiny models have beside the sizes.
+# Models of Gemma 4 with an MLP or experts, which have no inputs per layer and share no keys.
+LARGE_GEMMA4: dict[str, object] = {
+    "sliding_window": 7,
+    "num_hidden_layers": 2,
+    "layer_types": ["sliding_attention", "full_attention"],
+    "num_kv_shared_layers": 0,
+    "hidden_size_per_layer_input": 0,
+    "attention_k_eq_v": True,
+    "num_global_key_value_heads": 1,
+    "final_logit_softcapping": 30.0,
+}
+# Positions from which the queries of a tiny model grow.
+GROWING = {
+    "rope_type": "yarn",
+    "rope_theta": 1e4,
+    "factor": 16.0,
+    "original_max_position_embeddings": 20,
+    "llama_4_scaling_beta": 0.5,
+}
+# transformers' types of model with a family, and what their tiny models have beside the sizes. Some
+# have variants, whose names stand behind a colon.
 KINDS: dict[str, dict[str, object]] = {
     "llama": {},
     "ministral": {"sliding_window": 7},
@@ -32,6 +53,36 @@ KINDS: dict[str, dict[str, object]] = {
     "qwen2": {},
     "qwen3": {},
     "seed_oss": {},
+    "afmoe": {"sliding_window": 7},
+    "apertus": {},
+    "arcee": {},
+    "axk1": {},
+    "deepseek_v2": {},
+    "deepseek_v3": {},
+    "deepseek_v3:halves": {"rope_interleave": False, "q_lora_rank": None, "attention_bias": True},
+    "dots1": {"sliding_window": 7, "max_window_layers": 1},
+    "exaone_moe": {"sliding_window": 7},
+    "gemma3n_text": {"sliding_window": 7},
+    "gemma4_text": {"sliding_window": 7},
+    "gemma4_text:dense": LARGE_GEMMA4,
+    "gemma4_text:experts": {
+        **LARGE_GEMMA4,
+        "enable_moe_block": True,
+        "num_experts": 4,
+        "top_k_experts": 2,
+        "moe_intermediate_size": 64,
+    },
+    "gemma4_unified_text": {**LARGE_GEMMA4, "attention_k_eq_v": False},
+    "glm4_moe_lite": {},
+    "hy_v3": {},
+    "minicpm3": {},
+    # All experts, so that no rounding sends a token to another one.
+    "minimax_m2": {"num_experts_per_tok": 4},
+    "ministral3": {"rope_parameters": dict(GROWING)},
+    "mistral4": {"rope_parameters": dict(GROWING)},
+    "starcoder2": {"sliding_window": 7},
+    "solar_open": {"n_group": 1},
+    "youtu": {},
     "qwen2_moe": {"shared_expert_intermediate_size": 64},
     "qwen3_moe": {},
     "mixtral": {},
@@ -46,6 +97,19 @@ KINDS: dict[str, dict[str, object]] = {
     "glm4_moe": {},
     "granite": {"residual_multiplier": 0.5, "logits_scaling": 2.0, "embedding_multiplier": 3.0},
     "granitemoe": {"residual_multiplier": 0.5, "logits_scaling": 2.0},
+    "granitemoehybrid:attention": {
+        "num_hidden_layers": 2,
+        "layer_types": ["attention", "attention"],
+        "num_local_experts": 0,
+        "position_embedding_type": "rope",
+        "residual_multiplier": 0.5,
+    },
+    "granitemoehybrid:experts": {
+        "num_hidden_layers": 2,
+        "layer_types": ["attention", "attention"],
+        "num_experts_per_tok": 2,
+        "embedding_multiplier": 3.0,
+    },
     "hunyuan_v1_dense": {},
     "hunyuan_v1_moe": {},
     "olmo2": {},
@@ -81,31 +145,81 @@ KINDS: dict[str, dict[str, object]] = {
 }
 # The parts that the builders of native.c leave to torch.
 LEFT_TO_TORCH = {
+    "afmoe": {"router BatchRouter"},
+    "apertus": {"activation XIELUActivation"},
+    "arcee": {"activation ReLUSquaredActivation"},
+    "axk1": {"router AXK1TopkRouter"},
     "cohere2": {"norm Cohere2LayerNorm"},
+    "deepseek_v2": {"router DeepseekV2TopkRouter"},
+    "deepseek_v3": {"router DeepseekV3TopkRouter"},
+    "deepseek_v3:halves": {"products", "router DeepseekV3TopkRouter"},
+    "dots1": {"router Dots1TopkRouter"},
     "ernie4_5_moe": {"router Ernie4_5_MoeTopKRouter"},
-    "gemma2": {"activation of an MLP"},
-    "gemma3_text": {"activation of an MLP"},
+    "exaone_moe": {"router ExaoneMoeTopkRouter"},
+    "gemma3n_text": {"activation of an MLP", "activation GELUTanh"},
+    "gemma4_text": {"activation GELUTanh"},
+    "gemma4_text:experts": {"router Gemma4TextRouter"},
     "glm4_moe": {"router Glm4MoeTopkRouter"},
+    "glm4_moe_lite": {"router Glm4MoeLiteTopkRouter"},
     "hunyuan_v1_moe": {"router HunYuanMoEV1Gate"},
     "falcon_h1": {"activation of an MLP"},
+    "hy_v3": {"router HYV3TopKRouter"},
     "lfm2_moe": {"router Lfm2MoeTopKRouter"},
+    "minimax_m2": {"router MiniMaxM2TopKRouter"},
+    "mistral4": {"router Mistral4TopkRouter"},
+    "solar_open": {"router SolarOpenTopkRouter"},
+    "starcoder2": {"norm LayerNorm", "activation GELUTanh"},
 }
 # Their norms or routers are those of transformers, which compute in float32 in every dtype. So do
 # recurrences, over whole texts.
-IN_FLOAT32 = {"cohere2", "ernie4_5_moe", "glm4_moe", "hunyuan_v1_moe"}
+IN_FLOAT32 = {
+    "afmoe",
+    "axk1",
+    "cohere2",
+    "deepseek_v2",
+    "deepseek_v3",
+    "deepseek_v3:halves",
+    "dots1",
+    "ernie4_5_moe",
+    "exaone_moe",
+    "gemma3n_text",
+    "gemma4_text:experts",
+    "glm4_moe",
+    "glm4_moe_lite",
+    "hunyuan_v1_moe",
+    "hy_v3",
+    "minimax_m2",
+    "mistral4",
+    "solar_open",
+}
+# Families whose cache holds latents. Their heads have sizes of their own.
+LATENT = {
+    "axk1",
+    "deepseek_v2",
+    "deepseek_v3",
+    "deepseek_v3:halves",
+    "glm4_moe_lite",
+    "minicpm3",
+    "mistral4",
+    "youtu",
+}
 IDS = torch.arange(5, 65)
 
 
 def tiny(kind: str, head_dim: int = 16) -> PreTrainedModel:
-    sizes = {"head_dim": head_dim}
-    if kind == "olmoe":
-        # The norms of its queries are as large as its hidden states.
+    sizes = {} if kind in LATENT else {"head_dim": head_dim}
+    if kind in ("olmoe", "starcoder2"):
+        # Its heads together are as large as its hidden states.
         sizes["hidden_size"] = 4 * head_dim
-    model = tiny_model(kind, **KINDS[kind], **sizes)
+    model = tiny_model(type_of(kind), **KINDS[kind], **sizes)
     if hasattr(model, "set_experts_implementation"):
         # Its grouped products know no float64.
         model.set_experts_implementation("eager")
     return model
+
+
+def type_of(kind: str) -> str:
+    return kind.partition(":")[0]
 
 
 def median_error(found: torch.Tensor, exact: torch.Tensor) -> float:
@@ -117,7 +231,7 @@ def median_error(found: torch.Tensor, exact: torch.Tensor) -> float:
 
 
 def test_every_family_is_tested() -> None:
-    classes = {MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[kind] for kind in KINDS}
+    classes = {type(tiny(kind)).__name__ for kind in KINDS}
     assert classes == {name for family in FAMILIES for name in family.classes}
 
 
@@ -162,3 +276,34 @@ def test_parts_for_gpus_have_the_logits_of_transformers(kind: str) -> None:
     if kind in HYBRIDS:
         atol = 1e-4
     torch.testing.assert_close(found, expected, atol=atol, rtol=0)
+
+
+@pytest.mark.parametrize("kind", sorted(LATENT))
+def test_a_token_of_latent_attention_takes_a_latent_and_a_key_per_layer(kind: str) -> None:
+    model = tiny(kind)
+    config = model.config
+    engine = Engine(model)
+    engine.run([autoregressive(Prompt([5, 6, 7]), 2, never)])
+    numbers = config.kv_lora_rank + config.qk_rope_head_dim
+    assert engine.cache.slot_bytes == 4 * numbers * config.num_hidden_layers
+    assert engine.cache.values == {}
+
+
+@pytest.mark.parametrize("kind", sorted(LATENT))
+@torch.inference_mode()
+def test_absorbed_weights_are_as_near_to_float64_as_transformers(kind: str) -> None:
+    """In bfloat16, where a latent's keys and values are rounded in one and queries in the other."""
+    model = tiny(kind)
+    exact = logits_of(copy.deepcopy(model).double(), IDS)
+    half = model.bfloat16()
+    in_transformers = median_error(half(IDS[None], use_cache=False).logits[0].double(), exact)
+    assert median_error(logits_of(half, IDS).double(), exact) < 1.3 * in_transformers
+
+
+@pytest.mark.parametrize("kind", ["gemma3n_text", "gemma4_text"])
+def test_layers_that_share_keys_store_them_once(kind: str) -> None:
+    engine = Engine(tiny(kind))
+    engine.run([autoregressive(Prompt([5, 6, 7]), 2, never)])
+    # The first two of four layers.
+    assert sorted(engine.cache.keys) == [0, 1]
+    assert sorted(engine.cache.values) == [0, 1]

@@ -157,7 +157,7 @@ def passes(
     )
 
     passed: list[Counts] = []
-    kernels = {"_norm": (0, 2), "_store_heads": (0, 0), "_swiglu": (0, 1), "_quantize": (0, 1)}
+    kernels = {"_norm": (0, 2), "_store_heads": (0, 0), "_gated": (0, 1), "_quantize": (0, 1)}
     for name, moved in kernels.items():
         monkeypatch.setattr(triton_kernels, name, Launches(passed, name, moved))
     kernels = {"_choose": (0, 1, 2), "_rank": (0, 1), "_place": (0, 1, 2), "_mix": (0, 1, 1)}

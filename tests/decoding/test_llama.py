@@ -54,9 +54,9 @@ def without_amx(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(avx512, "is_best", lambda device, dtype: True)
 
 
-def packed_linear(linear: torch.nn.Linear, kind: type, *gated: bool) -> torch.nn.Module:
+def packed_linear(linear: torch.nn.Linear, kind: type, *gate: int) -> torch.nn.Module:
     bias = None if linear.bias is None else linear.bias.detach()
-    return kind(linear.weight.detach(), bias, *gated)
+    return kind(linear.weight.detach(), bias, *gate)
 
 
 def relative_error(found: torch.Tensor, exact: torch.Tensor) -> float:
@@ -150,9 +150,8 @@ def test_a_packed_model_answers_as_before_and_its_embedding_is_left_alone(kind: 
     assert relative_error(logits_of(packed, ids), exact) < 1.1 * error_before
 
 
-def swiglu(x: torch.Tensor) -> torch.Tensor:
-    gate, up = x.chunk(2, -1)
-    return torch.nn.functional.silu(gate) * up
+def gated(x: torch.Tensor, gate: GateKind) -> torch.Tensor:
+    return Gate(gate)(x)
 
 
 @needs_native
@@ -174,15 +173,16 @@ def test_a_layer_adds_the_residual_and_rounds_once(bias: bool, outputs: int) -> 
 
 @needs_native
 @pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("gate", [GateKind.SWIGLU, GateKind.GELU])
 @torch.inference_mode()
-def test_a_gated_layer_multiplies_by_its_gate_and_rounds_once(bias: bool) -> None:
+def test_a_gated_layer_multiplies_by_its_gate_and_rounds_once(gate, bias) -> None:
     torch.manual_seed(0)
     linear = torch.nn.Linear(96, 2 * 112, bias=bias, dtype=torch.bfloat16)
-    layer = packed_linear(linear, PanelLinear, True)
+    layer = packed_linear(linear, PanelLinear, gate)
     assert torch.equal(layer.weight, linear.weight)
     x = torch.randn(2, 35, 96).bfloat16() * 8
-    exact = swiglu(copy.deepcopy(linear).double()(x.double()))
-    in_torch = swiglu(linear(x)).double()
+    exact = gated(copy.deepcopy(linear).double()(x.double()), gate)
+    in_torch = gated(linear(x), gate).double()
     found = layer(x).double()
     assert (found - exact).norm() < 0.7 * (in_torch - exact).norm()
     torch.testing.assert_close(found, exact, atol=1e-5, rtol=2**-8)
@@ -222,9 +222,12 @@ def test_answers_are_the_same_bits_whatever_they_are_batched_with(method, kind) 
 
 
 @needs_native
-@pytest.mark.parametrize("kind", ["llama", "mistral", "qwen2", "qwen3", "mixtral", "gpt_oss"])
+@pytest.mark.parametrize(
+    "kind", ["llama", "mistral", "qwen2", "qwen3", "mixtral", "gpt_oss", "gemma3_text", "youtu"]
+)
 def test_a_stable_engine_answers_as_one_prompt_a_question_in_the_very_bits(kind: str) -> None:
-    window = {"sliding_window": 70} if kind in ("mistral", "gpt_oss") else {}
+    has_windows = kind in ("mistral", "gpt_oss", "gemma3_text")
+    window = {"sliding_window": 70} if has_windows else {}
     model = pack_model(tiny_model(kind, head_dim=32, **window).bfloat16(), stable=True)
     rng = random.Random(0)
 
@@ -289,15 +292,16 @@ def test_rms_norm_rounds_as_transformers(shape) -> None:
 
 
 @needs_native
-def test_swiglu_is_nearer_to_float64_than_torch() -> None:
+@pytest.mark.parametrize(("gate", "atol"), [(GateKind.SWIGLU, 1e-30), (GateKind.GELU, 1e-14)])
+def test_a_gate_is_nearer_to_float64_than_torch(gate: GateKind, atol: float) -> None:
     torch.manual_seed(0)
     x = torch.randn(2, 35, 2 * 1536).bfloat16() * 8
     x[0, 0, :5] = torch.tensor([0.0, -300.0, 300.0, -3e38, 88.0])
-    exact = swiglu(x.double())
-    found = native.swiglu(x).double()
-    in_torch = swiglu(x).double()
+    exact = gated(x.double(), gate)
+    found = native.gated(x, gate).double()
+    in_torch = gated(x, gate).double()
     assert (found - exact).norm() < (in_torch - exact).norm()
-    torch.testing.assert_close(found, exact, atol=1e-30, rtol=2**-8)
+    torch.testing.assert_close(found, exact, atol=atol, rtol=2**-8)
 
 
 @needs_native
@@ -505,12 +509,35 @@ def test_layers_of_fp8_in_one_give_what_each_gives() -> None:
 @pytest.mark.parametrize("seed", range(20))
 def test_a_random_pass_is_as_near_to_float64_as_torchs_attention_is(seed):
     rng = random.Random(seed)
-    generator = torch.Generator().manual_seed(seed)
-    step = random_pass(rng, CPU, (40, 200, 300)[seed % 3])
     dim = (32, 64, 96, 128, 256)[seed % 5]
     value_dim = rng.choice([dim, 64])
     kv_heads = rng.choice([1, 2, 3])
-    repeat = rng.choice([1, 2, 3, 7, 32])
+    check_kernel(rng, seed, dim, value_dim, kv_heads, rng.choice([1, 2, 3, 7, 32]), False)
+
+
+@needs_kernel
+@pytest.mark.parametrize(
+    ("dim", "latent_dim", "heads"),
+    # A tiny model, MiniCPM3, GLM-4.7-Flash and DeepSeek V3.
+    [(96, 64, 4), (288, 256, 40), (576, 512, 20), (576, 512, 128)],
+)
+def test_attention_to_latents_is_as_near_to_float64_as_torchs_to_values(dim, latent_dim, heads):
+    for seed in range(2):
+        check_kernel(random.Random(seed), seed, dim, latent_dim, 1, heads, True)
+
+
+def check_kernel(
+    rng: random.Random,
+    seed: int,
+    dim: int,
+    value_dim: int,
+    kv_heads: int,
+    repeat: int,
+    is_latent: bool,
+) -> None:
+    """Compare the kernel with torch's attention, which gets values apart, on a random pass."""
+    generator = torch.Generator().manual_seed(seed)
+    step = random_pass(rng, CPU, (40, 200, 300)[seed % 3])
     tokens = len(step.slots)
     slots = step.cache.allocator.slots
 
@@ -522,12 +549,19 @@ def test_a_random_pass_is_as_near_to_float64_as_torchs_attention_is(seed):
     query = numbers(tokens, kv_heads * repeat, dim)
     key = numbers(kv_heads, tokens, dim).transpose(0, 1)
     value = numbers(kv_heads, tokens, value_dim).transpose(0, 1)
+    if is_latent:
+        values = keys[..., :value_dim]
+        value = key[..., :value_dim]
 
     def attend(attention: Attend, layer: AttentionLayer, dtype: torch.dtype) -> torch.Tensor:
         step.cache.keys[0] = keys.to(dtype, copy=True)
         step.cache.values[0] = values.to(dtype, copy=True)
         step._masks.clear()  # Masks have the dtype of the attention that asked for them first.
-        out = attention(step, layer, query.to(dtype), key.to(dtype), value.to(dtype))
+        new_value = value.to(dtype)
+        if layer.latent_dim is not None:
+            del step.cache.values[0]
+            new_value = None
+        out = attention(step, layer, query.to(dtype), key.to(dtype), new_value)
         return out.double()
 
     for window in (None, rng.randint(1, 12), 60, 10_000):
@@ -536,6 +570,10 @@ def test_a_random_pass_is_as_near_to_float64_as_torchs_attention_is(seed):
         layer = AttentionLayer(0, scale, window, rng.choice([None, 2.0]), sinks)
         exact = attend(sdpa.attend, layer, torch.float64)
         torch_error = (attend(sdpa.attend, layer, torch.bfloat16) - exact).abs()
+        if is_latent:
+            layer = layer._replace(latent_dim=value_dim)
+            in_torch = attend(sdpa.attend, layer, torch.float64)
+            torch.testing.assert_close(in_torch, exact, atol=1e-12, rtol=0)
         for kernel in (avx512.attend, avx512.attend_stable):
             error = (attend(kernel, layer, torch.bfloat16) - exact).abs()
             assert error.mean() <= 1.05 * torch_error.mean(), layer

@@ -111,6 +111,8 @@ def compiled(kernel, capability: int, types: dict[str, str], constants: dict, wa
         (89, "bf16", 128, 64, {"SPLIT": True}),
         (89, "bf16", 64, 64, {"SPLIT": True, "WINDOW": True, "SINKS": True}),
         (90, "bf16", 128, 128, {}),
+        # The latents and rotated keys of DeepSeek V3.
+        (89, "bf16", 512, 16, {"SPLIT": True, "REST_DIM": 64, "REST_BLOCK": 64}),
         *slow(
             (89, "fp16", 64, 64, {}),
             (89, "bf16", 128, 16, {"SPLIT": True, "WORDS": 2}),
@@ -130,12 +132,14 @@ def test_attention_compiles_into_what_a_card_has(
 
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     itemsize = 4 if dtype == "fp32" else 2
-    tile = triton_kernel.tiles(divmod(capability, 10), dim, itemsize)[rows]
+    key_dim = dim + flags.get("REST_DIM", 0)
+    tile = triton_kernel.tiles(divmod(capability, 10), key_dim, itemsize)[rows]
     power = triton_kernel.power_of_two(dim)
     constants = {
         "HEADS": 32,
         "KV_HEADS": 8,
         "DIM": dim,
+        "REST_DIM": 0,
         "VALUE_DIM": dim,
         "WORDS": 1,
         "WINDOW": False,
@@ -145,6 +149,7 @@ def test_attention_compiles_into_what_a_card_has(
         "ROWS": rows,
         "BLOCK": tile.keys,
         "DIM_BLOCK": power,
+        "REST_BLOCK": 16,
         "VALUE_BLOCK": power,
         **flags,
     }
@@ -174,23 +179,28 @@ def test_the_kernels_around_it_compile(capability, monkeypatch, tmp_path):
 
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     names = ["x", "weight", "joined", "keys", "values", "cos", "sin", "query_weight", "key_weight"]
-    names.append("sinks")
+    names += ["sinks", "query", "latents", "absorbed"]
     types = {
         **dict.fromkeys(names, "*bf16"),
         **dict.fromkeys(["scale", "split", "split_lse"], "*fp32"),
-        **dict.fromkeys(["merged", "rows"], "*i32"),
+        **dict.fromkeys(["merged", "rows", "order"], "*i32"),
         "slots": "*i64",
         "eps": "fp32",
     }
-    heads = {"HEADS": 32, "KV_HEADS": 8, "NORM": True, "HALF": 64}
+    heads = {"HEADS": 32, "KV_HEADS": 8, "NORM": True, "NORM_VALUES": False, "HALF": 64}
     heads |= {"STYLE": 0, "ROTATE": True, "BLOCK": triton_kernels._HEADS}
+    gated = {"DIM": 12288, "GATE": 1}
+    latents = {"HEADS": 128, "PLAIN_DIM": 128, "LATENT_DIM": 512, "HALF": 32}
+    latents |= {"STYLE": 0, "BLOCK": triton_kernels._HEADS}
     merge = {"HEADS": 32, "VALUE_DIM": 128, "VALUE_BLOCK": 128}
     for kernel, constants, warps in (
         (triton_kernels._norm, {"DIM": 4096, "BLOCK": 4096, "STYLE": 0, "FP8": False}, 4),
         (triton_kernels._store_heads, heads, 4),
-        (triton_kernels._swiglu, {"DIM": 12288, "BLOCK": triton_kernels._BLOCK, "FP8": False}, 4),
+        (triton_kernels._gated, {**gated, "BLOCK": triton_kernels._BLOCK, "FP8": False}, 4),
+        (triton_kernels._gated, {**gated, "GATE": 3, "BLOCK": 1024, "FP8": False}, 4),
+        (triton_kernels._store_latents, latents, 4),
         (triton_kernels._norm, {"DIM": 4096, "BLOCK": 4096, "STYLE": 2, "FP8": True}, 4),
-        (triton_kernels._swiglu, {"DIM": 12288, "BLOCK": 16384, "FP8": True}, 16),
+        (triton_kernels._gated, {**gated, "BLOCK": 16384, "FP8": True}, 16),
         (triton_kernels._quantize, {"DIM": 4096, "BLOCK": 4096}, 4),
         (triton_kernel._merge, {**merge, "SINKS": False}, 1),
         (triton_kernel._merge, {**merge, "SINKS": True}, 1),

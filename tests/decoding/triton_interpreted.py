@@ -15,10 +15,11 @@ from triton.runtime import interpreter
 
 from raypd.decoding import graphs
 from raypd.decoding.attention import plan, sdpa, triton_kernel
-from raypd.decoding.attention.check import error_of
+from raypd.decoding.attention.check import HeadSizes, error_of
 from raypd.decoding.attention.step import PrefixGroup
 from raypd.decoding.engine import Engine
 from raypd.decoding.layers import triton_kernels
+from raypd.decoding.layers.expert_weights import GateKind
 from raypd.decoding.layers.in_triton import CudaBuilder, CudaNorm
 from raypd.decoding.layers.sources import NormStyle
 from raypd.decoding.methods.autoregressive import autoregressive
@@ -90,6 +91,24 @@ def test_other_precisions(dtype, atol):
         compare(triton_kernel.attend, sdpa.attend, seed, CPU, dtype, atol, dim=16, value_dim=16)
 
 
+# Twenty heads are two groups that read the keys each.
+@pytest.mark.parametrize(("heads", "dim", "latent_dim"), [(20, 80, 64), (3, 40, 24)])
+def test_values_that_are_a_part_of_the_keys(heads, dim, latent_dim):
+    compare(
+        triton_kernel.attend,
+        sdpa.attend,
+        0,
+        CPU,
+        torch.float64,
+        1e-10,
+        kv_heads=1,
+        repeat=heads,
+        dim=dim,
+        value_dim=latent_dim,
+        latent=True,
+    )
+
+
 @pytest.mark.parametrize(
     ("kind", "extra"),
     [
@@ -147,7 +166,10 @@ def test_inputs_in_fp8_are_what_a_layer_would_make_of_them(dim):
     for plain, converted in (
         (x, triton_kernels.rows_in_fp8(x)),
         (CudaNorm(norm, style, False)(x), CudaNorm(norm, style, True)(x)),
-        (triton_kernels.swiglu(x, False), triton_kernels.swiglu(x, True)),
+        *[
+            (triton_kernels.gated(x, gate, False), triton_kernels.gated(x, gate, True))
+            for gate in (GateKind.SWIGLU, GateKind.GELU)
+        ],
     ):
         rows, scale = in_fp8(plain)
         assert torch.equal(converted.rows.view(torch.uint8), rows.view(torch.uint8))
@@ -172,7 +194,7 @@ def small_gpu(monkeypatch):
 
 
 def error_in_float16(attend) -> float:
-    return error_of(attend, CPU, torch.float16, 2, 1, 16)
+    return error_of(attend, CPU, torch.float16, HeadSizes(2, 1, 16))
 
 
 @pytest.mark.usefixtures("small_gpu")

@@ -15,8 +15,8 @@ from raypd.decoding.attention.step import BLOCK, AttentionLayer, Step
 
 # Rows of a block, one per query and query head. Registers hold six at a time.
 _BLOCK_ROWS = (60,)
-_MAX_HEAD_DIM = 256  # DIM in native.c
-_MAX_REPEAT = 32
+_MAX_HEAD_DIM = 576  # DIM in native.c
+_MAX_REPEAT = 128  # Not more than ROWS in native.c.
 
 
 def attend(
@@ -27,7 +27,7 @@ def attend(
     value: torch.Tensor | None,
 ) -> torch.Tensor:
     """Attend by one function of C; the arguments are those of `Attend`."""
-    if key is None or value is None or not _takes(query, key, value):
+    if not _takes(query, *_samples(step, layer, key, value)):
         return sdpa.attend(step, layer, query, key, value)
     query, keys, values = _store(step, layer, query, key, value)
     return _attend_stored(step, layer, query, keys, values)
@@ -45,9 +45,7 @@ def attend_stable(
     The sums go over the keys that a query sees, whatever lies between them in the cache. For that,
     keys and values are first copied together, for each segment of queries.
     """
-    assert key is not None
-    assert value is not None
-    assert _takes(query, key, value)
+    assert _takes(query, *_samples(step, layer, key, value))
     query, keys, values = _store(step, layer, query, key, value)
     gathered, slots = step.gathered
     return _attend_stored(gathered, layer, query, _copy(keys, slots), _copy(values, slots))
@@ -58,17 +56,41 @@ def _copy(stored: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
     return stored.transpose(0, 1).index_select(1, slots).transpose(0, 1)
 
 
+def _samples(
+    step: Step, layer: AttentionLayer, key: torch.Tensor | None, value: torch.Tensor | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return keys and values of the layer, of which only the sizes and the dtype matter."""
+    if key is None:
+        return step.cache.write(layer.number, step.slots, None, None, layer.latent_dim)
+    if layer.latent_dim is not None:
+        return key, key[..., : layer.latent_dim]
+    assert value is not None
+    return key, value
+
+
 def _store(
-    step: Step, layer: AttentionLayer, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
+    step: Step,
+    layer: AttentionLayer,
+    query: torch.Tensor,
+    key: torch.Tensor | None,
+    value: torch.Tensor | None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Store keys and values in the cache.
+    """Store keys and values in the cache, unless they are there already.
 
     Returns:
         The queries with a last stride of 1, and all keys and values of the layer, [slots, kv_heads,
         head_dim] each.
     """
     query = _with_unit_stride(query)
+    if key is None:
+        keys, values = step.cache.write(layer.number, step.slots, None, None, layer.latent_dim)
+        return query, keys, values
     key = _with_unit_stride(key)
+    if layer.latent_dim is not None:
+        keys = step.cache.latents(layer.number, key)
+        native.store(step.slots, key, keys)
+        return query, keys, keys[..., : layer.latent_dim]
+    assert value is not None
     value = _with_unit_stride(value)
     keys, values = step.cache.layer(layer.number, key, value)
     native.store(step.slots, key, keys)
@@ -152,12 +174,23 @@ def is_best(device: torch.device, dtype: torch.dtype) -> bool:
     return not native.has("amx_bf16") and refusal(device) is None
 
 
+def takes_sizes(repeat: int, dim: int, value_dim: int) -> bool:
+    """Tell whether the kernel supports heads of some sizes.
+
+    Args:
+        repeat: Query heads that share a key head.
+        dim: Numbers of a key.
+        value_dim: Numbers of a value.
+    """
+    for size in (dim, value_dim):
+        if size % 32 or size > _MAX_HEAD_DIM:
+            return False
+    return repeat <= _MAX_REPEAT
+
+
 def _takes(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> bool:
     """Tell whether the kernel supports tensors [tokens, heads, head_dim] of these sizes."""
-    for tensor in (key, value):
-        head_dim = tensor.shape[-1]
-        if head_dim % 32 or head_dim > _MAX_HEAD_DIM:
-            return False
-    if query.shape[1] // key.shape[1] > _MAX_REPEAT:
+    repeat = query.shape[1] // key.shape[1]
+    if not takes_sizes(repeat, key.shape[-1], value.shape[-1]):
         return False
     return query.dtype == key.dtype == value.dtype == torch.bfloat16

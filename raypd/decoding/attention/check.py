@@ -18,26 +18,32 @@ _SHAPES = [(90, 90), (1, 420), _PARALLEL, *[(1, 20)] * 16]
 _TOLERATED_ROUNDINGS = 4
 
 
+class HeadSizes(NamedTuple):
+    """The sizes of an attention."""
+
+    heads: int  # Query heads.
+    kv_heads: int
+    dim: int  # Numbers of a query or key.
+    # How many of a key's first numbers are its value; None if values are apart, of the same size.
+    latent_dim: int | None = None
+
+
 class _Tensors(NamedTuple):
     """The inputs of attention for all slots of the cache."""
 
     query: torch.Tensor  # [tokens, heads, dim]
     key: torch.Tensor  # [slots, kv_heads, dim]
-    value: torch.Tensor  # [slots, kv_heads, dim]
+    value: torch.Tensor  # [slots, kv_heads, dim of a value]
 
 
-def error_of(
-    attend: Attend, device: torch.device, dtype: torch.dtype, heads: int, kv_heads: int, dim: int
-) -> float:
+def error_of(attend: Attend, device: torch.device, dtype: torch.dtype, sizes: HeadSizes) -> float:
     """Compare an attention function with float64.
 
     Args:
         attend: The function to check.
         device: Where it runs.
         dtype: The dtype of its inputs.
-        heads: Query heads.
-        kv_heads: Key heads.
-        dim: Dimension of a head.
+        sizes: The sizes of queries, keys and values.
 
     Returns:
         The largest difference, as a multiple of what is tolerated for the dtype.
@@ -46,18 +52,23 @@ def error_of(
     spans = _random_spans(rng)
     slot_count = spans[-1].key_start + spans[-1].key_count
     slots = torch.from_numpy(np.concatenate([_query_slots(span) for span in spans])).to(device)
-    tensors = _Tensors(
-        _random_tensor(rng, (len(slots), heads, dim), device, dtype),
-        _random_tensor(rng, (slot_count, kv_heads, dim), device, dtype),
-        _random_tensor(rng, (slot_count, kv_heads, dim), device, dtype),
-    )
+    heads, kv_heads, dim, latent_dim = sizes
+    query = _random_tensor(rng, (len(slots), heads, dim), device, dtype)
+    key = _random_tensor(rng, (slot_count, kv_heads, dim), device, dtype)
     cache = KVCache(slot_count, None, device)
-    keys, values = cache.layer(0, tensors.key, tensors.value)
-    keys.copy_(tensors.key)
-    values.copy_(tensors.value)
+    if latent_dim is None:
+        value = _random_tensor(rng, (slot_count, kv_heads, dim), device, dtype)
+        keys, values = cache.layer(0, key, value)
+        values.copy_(value)
+    else:
+        value = key[..., :latent_dim]
+        keys = cache.latents(0, key)
+    keys.copy_(key)
+    tensors = _Tensors(query, key, value)
     step = Step(cache, [PrefixGroup(spans, 0, _PREFIX_LENGTH)], slots, slots[:0], attend)
-    layer = AttentionLayer(0, dim**-0.5)
-    attended = attend(step, layer, tensors.query, tensors.key[slots], tensors.value[slots])
+    layer = AttentionLayer(0, dim**-0.5, latent_dim=latent_dim)
+    new_value = value[slots] if latent_dim is None else None
+    attended = attend(step, layer, query, key[slots], new_value)
     largest = 0.0
     for span in spans:
         exact = _attend_exactly(span, tensors, layer.scale)
@@ -113,7 +124,7 @@ def _random_tensor(
 
 
 def _attend_exactly(span: Span, tensors: _Tensors, scale: float) -> torch.Tensor:
-    """Return the attention of a span in float64, [queries, heads, dim]."""
+    """Return the attention of a span in float64, [queries, heads, dim of a value]."""
     query = tensors.query[span.query_start : span.query_end].double()
     key = _keys_of(span, tensors.key, query.shape[1])
     value = _keys_of(span, tensors.value, query.shape[1])

@@ -8,7 +8,7 @@ import torch
 
 import raypd.decoding.attention.avx512 as avx512
 import raypd.decoding.attention.sdpa as sdpa
-from raypd.decoding.attention.check import error_of
+from raypd.decoding.attention.check import HeadSizes, error_of
 from raypd.decoding.attention.step import Attend, AttentionLayer, Step
 
 # The name of `attention` among transformers' attention functions.
@@ -63,31 +63,38 @@ def _import_triton_kernel() -> Any:
 def _fastest(device: torch.device, dtype: torch.dtype, config: Any) -> str:
     """Return the name of the fastest attention that is right on a device."""
     if device.type == "cuda" and dtype in (torch.bfloat16, torch.float16):
-        heads, kv_heads, head_dim = _head_sizes(config)
-        return _fastest_on_gpu(device, dtype, heads, kv_heads, head_dim)
+        return _fastest_on_gpu(device, dtype, _head_sizes(config))
     if avx512.is_best(device, dtype):
         return "avx512"
     return "sdpa"
 
 
-def _head_sizes(config: Any) -> tuple[int, int, int]:
-    """Return the query heads, the key heads and the dimension of a head."""
-    heads = config.num_attention_heads
-    kv_heads = getattr(config, "num_key_value_heads", None) or heads
-    head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
-    return heads, kv_heads, head_dim
+def _head_sizes(config: Any) -> tuple[HeadSizes, ...]:
+    """Return the sizes of the attention of a model, each of those that its layers have."""
+    latent_dim = getattr(config, "kv_lora_rank", None)
+    if latent_dim:
+        dim = latent_dim + config.qk_rope_head_dim
+        return (HeadSizes(config.num_attention_heads, 1, dim, latent_dim),)
+    sizes: list[HeadSizes] = []
+    for layer in range(config.num_hidden_layers):
+        of_layer = config.per_layer_config[layer]
+        heads = of_layer.num_attention_heads
+        kv_heads = getattr(of_layer, "num_key_value_heads", None) or heads
+        head_dim = getattr(of_layer, "head_dim", None) or of_layer.hidden_size // heads
+        sizes.append(HeadSizes(heads, kv_heads, head_dim))
+    return tuple(dict.fromkeys(sizes))
 
 
 @cache
 def _fastest_on_gpu(
-    device: torch.device, dtype: torch.dtype, heads: int, kv_heads: int, head_dim: int
+    device: torch.device, dtype: torch.dtype, all_sizes: tuple[HeadSizes, ...]
 ) -> str:
     """Return "triton" if it is right on this GPU, else "sdpa", with a warning."""
     if torch.cuda.get_device_capability(device) < (8, 0):
         return "sdpa"
     try:
         attend = choose_attention("triton", device, dtype, None)
-        error = error_of(attend, device, dtype, heads, kv_heads, head_dim)
+        error = max(error_of(attend, device, dtype, sizes) for sizes in all_sizes)
     # The compiler, the driver and the GPU raise all kinds of exceptions; sdpa needs none of them.
     except Exception as failure:
         reason = f"{type(failure).__name__}: {failure}"

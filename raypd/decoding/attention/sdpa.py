@@ -23,7 +23,10 @@ def attend(
 ) -> torch.Tensor:
     """Attend in torch; the arguments are those of `Attend`."""
     # [slots, kv_heads, head_dim]
-    keys, values = step.cache.write(layer.number, step.slots, key, value)
+    keys, values = step.cache.write(layer.number, step.slots, key, value, layer.latent_dim)
+    if layer.latent_dim is not None:
+        # The kernels of torch take values of the size of keys, so the result is cut instead.
+        values = keys
     tokens, heads, _ = query.shape
     out = query.new_empty(tokens, heads, values.shape[2])
     lse = query.new_empty(tokens, heads, dtype=_wide_dtype(query))
@@ -45,6 +48,8 @@ def attend(
         # The weights of all keys sum up to exp(lse), and the sink's own weight is exp(sink).
         share = torch.sigmoid(lse - layer.sinks)[..., None]
         out = (out * share).to(out.dtype)
+    if layer.latent_dim is not None:
+        return out[..., : layer.latent_dim]
     return out
 
 

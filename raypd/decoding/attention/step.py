@@ -187,6 +187,9 @@ class AttentionLayer(NamedTuple):
     # For each query head, the score of a sink: a key without a value, which every query sees. It is
     # neither scaled nor bounded. [heads]
     sinks: torch.Tensor | None = None
+    # Values are the first numbers of the keys, so many, and the cache holds keys alone. None if
+    # values are apart.
+    latent_dim: int | None = None
 
 
 class Attend(Protocol):
@@ -207,10 +210,11 @@ class Attend(Protocol):
             layer: The layer.
             query: Rotated queries, [tokens, heads, head_dim].
             key: Rotated keys, [tokens, kv_heads, head_dim], or None if they are stored already.
-            value: Values, [tokens, kv_heads, head_dim], or None likewise.
+            value: Values, [tokens, kv_heads, value_dim], or None likewise, and if they are a part
+                of the keys (`AttentionLayer.latent_dim`).
 
         Returns:
-            [tokens, heads, head_dim]
+            [tokens, heads, value_dim]
         """
 
 

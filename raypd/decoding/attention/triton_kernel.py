@@ -22,6 +22,8 @@ from raypd.decoding.attention.step import AttentionLayer, Step
 # Bytes of shared memory that the keys of one block may take, so that two stages of keys and values
 # fit the 99 KB of sm86, sm89 and sm120.
 _KEY_BYTES = 16_384
+# Rows of a block whose keys are latents.
+_LATENT_ROWS = 16
 
 
 class Tile(NamedTuple):
@@ -50,10 +52,19 @@ def attend(
     The arguments are those of `Attend`.
     """
     # [slots, kv_heads, head_dim]
-    keys, values = step.cache.write(layer.number, step.slots, key, value)
+    keys, values = step.cache.write(layer.number, step.slots, key, value, layer.latent_dim)
     tokens, heads, head_dim = query.shape
-    kv_heads = keys.shape[1]
     value_dim = values.shape[2]
+    # The kernel reads keys whose first numbers are values in two parts, each of them once.
+    is_latent = layer.latent_dim is not None
+    if is_latent:
+        # The sums of a row take 2 KB of registers, so a few query heads at a time share the keys.
+        groups = keys.shape[1] * _head_groups(heads // keys.shape[1])
+        keys = keys.expand(-1, groups, -1)
+        values = values.expand(-1, groups, -1)
+    kv_heads = keys.shape[1]
+    first_dim = value_dim if is_latent else head_dim
+    rest_dim = head_dim - first_dim
     scale = layer.scale
     if query.dtype == torch.float64:
         # Triton rounds number arguments to float32, so the scale is applied here.
@@ -64,6 +75,8 @@ def attend(
     out = query.new_empty(tokens, heads, value_dim)
     gpu = gpu_of(query.device)
     sizes = tiles(gpu.capability, max(head_dim, value_dim), query.element_size())
+    if is_latent:
+        sizes = {_LATENT_ROWS: sizes[_LATENT_ROWS]}
     repeat = heads // kv_heads
     fill = 2 * gpu.multiprocessors // kv_heads
     plan = KernelPlan.of(step, PlanKey(repeat, tuple(sizes), fill))
@@ -96,7 +109,8 @@ def attend(
                 *values.stride()[:2],
                 HEADS=heads,
                 KV_HEADS=kv_heads,
-                DIM=head_dim,
+                DIM=first_dim,
+                REST_DIM=rest_dim,
                 VALUE_DIM=value_dim,
                 WORDS=plan.words,
                 WINDOW=starts is not None,
@@ -105,7 +119,8 @@ def attend(
                 SPLIT=plan.split_rows > 0,
                 ROWS=rows,
                 BLOCK=tile.keys,
-                DIM_BLOCK=max(16, power_of_two(head_dim)),
+                DIM_BLOCK=max(16, power_of_two(first_dim)),
+                REST_BLOCK=max(16, power_of_two(max(1, rest_dim))),
                 VALUE_BLOCK=value_block,
                 num_warps=tile.warps,
                 num_stages=2,
@@ -125,6 +140,12 @@ def attend(
                 num_warps=1,
             )
     return out
+
+
+def _head_groups(heads: int) -> int:
+    """Return into how many groups of at most `_LATENT_ROWS` query heads are divided."""
+    size = max(size for size in range(1, _LATENT_ROWS + 1) if heads % size == 0)
+    return heads // size
 
 
 def refusal(device: torch.device) -> str | None:
@@ -202,6 +223,7 @@ def _attend(  # type: ignore[no-untyped-def]
     HEADS: tl.constexpr,
     KV_HEADS: tl.constexpr,
     DIM: tl.constexpr,
+    REST_DIM: tl.constexpr,
     VALUE_DIM: tl.constexpr,
     WORDS: tl.constexpr,
     WINDOW: tl.constexpr,
@@ -211,11 +233,12 @@ def _attend(  # type: ignore[no-untyped-def]
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
     DIM_BLOCK: tl.constexpr,
+    REST_BLOCK: tl.constexpr,
     VALUE_BLOCK: tl.constexpr,
 ):
     # Shapes: query_rows and out [tokens, heads, dim]; stored_keys and stored_values [slots,
     # kv_heads, dim]; split [rows, heads, dim] and split_lse [rows, heads]. The others are those of
-    # `KernelPlan`.
+    # `KernelPlan`. With a REST_DIM, a key has so many numbers behind its value.
     REPEAT: tl.constexpr = HEADS // KV_HEADS
     FIELDS: tl.constexpr = 2 + 2 * WORDS
     WIDE: tl.constexpr = tl.float64 if query_rows.dtype.element_ty == tl.float64 else tl.float32
@@ -242,6 +265,15 @@ def _attend(  # type: ignore[no-untyped-def]
     query_offset = token[:, None] * token_stride + head[:, None] * head_stride + dim[None, :]
     # [ROWS, DIM_BLOCK]
     query = tl.load(query_rows + query_offset, mask=is_row[:, None] & is_dim[None, :], other=0.0)
+    rest_dim = tl.arange(0, REST_BLOCK)
+    is_rest = rest_dim < REST_DIM
+    query_rest = query
+    if REST_DIM:
+        rest_offset = token[:, None] * token_stride + head[:, None] * head_stride
+        rest_offset += (DIM + rest_dim)[None, :]
+        query_rest = tl.load(
+            query_rows + rest_offset, mask=is_row[:, None] & is_rest[None, :], other=0.0
+        )
     start = tl.load(starts + token, mask=is_row, other=0) if WINDOW else row
     # The running sums: the highest score so far, the sum of weights relative to it, and the sum of
     # values by these weights.
@@ -250,6 +282,7 @@ def _attend(  # type: ignore[no-untyped-def]
     mixed = tl.zeros([ROWS, VALUE_BLOCK], WIDE)
     key_base = stored_keys + kv_head.to(tl.int64) * key_head + dim[None, :]
     value_base = stored_values + kv_head.to(tl.int64) * value_head + value_dim[None, :]
+    rest_base = stored_keys + kv_head.to(tl.int64) * key_head + (DIM + rest_dim)[None, :]
 
     # All queries see the prefix, whose positions are 0, 1, 2, ...
     for begin in range(0, prefix, BLOCK):
@@ -260,11 +293,33 @@ def _attend(  # type: ignore[no-untyped-def]
             is_seen = is_seen & (prefix_begin + offset[None, :] >= start[:, None])
         slot = (prefix_slot + offset)[:, None]
         key = tl.load(key_base + slot * key_slot, mask=is_key[:, None] & is_dim[None, :], other=0.0)
-        value = tl.load(
-            value_base + slot * value_slot, mask=is_key[:, None] & is_value_dim[None, :], other=0.0
-        )
+        rest = key
+        value = key
+        if REST_DIM:
+            rest = tl.load(
+                rest_base + slot * key_slot, mask=is_key[:, None] & is_rest[None, :], other=0.0
+            )
+        else:
+            value = tl.load(
+                value_base + slot * value_slot,
+                mask=is_key[:, None] & is_value_dim[None, :],
+                other=0.0,
+            )
         high, total, mixed = _take(
-            query, key, value, is_seen, high, total, mixed, scale, softcap, SOFTCAP, WIDE
+            query,
+            query_rest,
+            key,
+            rest,
+            value,
+            is_seen,
+            high,
+            total,
+            mixed,
+            scale,
+            softcap,
+            REST_DIM,
+            SOFTCAP,
+            WIDE,
         )
 
     done = 0
@@ -276,9 +331,29 @@ def _attend(  # type: ignore[no-untyped-def]
             slot = (own_slot + offset)[:, None]
             is_seen = is_row[:, None] & (offset >= 0)[None, :]
             key = tl.load(key_base + slot * key_slot, mask=is_dim[None, :], other=0.0)
-            value = tl.load(value_base + slot * value_slot, mask=is_value_dim[None, :], other=0.0)
+            rest = key
+            value = key
+            if REST_DIM:
+                rest = tl.load(rest_base + slot * key_slot, mask=is_rest[None, :], other=0.0)
+            else:
+                value = tl.load(
+                    value_base + slot * value_slot, mask=is_value_dim[None, :], other=0.0
+                )
             high, total, mixed = _take(
-                query, key, value, is_seen, high, total, mixed, scale, softcap, SOFTCAP, WIDE
+                query,
+                query_rest,
+                key,
+                rest,
+                value,
+                is_seen,
+                high,
+                total,
+                mixed,
+                scale,
+                softcap,
+                REST_DIM,
+                SOFTCAP,
+                WIDE,
             )
 
     # The remaining own keys are masked by the rule of visibility.
@@ -303,11 +378,33 @@ def _attend(  # type: ignore[no-untyped-def]
         )
         slot = (own_slot + offset)[:, None]
         key = tl.load(key_base + slot * key_slot, mask=is_key[:, None] & is_dim[None, :], other=0.0)
-        value = tl.load(
-            value_base + slot * value_slot, mask=is_key[:, None] & is_value_dim[None, :], other=0.0
-        )
+        rest = key
+        value = key
+        if REST_DIM:
+            rest = tl.load(
+                rest_base + slot * key_slot, mask=is_key[:, None] & is_rest[None, :], other=0.0
+            )
+        else:
+            value = tl.load(
+                value_base + slot * value_slot,
+                mask=is_key[:, None] & is_value_dim[None, :],
+                other=0.0,
+            )
         high, total, mixed = _take(
-            query, key, value, is_seen, high, total, mixed, scale, softcap, SOFTCAP, WIDE
+            query,
+            query_rest,
+            key,
+            rest,
+            value,
+            is_seen,
+            high,
+            total,
+            mixed,
+            scale,
+            softcap,
+            REST_DIM,
+            SOFTCAP,
+            WIDE,
         )
 
     _store(
@@ -464,7 +561,9 @@ def _seen(  # type: ignore[no-untyped-def]
 @triton.jit
 def _take(  # type: ignore[no-untyped-def]
     query,
+    query_rest,
     key,
+    rest,
     value,
     is_seen,
     high,
@@ -472,12 +571,16 @@ def _take(  # type: ignore[no-untyped-def]
     mixed,
     scale,
     softcap,
+    REST_DIM: tl.constexpr,
     SOFTCAP: tl.constexpr,
     WIDE: tl.constexpr,
 ):
     """Add a block of keys to the running sums of `_attend`."""
     # [ROWS, BLOCK]
-    scores = tl.dot(query, tl.trans(key), input_precision="ieee", out_dtype=WIDE) * scale
+    scores = tl.dot(query, tl.trans(key), input_precision="ieee", out_dtype=WIDE)
+    if REST_DIM:
+        scores += tl.dot(query_rest, tl.trans(rest), input_precision="ieee", out_dtype=WIDE)
+    scores *= scale
     if SOFTCAP:
         # This is tanh, which triton does not have.
         small = tl.exp(-2 * tl.abs(scores / softcap))

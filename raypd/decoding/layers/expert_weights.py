@@ -13,6 +13,22 @@ class GateKind(IntEnum):
     SWIGLU = 1  # silu(gate) * up
     # gate * sigmoid(alpha * gate) * (up + 1), after both were bounded; gpt-oss has it.
     CLAMPED = 2
+    GELU = 3  # gelu(gate) * up, with gelu by tanh
+
+
+# The kinds of the classes of transformers that compute activations.
+_KINDS = {
+    "SiLU": GateKind.SWIGLU,
+    "SiLUActivation": GateKind.SWIGLU,
+    "GELUTanh": GateKind.GELU,
+}
+
+
+def gate_kind(activation: Any) -> GateKind | None:
+    """Return the kind of gate with an activation; None if the engine does not have it."""
+    if activation is torch.nn.functional.silu:
+        return GateKind.SWIGLU
+    return _KINDS.get(type(activation).__name__)
 
 
 class Gate(NamedTuple):
@@ -27,6 +43,8 @@ class Gate(NamedTuple):
         gate, up = joined.chunk(2, -1)
         if self.kind == GateKind.SWIGLU:
             return torch.nn.functional.silu(gate) * up
+        if self.kind == GateKind.GELU:
+            return torch.nn.functional.gelu(gate, approximate="tanh") * up
         gate = gate.clamp(max=self.limit)
         up = up.clamp(-self.limit, self.limit)
         return gate * torch.sigmoid(gate * self.alpha) * (up + 1)
@@ -109,9 +127,7 @@ class QuantizedExperts(torch.nn.Module):
 
 def is_silu(activation: Any) -> bool:
     """Tell whether an activation of transformers is SiLU."""
-    if activation is torch.nn.functional.silu:
-        return True
-    return type(activation).__name__ in ("SiLU", "SiLUActivation")
+    return gate_kind(activation) is GateKind.SWIGLU
 
 
 def gate_of(experts: Any) -> Gate | None:
@@ -121,7 +137,8 @@ def gate_of(experts: Any) -> Gate | None:
     if not getattr(experts, "has_gate", False) or getattr(experts, "has_post_expert_norm", False):
         return None
     if type(experts)._apply_gate.__name__ == "_default_apply_gate":
-        return Gate(GateKind.SWIGLU) if is_silu(experts.act_fn) else None
+        kind = gate_kind(experts.act_fn)
+        return None if kind is None else Gate(kind)
     if type(experts).__name__ == "GptOssExperts":
         return Gate(GateKind.CLAMPED, float(experts.alpha), float(experts.limit))
     return None

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+import raypd.decoding.attention.avx512 as avx512
 import raypd.decoding.native as native
 from raypd.decoding.attention.step import Step
 from raypd.decoding.layers.expert_weights import (
@@ -22,9 +23,12 @@ from raypd.decoding.layers.in_torch import (
     Attention,
     Builder,
     Experts,
+    HeadProduct,
+    LatentAttention,
     Mlp,
     Norm,
     Product,
+    Products,
     Projected,
     Router,
     Shared,
@@ -45,6 +49,7 @@ from raypd.decoding.layers.recurrent_in_c import (
 from raypd.decoding.layers.sources import (
     AttentionSource,
     ExpertsSource,
+    LatentSource,
     Linears,
     MlpSource,
     NormStyle,
@@ -54,6 +59,7 @@ from raypd.decoding.layers.sources import (
     epsilon,
     in_order,
     projected_rows,
+    with_unit_weight,
 )
 from raypd.decoding.linear import GroupedPanels, PackedLinear, PanelLinear, has_pairs
 from raypd.decoding.quantized import Int8Linear
@@ -96,16 +102,27 @@ def _add(product: Any, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
 class CAttention(Attention):
     """An attention whose projections are one product."""
 
-    def __init__(self, source: AttentionSource, product: AnyProduct, norms: list[Any]) -> None:
+    def __init__(
+        self,
+        source: AttentionSource,
+        product: AnyProduct,
+        query_norm: Any,
+        key_norm: Any,
+        value_norm: Any,
+    ) -> None:
         """
         Args:
             source: What it computes.
             product: Gives queries, keys and values in the order of `Rope`.
-            norms: Those of queries and keys, or none.
+            query_norm: The norm of queries, or None.
+            key_norm: The norm of keys, or None.
+            value_norm: The norm of values, or None.
         """
         super().__init__(source)
         self.projection = product
-        self.norms = torch.nn.ModuleList(norms)
+        self.query_norm = query_norm
+        self.key_norm = key_norm
+        self.value_norm = value_norm
 
     def take(self, source: AttentionSource) -> None:
         self.norms_all_heads = source.norms_all_heads
@@ -113,53 +130,101 @@ class CAttention(Attention):
 
     def project(self, x: torch.Tensor, rope: Rope, step: Step) -> Projected:
         joined = self.projection(x).unflatten(-1, (-1, self.head_dim))  # [tokens, all heads, ...]
-        query, key, value = joined[:, : self.heads + 2 * self.kv_heads].split(
-            [self.heads, self.kv_heads, self.kv_heads], 1
-        )
-        gate = joined[:, self.heads + 2 * self.kv_heads :].flatten(1) if self.gated else None
-        # Queries and keys are neighbours, and are rotated in one call.
-        both = joined[:, : self.heads + self.kv_heads]
-        if len(self.norms) == 0:
-            if self.rotated:
-                native.rotate(both, rope.cos, rope.sin)
-            return Projected(query, key, value, gate)
-        if self.norms_last and self.rotated:
-            native.rotate(both, rope.cos, rope.sin)
-        query = self._normed(query, self.norms[0])
-        key = self._normed(key, self.norms[1])
-        if self.rotated and not self.norms_last:
-            native.rotate(query, rope.cos, rope.sin)
-            native.rotate(key, rope.cos, rope.sin)
+        kv_heads = 0 if self.is_reader else self.kv_heads
+        count = self.heads + 2 * kv_heads
+        query, key, value = joined[:, :count].split([self.heads, kv_heads, kv_heads], 1)
+        gate = joined[:, count:].flatten(1) if self.gated else None
+        if self.rotated and (self.query_norm is None or self.norms_last):
+            # Queries and keys are neighbours, and are rotated in one call.
+            native.rotate(joined[:, : self.heads + kv_heads], rope.cos, rope.sin)
+        query = self._normed(query, self.query_norm, rope)
+        if self.is_reader:
+            return Projected(query, None, None, gate)
+        key = self._normed(key, self.key_norm, rope)
+        if self.value_norm is not None:
+            value = self.value_norm(value)
         return Projected(query, key, value, gate)
 
     def scaled(self, out: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
         native.sigmoid_gate(out, gate)
         return out
 
-    def _normed(self, x: torch.Tensor, norm: Any) -> torch.Tensor:
-        if not self.norms_all_heads:
-            return norm(x)
-        return norm(x.flatten(1)).view(x.shape)
+    def _normed(self, x: torch.Tensor, norm: Any, rope: Rope) -> torch.Tensor:
+        """Norm queries or keys [tokens, heads, head_dim], and rotate them if they are not yet."""
+        if norm is None:
+            return x
+        x = norm(x.flatten(1)).view(x.shape) if self.norms_all_heads else norm(x)
+        if self.rotated and not self.norms_last:
+            native.rotate(x, rope.cos, rope.sin)
+        return x
+
+
+class CProducts(Products):
+    """Linear layers as one product."""
+
+    def __init__(self, product: AnyProduct, sizes: list[int]) -> None:
+        """
+        Args:
+            product: Gives the outputs of all layers.
+            sizes: The number of outputs of each layer.
+        """
+        torch.nn.Module.__init__(self)
+        self.product = product
+        self.sizes = sizes
+
+    def forward(self, x: torch.Tensor) -> list[torch.Tensor]:
+        return list(self.product(x).split(self.sizes, -1))
+
+
+class CHeadProduct(torch.nn.Module):
+    """A product of each head with a packed weight of its own."""
+
+    def __init__(self, weight: torch.Tensor) -> None:
+        """
+        Args:
+            weight: [heads, outputs, inputs]
+        """
+        super().__init__()
+        self.heads = len(weight)
+        self.panels = GroupedPanels(weight.contiguous(), None)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[tokens, heads, inputs] -> [tokens, heads, outputs]"""
+        rows = x.transpose(0, 1).reshape(-1, x.shape[-1])
+        starts = torch.arange(self.heads + 1) * len(x)
+        return self.panels(rows, starts).unflatten(0, (self.heads, -1)).transpose(0, 1)
+
+
+class CLatentAttention(LatentAttention):
+    """Attention to latents whose rotation is by native.c."""
+
+    def rotated(self, x: torch.Tensor, rope: Rope) -> torch.Tensor:
+        if rope.cos.dtype != torch.bfloat16 or self.head_dim % 32:
+            return super().rotated(x, rope)
+        copied = x.contiguous() if self.order is None else x[..., self.order]
+        native.rotate(copied, rope.cos, rope.sin)
+        return copied
 
 
 class CMlp(Mlp):
     """A gated MLP of two products."""
 
     def __init__(
-        self, source: MlpSource, gated: AnyProduct, down: AnyProduct, has_swiglu: bool
+        self, source: MlpSource, gated: AnyProduct, down: AnyProduct, gate: GateKind | None
     ) -> None:
         """
         Args:
             source: What it computes.
-            gated: Gives gate and up; if it is a `PanelLinear`, their product.
+            gated: Gives gate and up; if it is a `PanelLinear` and native.c has the activation,
+                their product.
             down: Reads that.
-            has_swiglu: Whether native.c has the activation.
+            gate: The activation; None if native.c does not have it.
         """
         torch.nn.Module.__init__(self)
         self.gated = gated
         self.down = down
         self.activation = source.activation
-        self.has_swiglu = has_swiglu
+        self.gate = gate
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.down(self._between(x))
@@ -170,10 +235,10 @@ class CMlp(Mlp):
     def _between(self, x: torch.Tensor) -> torch.Tensor:
         """Return activation(gate) * up, [tokens, intermediate size]."""
         x = self.gated(x)
-        if isinstance(self.gated, PanelLinear) and self.gated.gated:
+        if isinstance(self.gated, PanelLinear) and self.gated.gate:
             return x
-        if self.has_swiglu:
-            return native.swiglu(x)
+        if self.gate is not None:
+            return native.gated(x, self.gate)
         gate, up = x.chunk(2, -1)
         return self.activation(gate) * up
 
@@ -261,9 +326,9 @@ class GroupedLoop(torch.nn.Module):
         joined = torch.cat(parts)
         if self.gate is None:
             return joined
-        if self.gate.kind == GateKind.SWIGLU:
-            return native.swiglu(joined)
-        return self.gate(joined)
+        if self.gate.kind == GateKind.CLAMPED:
+            return self.gate(joined)
+        return native.gated(joined, self.gate.kind)
 
 
 class CBuilder(Builder):
@@ -285,16 +350,33 @@ class CBuilder(Builder):
         return CNorm(module, style)
 
     def attention(self, source: AttentionSource) -> Attention:
-        is_even = source.head_dim % 32 == 0 and source.linears.outputs == source.outputs
+        is_even = source.head_dim % 32 == 0 and source.linears.outputs == source.output_count
         if not is_even or not _are_packable(source.linears):
             self.fallbacks.append(f"attention with heads of {source.head_dim}")
             return Attention(source)
-        norms: list[Any] = []
-        if source.has_norms:
-            for norm in (source.query_norm, source.key_norm):
-                norms.append(self.norm(in_order(norm, source), source.norm_style))
+        query_norm = self._head_norm(source.query_norm, source)
+        key_norm = self._head_norm(source.key_norm, source)
+        value_norm = None
+        if source.value_norm is not None:
+            like = source.linears.modules[0].weight
+            unit_norm = with_unit_weight(source.value_norm, source.head_dim, like)
+            value_norm = self.norm(unit_norm, source.norm_style)
         product = self.joined(source.linears, rows=projected_rows(source))
-        return CAttention(source, product, norms)
+        return CAttention(source, product, query_norm, key_norm, value_norm)
+
+    def _head_norm(self, norm: Any, source: AttentionSource) -> Any:
+        """Build the norm of queries or keys, if there is one."""
+        if norm is None:
+            return None
+        return self.norm(in_order(norm, source), source.norm_style)
+
+    def latent_attention(self, source: LatentSource) -> LatentAttention:
+        key_dim = source.latent_dim + source.rope_dim
+        if source.rope_dim % 32 or not avx512.takes_sizes(source.heads, key_dim, source.latent_dim):
+            self.fallbacks.append(f"latent attention of {source.latent_dim}")
+        attention = CLatentAttention(source, self)
+        source.expansion.drop()
+        return attention
 
     def product(self, linears: Linears) -> Product:
         if not _are_packable(linears):
@@ -302,15 +384,28 @@ class CBuilder(Builder):
             return Product(linears)
         return CProduct(self.joined(linears))
 
+    def products(self, linears: Linears) -> Products:
+        if not _are_packable(linears):
+            self.fallbacks.append("products")
+            return Products(linears)
+        sizes = [int(module.weight.shape[0]) for module in linears.modules]
+        return CProducts(self.joined(linears), sizes)
+
+    def head_product(self, weight: torch.Tensor) -> torch.nn.Module:
+        if not has_pairs(weight):
+            self.fallbacks.append("product of heads")
+            return HeadProduct(weight)
+        return CHeadProduct(weight)
+
     def mlp(self, source: MlpSource) -> Mlp:
         if not _are_packable(source.inputs) or not _are_packable(source.down):
             self.fallbacks.append("mlp")
             return Mlp(source)
-        fused = _has_swiglu(source)
-        if not fused:
+        gate = _gate_of(source)
+        if gate is None:
             self.fallbacks.append("activation of an MLP")
-        gated = self.joined(source.inputs, gated=fused)
-        return CMlp(source, gated, self.joined(source.down), fused)
+        gated = self.joined(source.inputs, gate=gate)
+        return CMlp(source, gated, self.joined(source.down), gate)
 
     def experts(self, source: ExpertsSource) -> Experts:
         router = self.router(source)
@@ -396,13 +491,16 @@ class CBuilder(Builder):
         return None
 
     def joined(
-        self, linears: Linears, gated: bool = False, rows: torch.Tensor | None = None
+        self,
+        linears: Linears,
+        gate: GateKind | None = None,
+        rows: torch.Tensor | None = None,
     ) -> AnyProduct:
         """Join linear layers into one, and remove them from their owner.
 
         Args:
             linears: The layers.
-            gated: As `PanelLinear` has it.
+            gate: How the first half of the outputs gates the second one, if the product does it.
             rows: The order of the outputs, [outputs]; None for their own.
         """
         modules = linears.modules
@@ -420,13 +518,13 @@ class CBuilder(Builder):
             scale = None if scale is None else scale[rows]
         if scale is not None:
             return Int8Linear(weight, scale, bias)
-        return self.linear(weight, bias, gated)
+        return self.linear(weight, bias, gate)
 
     def linear(
-        self, weight: torch.Tensor, bias: torch.Tensor | None, gated: bool = False
+        self, weight: torch.Tensor, bias: torch.Tensor | None, gate: GateKind | None = None
     ) -> PanelLinear | PackedLinear:
         """Make a linear layer of a weight in bfloat16."""
-        return PanelLinear(weight, bias, gated)
+        return PanelLinear(weight, bias, gate or 0)
 
 
 class AmxBuilder(CBuilder):
@@ -436,8 +534,12 @@ class AmxBuilder(CBuilder):
     def is_stable(self) -> bool:
         return False
 
+    def head_product(self, weight: torch.Tensor) -> torch.nn.Module:
+        # torch computes it by oneDNN.
+        return HeadProduct(weight.contiguous())
+
     def linear(
-        self, weight: torch.Tensor, bias: torch.Tensor | None, gated: bool = False
+        self, weight: torch.Tensor, bias: torch.Tensor | None, gate: GateKind | None = None
     ) -> PackedLinear:
         return PackedLinear(weight, bias)
 
@@ -466,9 +568,9 @@ def _are_packable(linears: Linears) -> bool:
     return kinds == {Int8Linear}
 
 
-def _has_swiglu(source: MlpSource) -> bool:
-    """Tell whether native.c has the activation of an MLP of this size."""
-    return source.is_silu and source.inputs.outputs % 32 == 0
+def _gate_of(source: MlpSource) -> GateKind | None:
+    """Return the activation of an MLP; None if native.c does not have it for this size."""
+    return source.gate if source.inputs.outputs % 32 == 0 else None
 
 
 def _int8_products(weights: ExpertWeights, name: str) -> list[Int8Linear]:

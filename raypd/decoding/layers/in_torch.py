@@ -14,6 +14,7 @@ from raypd.decoding.layers.recurrent import GatedDelta, Mamba2, Recurrence, Shor
 from raypd.decoding.layers.sources import (
     AttentionSource,
     ExpertsSource,
+    LatentSource,
     Linears,
     MlpSource,
     NormStyle,
@@ -87,6 +88,8 @@ class Attention(torch.nn.Module):
         self.head_dim = source.head_dim
         self.rotated = source.rotated
         self.gated = source.gated
+        self.values_are_keys = source.values_are_keys
+        self.is_reader = source.is_reader
         self.take(source)
 
     def take(self, source: AttentionSource) -> None:
@@ -94,6 +97,7 @@ class Attention(torch.nn.Module):
         self.linears = torch.nn.ModuleList(source.linears.modules)
         self.query_norm = source.query_norm
         self.key_norm = source.key_norm
+        self.value_norm = source.value_norm
         self.norms_all_heads = source.norms_all_heads
         self.norms_last = source.norms_last
         self.order: torch.Tensor | None = source.order
@@ -112,6 +116,8 @@ class Attention(torch.nn.Module):
             [tokens, heads * head_dim]
         """
         query, key, value, gate = self.project(x, rope, step)
+        if rope.query_scale is not None:
+            query = query * rope.query_scale
         out = step.attend(step, self.layer, query, key, value).flatten(1)
         return out if gate is None else self.scaled(out, gate)
 
@@ -121,37 +127,47 @@ class Attention(torch.nn.Module):
 
     def project(self, x: torch.Tensor, rope: Rope, step: Step) -> Projected:
         """Compute what attention reads."""
-        query, key, value = self._linear_outputs(x)
+        outputs = self._linear_outputs(x)
+        query = outputs[0]
         gate: torch.Tensor | None = None
         if self.gated:
             both = query.unflatten(-1, (self.heads, 2, self.head_dim))
             query = both[:, :, 0].flatten(1)
             gate = both[:, :, 1].flatten(1)
-        if self.query_norm is not None and self.norms_all_heads:
-            query = self.query_norm(query)
-            key = self.key_norm(key)
-        query = query.unflatten(-1, (self.heads, -1))
-        key = key.unflatten(-1, (self.kv_heads, -1))
+        query = self._finished(query, self.heads, self.query_norm, rope)
+        if self.is_reader:
+            return Projected(query, None, None, gate)
+        _, key, value = outputs
+        key = self._finished(key, self.kv_heads, self.key_norm, rope)
         value = value.unflatten(-1, (self.kv_heads, -1))
-        norms_heads = self.query_norm is not None and not self.norms_all_heads
-        if norms_heads and not self.norms_last:
-            query = self.query_norm(query)
-            key = self.key_norm(key)
-        if self.rotated:
-            query = self._rotated(query, rope)
-            key = self._rotated(key, rope)
-        if norms_heads and self.norms_last:
-            query = self.query_norm(query)
-            key = self.key_norm(key)
+        if self.value_norm is not None:
+            value = self.value_norm(value)
         return Projected(query, key, value, gate)
 
+    def _finished(self, x: torch.Tensor, heads: int, norm: Any, rope: Rope) -> torch.Tensor:
+        """Norm and rotate queries or keys, [tokens, heads * head_dim] -> [tokens, heads, ...]."""
+        if norm is not None and self.norms_all_heads:
+            x = norm(x)
+        x = x.unflatten(-1, (heads, -1))
+        norms_heads = norm is not None and not self.norms_all_heads
+        if norms_heads and not self.norms_last:
+            x = norm(x)
+        if self.rotated:
+            x = self._rotated(x, rope)
+        if norms_heads and self.norms_last:
+            x = norm(x)
+        return x
+
     def _linear_outputs(self, x: torch.Tensor) -> list[torch.Tensor]:
-        """Return queries, keys and values, [tokens, heads * head_dim] each.
+        """Return what the layer computes of queries, keys and values, [tokens, outputs] each.
 
         Gates are beside their queries.
         """
-        if len(self.linears) > 1:
-            return [linear(x) for linear in self.linears]
+        if self.is_reader or len(self.linears) > 1:
+            outputs = [linear(x) for linear in self.linears]
+            if self.values_are_keys:
+                outputs.append(outputs[1])
+            return outputs
         query_size = self.heads * self.head_dim
         key_size = self.kv_heads * self.head_dim
         joined = self.linears[0](x)
@@ -167,7 +183,123 @@ class Attention(torch.nn.Module):
 def rotate(x: torch.Tensor, rope: Rope) -> torch.Tensor:
     """Apply the rotary embedding to x [tokens, heads, head_dim]."""
     first, second = x.chunk(2, -1)
-    return x * rope.cos[:, None] + torch.cat([-second, first], -1) * rope.sin[:, None]
+    rotated = x * rope.cos[:, None] + torch.cat([-second, first], -1) * rope.sin[:, None]
+    return rotated.to(x.dtype)
+
+
+class Products(torch.nn.Module):
+    """Linear layers that read the same inputs, by their modules of transformers."""
+
+    # Whether they read rows in FP8.
+    reads_fp8 = False
+
+    def __init__(self, linears: Linears) -> None:
+        super().__init__()
+        self.linears = torch.nn.ModuleList(linears.modules)
+
+    def forward(self, x: torch.Tensor) -> list[torch.Tensor]:
+        """[tokens, inputs] -> [tokens, outputs] for each layer"""
+        return [linear(x) for linear in self.linears]
+
+
+class HeadProduct(torch.nn.Module):
+    """A product of each head with a weight of its own."""
+
+    weight: torch.Tensor
+
+    def __init__(self, weight: torch.Tensor) -> None:
+        """
+        Args:
+            weight: [heads, outputs, inputs]
+        """
+        super().__init__()
+        self.register_buffer("weight", weight.transpose(1, 2), persistent=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[tokens, heads, inputs] -> [tokens, heads, outputs]"""
+        return torch.bmm(x.transpose(0, 1), self.weight).transpose(0, 1)
+
+
+class LatentAttention(torch.nn.Module):
+    """Attention to latents (MLA), of which keys and values are never made.
+
+    A query attends to the latents themselves, after it was multiplied by the weight that would make
+    keys of them; what it gets is multiplied by the weight that would make values of them. So the
+    cache holds a latent and a rotated key per token, whatever the number of heads.
+    """
+
+    def __init__(self, source: LatentSource, builder: "Builder") -> None:
+        """
+        Args:
+            source: What it computes.
+            builder: Builds its parts.
+        """
+        super().__init__()
+        self.layer = source.layer
+        self.heads = source.heads
+        self.plain_dim = source.plain_dim
+        self.head_dim = source.rope_dim
+        self.latent_dim = source.latent_dim
+        absorbed, expansion = source.absorbed_weights()
+        self.absorb = builder.head_product(absorbed)
+        self.expand = builder.head_product(expansion)
+        self.inputs = builder.products(source.inputs)
+        self.reads_fp8 = self.inputs.reads_fp8
+        self.latent_norm = builder.norm(source.latent_norm, source.norm_style)
+        self.query: Product | None = None
+        if source.query is not None:
+            self.query = builder.product(source.query)
+            self.query_norm = builder.norm(source.query_norm, source.norm_style, self.query)
+        self.order: torch.Tensor | None = None
+        if source.order is not None:
+            self.order = source.order.to(absorbed.device)
+
+    def forward(self, x: torch.Tensor, rope: Rope, step: Step) -> torch.Tensor:
+        """Compute the attention as `Attention.forward` does.
+
+        Returns:
+            [tokens, heads * value_dim]
+        """
+        query, key = self.project(x, rope, step)
+        if rope.query_scale is not None:
+            query = query * rope.query_scale
+        latents = step.attend(step, self.layer, query, key, None)
+        return self.expand(latents).flatten(1)
+
+    def project(
+        self, x: torch.Tensor, rope: Rope, step: Step
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Compute queries and keys; the keys are None if they are in the cache already.
+
+        Returns:
+            [tokens, heads, latent_dim + rope_dim] and [tokens, 1, latent_dim + rope_dim].
+        """
+        query, latents = self.query_and_latents(x)
+        tokens = len(query)
+        latent_dim = self.latent_dim
+        absorbed = query.new_empty(tokens, self.heads, latent_dim + self.head_dim)
+        absorbed[..., :latent_dim] = self.absorb(query[..., : self.plain_dim])
+        absorbed[..., latent_dim:] = self.rotated(query[..., self.plain_dim :], rope)
+        key = latents.new_empty(tokens, 1, latent_dim + self.head_dim)
+        key[:, 0, :latent_dim] = self.latent_norm(latents[:, :latent_dim])
+        key[..., latent_dim:] = self.rotated(latents[:, None, latent_dim:], rope)
+        return absorbed, key
+
+    def query_and_latents(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Compute queries [tokens, heads, plain_dim + rope_dim], and latents with rotated keys.
+
+        The latents [tokens, latent_dim + rope_dim] are not normed yet, and the keys not rotated.
+        """
+        query, latents = self.inputs(x)
+        if self.query is not None:
+            query = self.query(self.query_norm(query))
+        return query.unflatten(-1, (self.heads, -1)), latents
+
+    def rotated(self, x: torch.Tensor, rope: Rope) -> torch.Tensor:
+        """Apply the rotary embedding to x [tokens, heads, rope_dim]."""
+        if self.order is not None:
+            x = x[..., self.order]
+        return rotate(x, rope)
 
 
 class Mlp(torch.nn.Module):
@@ -339,8 +471,18 @@ class Builder:
     def attention(self, source: AttentionSource) -> Attention:
         return Attention(source)
 
+    def latent_attention(self, source: LatentSource) -> LatentAttention:
+        return LatentAttention(source, self)
+
     def product(self, linears: Linears) -> Product:
         return Product(linears)
+
+    def products(self, linears: Linears) -> Products:
+        return Products(linears)
+
+    def head_product(self, weight: torch.Tensor) -> torch.nn.Module:
+        """Build a product of each head with a weight of its own, [heads, outputs, inputs]."""
+        return HeadProduct(weight)
 
     def mlp(self, source: MlpSource) -> Mlp:
         return Mlp(source)

@@ -34,9 +34,11 @@ from raypd.decoding.layers.in_torch import (
     Attention,
     Builder,
     Experts,
+    LatentAttention,
     Mlp,
     Norm,
     Product,
+    Products,
     Projected,
     Router,
 )
@@ -49,6 +51,7 @@ from raypd.decoding.layers.recurrent_in_triton import (
 from raypd.decoding.layers.sources import (
     AttentionSource,
     ExpertsSource,
+    LatentSource,
     Linears,
     MlpSource,
     NormStyle,
@@ -123,14 +126,17 @@ class CudaAttention(Attention):
         self.norms: tuple[torch.Tensor, torch.Tensor] | None = None
         self.eps = 0.0
         self.norm_style = source.norm_style
+        self.norms_values = source.value_norm is not None
         if source.has_norms:
             query_norm = in_order(source.query_norm, source)
-            key_norm = in_order(source.key_norm, source)
+            # A layer that reads the keys of another one has no norm of keys.
+            key_norm = query_norm if source.is_reader else in_order(source.key_norm, source)
             self.norms = (query_norm.weight.detach(), key_norm.weight.detach())
             self.eps = epsilon(query_norm)
 
     def project(self, x: Any, rope: Rope, step: Step) -> Projected:
-        # [tokens, heads + 2 * kv_heads, head_dim], and as many heads with gates.
+        # [tokens, heads + 2 * kv_heads, head_dim], or the queries alone, and as many heads with
+        # gates as there are queries.
         joined = self.projection(x).unflatten(-1, (-1, self.head_dim))
         count = self.heads + 2 * self.kv_heads
         query = kernels.store_heads(
@@ -140,6 +146,7 @@ class CudaAttention(Attention):
             self.norms,
             self.eps,
             self.norm_style,
+            self.norms_values,
             step,
             self.layer.number,
         )
@@ -149,6 +156,56 @@ class CudaAttention(Attention):
 
     def scaled(self, out: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
         return recurrent_kernels.sigmoid_gate(out, gate)
+
+
+class CudaProducts(Products):
+    """Linear layers as one product."""
+
+    def __init__(self, linear: torch.nn.Linear | Fp8Linear, sizes: list[int]) -> None:
+        """
+        Args:
+            linear: Gives the outputs of all layers.
+            sizes: The number of outputs of each layer.
+        """
+        torch.nn.Module.__init__(self)
+        self.product = CudaProduct(linear)
+        self.reads_fp8 = self.product.reads_fp8
+        self.sizes = sizes
+
+    def forward(self, x: Any) -> list[torch.Tensor]:
+        return list(self.product(x).split(self.sizes, -1))
+
+
+class CudaLatentAttention(LatentAttention):
+    """Attention to latents.
+
+    One kernel norms and stores latents, and rotates queries and keys.
+    """
+
+    def take_norm(self, source: LatentSource) -> None:
+        """Take what the kernel reads."""
+        self.norm_weight = source.latent_norm.weight.detach()
+        self.norm_eps = epsilon(source.latent_norm)
+        self.norm_style = source.norm_style
+        order = torch.arange(source.rope_dim) if source.order is None else source.order
+        self.kernel_order = order.to(self.norm_weight.device, torch.int32)
+
+    def project(self, x: Any, rope: Rope, step: Step) -> tuple[torch.Tensor, torch.Tensor | None]:
+        query, latents = self.query_and_latents(x)
+        absorbed = kernels.store_latents(
+            query,
+            latents,
+            self.kernel_order,
+            rope,
+            self.norm_weight,
+            self.norm_eps,
+            self.norm_style,
+            step,
+            self.layer.number,
+        )
+        absorbed[..., : self.latent_dim] = self.absorb(query[..., : self.plain_dim])
+        # The latents and the keys are in the cache now.
+        return absorbed, None
 
 
 class CudaMlp(Mlp):
@@ -170,7 +227,7 @@ class CudaMlp(Mlp):
         self.gated = CudaProduct(gated)
         self.down = CudaProduct(down)
         self.reads_fp8 = self.gated.reads_fp8
-        self.is_silu = source.is_silu
+        self.gate = source.gate
         self.activation = source.activation
 
     def forward(self, x: Any) -> torch.Tensor:
@@ -182,8 +239,8 @@ class CudaMlp(Mlp):
     def _between(self, x: Any) -> Any:
         """Return activation(gate) * up, [tokens, intermediate size]."""
         joined = self.gated(x)
-        if self.is_silu:
-            return kernels.swiglu(joined, self.down.reads_fp8)
+        if self.gate is not None:
+            return kernels.gated(joined, self.gate, self.down.reads_fp8)
         gate, up = joined.chunk(2, -1)
         return self.activation(gate) * up
 
@@ -259,10 +316,26 @@ class CudaBuilder(Builder):
         if not is_even or not are_joinable(source.linears):
             self.fallbacks.append(f"attention with heads of {source.head_dim}")
             return Attention(source)
-        if source.linears.outputs != source.outputs:
+        if source.linears.outputs != source.output_count:
             self.fallbacks.append("attention whose values have another size than keys")
             return Attention(source)
         return CudaAttention(source, joined(source.linears, projected_rows(source)))
+
+    def latent_attention(self, source: LatentSource) -> LatentAttention:
+        is_even = source.rope_dim == power_of_two(source.rope_dim)
+        if not is_even or source.latent_dim != power_of_two(source.latent_dim):
+            self.fallbacks.append(f"latent attention of {source.latent_dim}")
+            return LatentAttention(source, self)
+        attention = CudaLatentAttention(source, self)
+        attention.take_norm(source)
+        return attention
+
+    def products(self, linears: Linears) -> Products:
+        if not are_joinable(linears):
+            self.fallbacks.append("products")
+            return Products(linears)
+        sizes = [int(module.weight.shape[0]) for module in linears.modules]
+        return CudaProducts(joined(linears), sizes)
 
     def product(self, linears: Linears) -> Product:
         if not are_joinable(linears):
@@ -274,7 +347,7 @@ class CudaBuilder(Builder):
         if not are_joinable(source.inputs) or not are_joinable(source.down):
             self.fallbacks.append("mlp")
             return Mlp(source)
-        if not source.is_silu:
+        if source.gate is None:
             self.fallbacks.append("activation of an MLP")
         return CudaMlp(source, joined(source.inputs), source.down.modules[0])
 

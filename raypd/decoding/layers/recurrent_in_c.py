@@ -10,8 +10,9 @@ from __future__ import annotations
 import torch
 
 import raypd.decoding.native as native
+from raypd.decoding.layers.expert_weights import is_silu
 from raypd.decoding.layers.recurrent import GatedDelta, Mamba2, Recurrence, ShortConvolution
-from raypd.decoding.layers.sources import RecurrentSource, epsilon, is_silu
+from raypd.decoding.layers.sources import RecurrentSource, epsilon
 from raypd.decoding.linear import has_pairs
 from raypd.decoding.recurrence.plan import RecurrentPass
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 
 from raypd.decoding.attention.step import AttentionLayer
-from raypd.decoding.layers.expert_weights import is_silu
+from raypd.decoding.layers.expert_weights import GateKind, gate_kind
 
 
 class Rope(NamedTuple):
@@ -26,6 +26,8 @@ class Rope(NamedTuple):
 
     cos: torch.Tensor  # [tokens, head_dim]
     sin: torch.Tensor  # [tokens, head_dim]
+    # By what queries are multiplied behind the rotation, [tokens, 1, 1].
+    query_scale: torch.Tensor | None = None
 
 
 class NormStyle(IntEnum):
@@ -80,13 +82,16 @@ class AttentionSource:
     """An attention: projection, norms of queries and keys, and rotation."""
 
     layer: AttentionLayer
-    # Queries, keys and values, or one layer that gives all of them.
+    # Queries, keys and values, or one layer that gives all of them; without those that the layer
+    # does not compute.
     linears: Linears
     heads: int
     kv_heads: int
     head_dim: int
     query_norm: Any = None
     key_norm: Any = None
+    # A norm of values, which has no weight.
+    value_norm: Any = None
     norm_style: NormStyle = NormStyle.ROUND_FIRST
     # Whether the norms reach over all heads of a token, instead of over each of them.
     norms_all_heads: bool = False
@@ -99,18 +104,69 @@ class AttentionSource:
     order: torch.Tensor | None = None
     # Whether each query head comes with a gate of its size, whose sigmoid scales the head's output.
     gated: bool = False
-
-    @property
-    def outputs(self) -> int:
-        """Outputs of the linear layers."""
-        heads = self.heads + 2 * self.kv_heads
-        if self.gated:
-            heads += self.heads
-        return heads * self.head_dim
+    # Whether values are what keys are before their norm and rotation.
+    values_are_keys: bool = False
+    # Whether it reads the keys and values that an earlier layer, `layer.number`, has stored.
+    is_reader: bool = False
 
     @property
     def has_norms(self) -> bool:
         return self.query_norm is not None
+
+    @property
+    def stored_heads(self) -> int:
+        """Heads of keys that the layer computes, and heads of values."""
+        return 0 if self.is_reader else self.kv_heads
+
+    @property
+    def output_count(self) -> int:
+        """The number of outputs of `linears`."""
+        parts = 1 if self.values_are_keys else 2
+        query_parts = 2 if self.gated else 1
+        heads = query_parts * self.heads + parts * self.stored_heads
+        return heads * self.head_dim
+
+
+@dataclass
+class LatentSource:
+    """An attention whose keys and values are made of one latent per token (MLA).
+
+        query = q_b(norm(q_a(x))), or q(x)    [heads, plain_dim + rope_dim]
+        latent, rotated key = kv_a(x)         [latent_dim], [rope_dim]
+        keys, values = kv_b(norm(latent))     [heads, plain_dim], [heads, value_dim]
+
+    The last numbers of a query and the one key that all heads share are rotated.
+    """
+
+    layer: AttentionLayer
+    # q_a, or q, and kv_a.
+    inputs: Linears
+    # q_b, behind its norm; None if `inputs` give the queries.
+    query: Linears | None
+    query_norm: Any
+    latent_norm: Any
+    # kv_b
+    expansion: Linears
+    heads: int
+    plain_dim: int
+    rope_dim: int
+    value_dim: int
+    latent_dim: int
+    norm_style: NormStyle = NormStyle.ROUND_FIRST
+    # The order in which `Rope` expects the rotated numbers, [rope_dim]; None for their own.
+    order: torch.Tensor | None = None
+
+    def absorbed_weights(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the weights by which kv_b moves from keys to queries, and from values to outputs.
+
+        Returns:
+            [heads, latent_dim, plain_dim] and [heads, value_dim, latent_dim].
+        """
+        (linear,) = self.expansion.modules
+        weight = dense_weight(linear, self.latent_norm.weight.dtype)
+        by_head = weight.unflatten(0, (self.heads, -1))
+        keys, values = by_head.split([self.plain_dim, self.value_dim], 1)
+        return keys.transpose(1, 2), values
 
 
 @dataclass
@@ -123,8 +179,9 @@ class MlpSource:
     activation: Callable[[torch.Tensor], torch.Tensor]
 
     @property
-    def is_silu(self) -> bool:
-        return is_silu(self.activation)
+    def gate(self) -> GateKind | None:
+        """The kind of the activation; None if only `activation` computes it."""
+        return gate_kind(self.activation)
 
 
 @dataclass
@@ -199,28 +256,61 @@ def epsilon(module: Any) -> float:
 
 
 def projected_rows(source: AttentionSource) -> torch.Tensor | None:
-    """Return the order of the outputs of a projection in which they are computed on, [outputs].
+    """Return which outputs of `linears` are queries, keys and values in the order of `Rope`.
 
-    It has queries, keys and values, as `Rope` expects them, and then the gates. None stands for
-    their own order.
+    The gates of the queries, which stand beside their heads, come last.
+
+    Returns:
+        [outputs], or None if all of them are, in their own order.
     """
     head_dim = source.head_dim
-    if source.order is None and not source.gated:
+    if source.order is None and not source.values_are_keys and not source.gated:
         return None
     order = torch.arange(head_dim) if source.order is None else source.order
-    # The outputs of a query head and of its gate stand side by side.
     query_size = 2 * head_dim if source.gated else head_dim
     first_query = torch.arange(source.heads)[:, None] * query_size
-    first_key = source.heads * query_size + torch.arange(source.kv_heads)[:, None] * head_dim
-    first_value = source.heads * query_size + source.kv_heads * head_dim
+    keys_begin = source.heads * query_size
+    key_size = source.stored_heads * head_dim
+    first_key = keys_begin + torch.arange(source.stored_heads)[:, None] * head_dim
+    values_begin = keys_begin if source.values_are_keys else keys_begin + key_size
     parts = [
         (first_query + order).flatten(),
         (first_key + order).flatten(),
-        first_value + torch.arange(source.kv_heads * head_dim),
+        values_begin + torch.arange(key_size),
     ]
     if source.gated:
         parts.append((first_query + head_dim + torch.arange(head_dim)).flatten())
     return torch.cat(parts)
+
+
+def dense_weight(linear: Any, dtype: torch.dtype) -> torch.Tensor:
+    """Return the weight of a linear layer without bias, whatever its format.
+
+    Args:
+        linear: The layer.
+        dtype: The dtype of its inputs.
+
+    Returns:
+        [outputs, inputs]
+    """
+    if type(linear) is torch.nn.Linear:
+        return linear.weight.detach()
+    device = next(linear.parameters()).device
+    outputs: torch.Tensor = linear(torch.eye(linear.in_features, dtype=dtype, device=device))
+    return outputs.detach().t()
+
+
+def with_unit_weight(norm: Any, dim: int, like: torch.Tensor) -> Any:
+    """Return a norm without weight as one whose weight is 1.
+
+    Args:
+        norm: The norm of transformers.
+        dim: Numbers of its inputs.
+        like: A tensor with the dtype and the device of the weight.
+    """
+    weighted = copy.deepcopy(norm)
+    weighted.weight = torch.nn.Parameter(like.new_ones(dim), requires_grad=False)
+    return weighted
 
 
 def in_order(norm: Any, source: AttentionSource) -> Any:

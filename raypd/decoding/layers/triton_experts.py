@@ -13,6 +13,7 @@ import triton.language as tl
 
 from raypd.decoding.attention.plan import power_of_two
 from raypd.decoding.layers.expert_weights import Gate, GateKind
+from raypd.decoding.layers.triton_gates import activated
 
 # Entries that a program of `_rank` and `_place` computes.
 _ENTRIES = 64
@@ -354,7 +355,7 @@ def _grouped(  # type: ignore[no-untyped-def]
         second = tl.maximum(tl.minimum(second, limit), -limit)
         first = first / (1 + tl.exp(-alpha * first)) * (second + 1)
     elif GATE:
-        first = first / (1 + tl.exp(-first)) * second
+        first = activated(first, GATE, WIDE) * second
     if WEIGHTED:
         first *= tl.load(entry_weights + entry, mask=is_row, other=0.0).to(WIDE)[:, None]
     to = out + target.to(tl.int64)[:, None] * OUTPUTS + column[None, :]

@@ -10,12 +10,14 @@ import triton.language as tl
 
 from raypd.decoding.attention.plan import power_of_two
 from raypd.decoding.attention.step import Step
+from raypd.decoding.layers.expert_weights import GateKind
 from raypd.decoding.layers.sources import NormStyle, Rope
+from raypd.decoding.layers.triton_gates import activated
 from raypd.decoding.quantized import E4M3, Fp8Rows
 
 # Heads of a token that a program of `_store_heads` computes.
 _HEADS = 16
-# Numbers that a program of `_swiglu` computes.
+# Numbers that a program of `_gated` computes.
 _BLOCK = 1024
 
 
@@ -42,18 +44,21 @@ def store_heads(
     norms: tuple[torch.Tensor, torch.Tensor] | None,
     eps: float,
     style: NormStyle,
+    norms_values: bool,
     step: Step,
     number: int,
 ) -> torch.Tensor:
     """Norm and rotate queries and keys, and store keys and values in the cache.
 
     Args:
-        joined: Queries, keys and values, [tokens, heads + 2 * kv_heads, head_dim].
+        joined: Queries, keys and values, [tokens, heads + 2 * kv_heads, head_dim], or queries alone
+            if an earlier layer has stored the keys and values.
         heads: Query heads.
         rope: The rotary embedding; None if nothing is rotated.
         norms: The weights of the norms of queries and keys, [head_dim] each; None for no norms.
         eps: What the norms add to mean squares.
         style: How the norms compute.
+        norms_values: Whether values are normed too, without a weight.
         step: The pass.
         number: The layer's number in the cache.
 
@@ -86,6 +91,7 @@ def store_heads(
             heads,
             kv_heads,
             norms is not None,
+            norms_values,
             int(style),
             rope is not None,
             joined.shape[2] // 2,
@@ -94,11 +100,73 @@ def store_heads(
     return joined[:, :heads]
 
 
-def swiglu(joined: torch.Tensor, fp8: bool) -> torch.Tensor | Fp8Rows:
-    """Compute silu(gate) * up.
+def store_latents(
+    query: torch.Tensor,
+    latents: torch.Tensor,
+    order: torch.Tensor,
+    rope: Rope,
+    weight: torch.Tensor,
+    eps: float,
+    style: NormStyle,
+    step: Step,
+    number: int,
+) -> torch.Tensor:
+    """Norm latents, rotate keys and store both in the cache, and rotate queries.
+
+    Args:
+        query: [tokens, heads, plain_dim + rope_dim]
+        latents: Latents and keys, [tokens, latent_dim + rope_dim]; rows may be apart.
+        order: The numbers of queries and keys in the order of `Rope`, int32 [rope_dim].
+        rope: The rotary embedding.
+        weight: The weight of the norm, [latent_dim].
+        eps: What the norm adds to mean squares.
+        style: How the norm computes.
+        step: The pass.
+        number: The layer's number in the cache.
+
+    Returns:
+        Queries [tokens, heads, latent_dim + rope_dim], of which only the rotated numbers are set.
+    """
+    tokens, heads, query_dim = query.shape
+    latent_dim = len(weight)
+    rope_dim = len(order)
+    keys = step.cache.latents(number, latents[:, None])
+    absorbed = query.new_empty(tokens, heads, latent_dim + rope_dim)
+    cos = rope.cos
+    sin = rope.sin
+    with torch.cuda.device_of(query):
+        _store_latents[tokens, 1 + triton.cdiv(heads, _HEADS)](
+            query,
+            latents,
+            absorbed,
+            keys,
+            step.slots,
+            order,
+            cos,
+            sin,
+            weight,
+            eps,
+            *query.stride()[:2],
+            latents.stride(0),
+            keys.stride(0),
+            cos.stride(0),
+            sin.stride(0),
+            heads,
+            query_dim - rope_dim,
+            latent_dim,
+            rope_dim // 2,
+            int(style),
+            _HEADS,
+        )
+    return absorbed
+
+
+def gated(joined: torch.Tensor, gate: GateKind, fp8: bool) -> torch.Tensor | Fp8Rows:
+    """Compute silu(gate) * up or gelu(gate) * up.
 
     Args:
         joined: Gate and up, one behind the other, [rows, 2 * dim].
+        gate: Which of them.
         fp8: Whether the result is in FP8.
 
     Returns:
@@ -113,8 +181,8 @@ def swiglu(joined: torch.Tensor, fp8: bool) -> torch.Tensor | Fp8Rows:
         block = power_of_two(dim)
         warps = 16
     with torch.cuda.device_of(joined):
-        _swiglu[len(out), triton.cdiv(dim, block)](
-            joined, out, scale, dim, block, fp8, num_warps=warps
+        _gated[len(out), triton.cdiv(dim, block)](
+            joined, out, scale, dim, block, int(gate), fp8, num_warps=warps
         )
     if fp8:
         return Fp8Rows(out, scale, joined.dtype)
@@ -215,6 +283,7 @@ def _store_heads(  # type: ignore[no-untyped-def]
     HEADS: tl.constexpr,
     KV_HEADS: tl.constexpr,
     NORM: tl.constexpr,
+    NORM_VALUES: tl.constexpr,
     STYLE: tl.constexpr,
     ROTATE: tl.constexpr,
     HALF: tl.constexpr,
@@ -223,8 +292,9 @@ def _store_heads(  # type: ignore[no-untyped-def]
     """Process some heads of a token: queries, keys and values.
 
     Queries are normed and rotated in place. Keys are normed, rotated and put into the cache. Values
-    are put there as they are. Shapes: joined [tokens, HEADS + 2 * KV_HEADS, 2 * HALF], its tokens
-    `token_stride` apart, cos and sin [tokens, 2 * HALF], keys and values [slots, KV_HEADS, 2 *
+    are put there as they are, or normed without a weight. Shapes: joined [tokens, HEADS + 2 *
+    KV_HEADS, 2 * HALF], its tokens `token_stride` apart, cos and sin [tokens, 2 * HALF], keys and
+    values [slots, KV_HEADS, 2 *
     HALF].
     """
     TYPE: tl.constexpr = joined.dtype.element_ty
@@ -243,7 +313,7 @@ def _store_heads(  # type: ignore[no-untyped-def]
     first = loaded_first.to(WIDE)
     second = loaded_second.to(WIDE)
     if NORM:
-        # Values are normed too, but are stored as they were loaded.
+        # Values are normed too, but are stored as they were loaded, unless NORM_VALUES.
         square_sum = tl.sum(first * first, 1) + tl.sum(second * second, 1)
         factor = 1 / tl.sqrt(square_sum / (2 * HALF) + eps)
         first = first * factor[:, None]
@@ -251,6 +321,9 @@ def _store_heads(  # type: ignore[no-untyped-def]
         if STYLE == 0:
             first = first.to(TYPE).to(WIDE)
             second = second.to(TYPE).to(WIDE)
+        if NORM_VALUES:
+            loaded_first = first.to(TYPE)
+            loaded_second = second.to(TYPE)
         query_part = query_weight + half
         key_part = key_weight + half
         weights = tl.where(
@@ -294,15 +367,91 @@ def _store_heads(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _swiglu(  # type: ignore[no-untyped-def]
-    joined, out, scale, DIM: tl.constexpr, BLOCK: tl.constexpr, FP8: tl.constexpr
+def _store_latents(  # type: ignore[no-untyped-def]
+    query,
+    latents,
+    absorbed,
+    keys,
+    slots,
+    order,
+    cos,
+    sin,
+    weight,
+    eps,
+    query_token,
+    query_head,
+    latent_stride,
+    key_slot,
+    cos_stride,
+    sin_stride,
+    HEADS: tl.constexpr,
+    PLAIN_DIM: tl.constexpr,
+    LATENT_DIM: tl.constexpr,
+    HALF: tl.constexpr,
+    STYLE: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):
-    """Compute out [rows, DIM] = silu(gate) * up from joined [rows, 2 * DIM]."""
+    """Process the latent and the key of a token, or some of its query heads.
+
+    Shapes: query [tokens, HEADS, PLAIN_DIM + 2 * HALF], latents [tokens, LATENT_DIM + 2 * HALF],
+    absorbed [tokens, HEADS, LATENT_DIM + 2 * HALF], keys [slots, 1, LATENT_DIM + 2 * HALF].
+    """
+    TYPE: tl.constexpr = query.dtype.element_ty
+    WIDE: tl.constexpr = tl.float64 if tl.float64 == TYPE else tl.float32
+    token = tl.program_id(0).to(tl.int64)
+    half = tl.arange(0, HALF)
+    first_number = tl.load(order + half)[None, :]
+    second_number = tl.load(order + HALF + half)[None, :]
+    first_cosine = tl.load(cos + token * cos_stride + half).to(WIDE)[None, :]
+    second_cosine = tl.load(cos + token * cos_stride + HALF + half).to(WIDE)[None, :]
+    first_sine = tl.load(sin + token * sin_stride + half).to(WIDE)[None, :]
+    second_sine = tl.load(sin + token * sin_stride + HALF + half).to(WIDE)[None, :]
+    is_key = tl.program_id(1) == 0
+    if is_key:
+        row = latents + token * latent_stride
+        slot = keys + tl.load(slots + token).to(tl.int64) * key_slot
+        number = tl.arange(0, LATENT_DIM)
+        latent = tl.load(row + number).to(WIDE)
+        latent = latent / tl.sqrt(tl.sum(latent * latent, 0) / LATENT_DIM + eps)
+        if STYLE == 0:
+            latent = latent.to(TYPE).to(WIDE)
+        latent = latent * tl.load(weight + number).to(WIDE)
+        tl.store(slot + number, latent.to(TYPE))
+        first = tl.load(row + LATENT_DIM + first_number).to(WIDE)
+        second = tl.load(row + LATENT_DIM + second_number).to(WIDE)
+        target = slot + LATENT_DIM + half[None, :]
+        tl.store(target, (first * first_cosine - second * first_sine).to(TYPE))
+        tl.store(target + HALF, (second * second_cosine + first * second_sine).to(TYPE))
+    else:
+        head = (tl.program_id(1) - 1) * BLOCK + tl.arange(0, BLOCK)
+        is_head = (head < HEADS)[:, None]
+        row = query + token * query_token + head[:, None] * query_head + PLAIN_DIM
+        first = tl.load(row + first_number, mask=is_head, other=0.0).to(WIDE)
+        second = tl.load(row + second_number, mask=is_head, other=0.0).to(WIDE)
+        target = absorbed + (token * HEADS + head)[:, None] * (LATENT_DIM + 2 * HALF)
+        target += LATENT_DIM + half[None, :]
+        rotated_first = first * first_cosine - second * first_sine
+        rotated_second = second * second_cosine + first * second_sine
+        tl.store(target, rotated_first.to(TYPE), mask=is_head)
+        tl.store(target + HALF, rotated_second.to(TYPE), mask=is_head)
+
+
+@triton.jit
+def _gated(  # type: ignore[no-untyped-def]
+    joined,
+    out,
+    scale,
+    DIM: tl.constexpr,
+    BLOCK: tl.constexpr,
+    GATE: tl.constexpr,
+    FP8: tl.constexpr,
+):
+    """Compute out [rows, DIM] = act(gate) * up from joined [rows, 2 * DIM]."""
     TYPE: tl.constexpr = joined.dtype.element_ty
     WIDE: tl.constexpr = tl.float64 if tl.float64 == TYPE else tl.float32
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     gate = tl.load(joined + row * 2 * DIM + column, mask=column < DIM, other=0.0).to(WIDE)
     up = tl.load(joined + row * 2 * DIM + DIM + column, mask=column < DIM, other=0.0).to(WIDE)
-    gated = (gate / (1 + tl.exp(-gate)) * up).to(TYPE)
+    gated = (activated(gate, GATE, WIDE) * up).to(TYPE)
     _store(gated, out + row * DIM + column, scale + row, column < DIM, FP8)

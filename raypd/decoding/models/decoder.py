@@ -96,6 +96,9 @@ class DecoderModel(torch.nn.Module):
         self.recurrences = list(builder.recurrences)
         attentions = [made.attention for made in layers if made.attention is not None]
         self.head_dim = int(attentions[0].head_dim) if attentions else 0
+        numbers = {int(attention.layer.number) for attention in attentions}
+        # The layers that store keys; the others read those of an earlier layer.
+        self.stored_layers: list[int] = sorted(numbers)
 
     @property
     def is_stable(self) -> bool:
@@ -125,12 +128,29 @@ class DecoderModel(torch.nn.Module):
         """
         hidden = self.embedded(ids)  # [tokens, hidden size]
         ropes = self.ropes(hidden, positions)
+        hidden = self.through_layers(ids, hidden, ropes, step)
+        hidden = self.norm(hidden)  # [samples, hidden size]
+        return self.finished(self.head(hidden[:full_count])), hidden
+
+    def through_layers(
+        self, ids: torch.Tensor, hidden: torch.Tensor, ropes: dict[str, Rope], step: Step
+    ) -> torch.Tensor:
+        """Compute the layers.
+
+        Args:
+            ids: Token ids, [tokens].
+            hidden: What `embedded` returned for them.
+            ropes: The rotary embeddings.
+            step: The pass.
+
+        Returns:
+            [samples, hidden size]
+        """
         *first_layers, last_layer = self.layers
         for layer in first_layers:
             hidden = layer(hidden, ropes, step)
-        hidden = last_layer(hidden, ropes, step, step.sample_rows)
-        hidden = self.norm(hidden)  # [samples, hidden size]
-        return self.finished(self.head(hidden[:full_count])), hidden
+        last: torch.Tensor = last_layer(hidden, ropes, step, step.sample_rows)
+        return last
 
     def embedded(self, ids: torch.Tensor) -> torch.Tensor:
         """Return the embeddings of ids [tokens], [tokens, hidden size]."""

@@ -9,9 +9,15 @@ A layer may also have a plain MLP in place of experts.
 from typing import Any
 
 from raypd.decoding.layers.in_torch import Builder
-from raypd.decoding.layers.sources import ExpertsSource, Linears, SoftmaxRouter
+from raypd.decoding.layers.sources import (
+    AttentionSource,
+    ExpertsSource,
+    Linears,
+    SoftmaxRouter,
+)
 from raypd.decoding.models.decoder import Family
-from raypd.decoding.models.llama import PreNormLayer, mlp_of
+from raypd.decoding.models.llama import PreNormLayer, attention_of, mlp_of
+from raypd.decoding.models.rotation import halves_order, rotary_dim
 
 # The routers that choose by softmax. Those of the second kind always divide by the sum of weights.
 _SOFTMAX = {
@@ -36,6 +42,15 @@ SMALL = {
     "shared_expert_intermediate_size": 256,
     "mlp_only_layers": [],
 }
+# What a small mixture has whose experts are chosen in groups, and whose first layers are dense.
+SMALL_WITH_GROUPS = {
+    **SMALL,
+    "n_routed_experts": 4,
+    "n_group": 1,
+    "topk_group": 1,
+    "first_k_dense_replace": 0,
+    "mlp_layer_types": ["sparse"],
+}
 
 
 class ExpertsLayer(PreNormLayer):
@@ -47,6 +62,30 @@ class ExpertsLayer(PreNormLayer):
         if not hasattr(block, "experts"):
             return builder.mlp(mlp_of(block))
         return builder.experts(experts_of(block))
+
+
+class CorrectedExpertsLayer(ExpertsLayer):
+    """A layer of Hunyuan 3, whose mixture corrects the scores of its router."""
+
+    @staticmethod
+    def build_mlp(source: Any, builder: Builder) -> Any:
+        block = source.mlp
+        if not hasattr(block, "experts"):
+            return builder.mlp(mlp_of(block))
+        experts = experts_of(block)
+        experts.router_inputs = (block.e_score_correction_bias,)
+        return builder.experts(experts)
+
+
+class MiniMaxM2Layer(CorrectedExpertsLayer):
+    """A layer of MiniMax-M2, which rotates a part of each head and norms all heads together."""
+
+    @staticmethod
+    def attention_source(source: Any) -> AttentionSource:
+        attention = source.self_attn
+        head_dim = attention.head_dim
+        order = halves_order(head_dim, rotary_dim(attention.config, head_dim))
+        return attention_of(attention, norms_all_heads=True, order=order)
 
 
 def experts_of(block: Any) -> ExpertsSource:
@@ -74,8 +113,17 @@ def softmax_router(router: Any) -> SoftmaxRouter | None:
 
 
 EXPERTS = Family(
-    "Qwen2-MoE, Qwen3-MoE, Mixtral",
-    ("Qwen2MoeForCausalLM", "Qwen3MoeForCausalLM", "MixtralForCausalLM"),
+    "Qwen2-MoE, Qwen3-MoE, Mixtral, dots.llm1",
+    (
+        "Dots1ForCausalLM",
+        "MixtralForCausalLM",
+        "Qwen2MoeForCausalLM",
+        "Qwen3MoeForCausalLM",
+    ),
     ExpertsLayer,
-    small=SMALL,
+    small=SMALL_WITH_GROUPS,
 )
+HUNYUAN_3 = Family(
+    "Hunyuan 3", ("HYV3ForCausalLM",), CorrectedExpertsLayer, small=SMALL_WITH_GROUPS
+)
+MINIMAX_M2 = Family("MiniMax-M2", ("MiniMaxM2ForCausalLM",), MiniMaxM2Layer, small=SMALL)

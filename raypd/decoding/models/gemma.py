@@ -13,7 +13,6 @@ from raypd.decoding.layers.in_torch import Builder
 from raypd.decoding.layers.sources import (
     AttentionSource,
     Linears,
-    MlpSource,
     NormStyle,
     Rope,
 )
@@ -44,7 +43,7 @@ class SandwichLayer(DecoderLayer):
         self.rope = self.rope_name(source)
         self.attention = builder.attention(self.attention_source(source))
         self.output = builder.product(Linears(source.self_attn, "o_proj"))
-        self.mlp = builder.mlp(self.mlp_source(source))
+        self.mlp = self.build_mlp(source, builder)
         before, behind, before_mlp, behind_mlp = [getattr(source, name) for name in self.norms]
         self.input_norm = builder.norm(before, self.norm_style, self.attention)
         self.attention_norm = builder.norm(behind, self.norm_style)
@@ -62,9 +61,9 @@ class SandwichLayer(DecoderLayer):
         return attention_of(source.self_attn, norm_style=NormStyle.OFFSET)
 
     @staticmethod
-    def mlp_source(source: Any) -> MlpSource:
-        """Describe the MLP of a layer of transformers."""
-        return mlp_of(source.mlp)
+    def build_mlp(source: Any, builder: Builder) -> Any:
+        """Build what follows attention, from a layer of transformers."""
+        return builder.mlp(mlp_of(source.mlp))
 
     def forward(
         self,

@@ -2,13 +2,14 @@
 
 from typing import Any
 
-from raypd.decoding.layers.sources import AttentionSource, MlpSource, NormStyle
+from raypd.decoding.layers.in_torch import Builder
+from raypd.decoding.layers.sources import AttentionSource, NormStyle
 from raypd.decoding.models.decoder import DecoderModel, Family
 from raypd.decoding.models.experts import SMALL, ExpertsLayer
 from raypd.decoding.models.gemma import SandwichLayer
 from raypd.decoding.models.llama import attention_of
-from raypd.decoding.models.phi3 import joined_mlp_of, rotary_dim
-from raypd.decoding.models.rotation import halves_order, pairs_order
+from raypd.decoding.models.phi3 import joined_mlp_of
+from raypd.decoding.models.rotation import halves_order, pairs_order, rotary_dim
 
 
 class Glm4Layer(SandwichLayer):
@@ -31,8 +32,8 @@ class Glm4Layer(SandwichLayer):
         )
 
     @staticmethod
-    def mlp_source(source: Any) -> MlpSource:
-        return joined_mlp_of(source.mlp)
+    def build_mlp(source: Any, builder: Builder) -> Any:
+        return builder.mlp(joined_mlp_of(source.mlp))
 
 
 class Glm4MoeLayer(ExpertsLayer):
@@ -49,8 +50,8 @@ class Glm4MoeLayer(ExpertsLayer):
 
 GLM4 = Family("GLM-4", ("Glm4ForCausalLM",), Glm4Layer, DecoderModel)
 GLM4_MOE = Family(
-    "GLM-4.5",
-    ("Glm4MoeForCausalLM",),
+    "GLM-4.5, Solar Open",
+    ("Glm4MoeForCausalLM", "SolarOpenForCausalLM"),
     Glm4MoeLayer,
     small={**SMALL, "n_routed_experts": 4, "n_group": 1, "topk_group": 1},
 )

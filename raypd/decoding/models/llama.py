@@ -17,10 +17,13 @@ from raypd.decoding.models.decoder import ONE_ROPE, DecoderLayer, Family, needed
 class PreNormLayer(DecoderLayer):
     """A layer whose attention and MLP each read a norm of the hidden states.
 
-    A subclass overrides `attention_source` or `build_mlp`.
+    A subclass overrides `attention_source`, `build_attention` or `build_mlp`.
     """
 
-    norm_style = NormStyle.ROUND_FIRST
+    # None for norms that are not RMS norms.
+    norm_style: NormStyle | None = NormStyle.ROUND_FIRST
+    # The norms of transformers' layer, before attention and before the MLP.
+    norms = ("input_layernorm", "post_attention_layernorm")
 
     def __init__(self, source: Any, builder: Builder) -> None:
         """
@@ -29,16 +32,22 @@ class PreNormLayer(DecoderLayer):
             builder: Builds its parts.
         """
         super().__init__()
-        self.attention = builder.attention(self.attention_source(source))
+        self.attention = self.build_attention(source, builder)
         self.output = builder.product(Linears(source.self_attn, "o_proj"))
         self.mlp = self.build_mlp(source, builder)
-        self.input_norm = builder.norm(source.input_layernorm, self.norm_style, self.attention)
-        self.post_norm = builder.norm(source.post_attention_layernorm, self.norm_style, self.mlp)
+        before, before_mlp = [getattr(source, name) for name in self.norms]
+        self.input_norm = builder.norm(before, self.norm_style, self.attention)
+        self.post_norm = builder.norm(before_mlp, self.norm_style, self.mlp)
 
     @staticmethod
     def attention_source(source: Any) -> AttentionSource:
         """Describe the attention of a layer of transformers."""
         return attention_of(source.self_attn)
+
+    @classmethod
+    def build_attention(cls, source: Any, builder: Builder) -> Any:
+        """Build the attention of a layer of transformers."""
+        return builder.attention(cls.attention_source(source))
 
     @staticmethod
     def build_mlp(source: Any, builder: Builder) -> Any:
@@ -79,6 +88,7 @@ def attention_of(attention: Any, **overrides: Any) -> AttentionSource:
     window = overrides.pop("window", getattr(attention, "sliding_window", None))
     sinks = getattr(attention, "sinks", None)
     head_dim = attention.head_dim
+    heads = attention.config.num_attention_heads
     layer = AttentionLayer(
         number=int(attention.layer_idx),
         scale=float(attention.scaling),
@@ -89,8 +99,9 @@ def attention_of(attention: Any, **overrides: Any) -> AttentionSource:
     source = AttentionSource(
         layer=layer,
         linears=Linears(attention, "q_proj", "k_proj", "v_proj"),
-        heads=attention.config.num_attention_heads,
-        kv_heads=attention.config.num_key_value_heads,
+        heads=heads,
+        # Configurations of which layers differ do not say it for all of them.
+        kv_heads=heads // attention.num_key_value_groups,
         head_dim=head_dim,
         query_norm=getattr(attention, "q_norm", None),
         key_norm=getattr(attention, "k_norm", None),

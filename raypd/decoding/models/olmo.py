@@ -12,7 +12,7 @@ from raypd.decoding.attention.step import Step
 from raypd.decoding.layers.in_torch import Builder
 from raypd.decoding.layers.sources import AttentionSource, Linears, NormStyle, Rope
 from raypd.decoding.models.decoder import ONE_ROPE, DecoderLayer, DecoderModel, Family, needed
-from raypd.decoding.models.experts import SMALL, ExpertsLayer
+from raypd.decoding.models.experts import SMALL, SMALL_WITH_GROUPS, ExpertsLayer
 from raypd.decoding.models.layer_ropes import LayerRopes
 from raypd.decoding.models.llama import attention_of, mlp_of
 
@@ -103,6 +103,14 @@ class OlmoeLayer(ExpertsLayer):
         return attention_of(source.self_attn, norms_all_heads=True)
 
 
+class ExaoneMoeLayer(ExpertsLayer):
+    """A layer of K-EXAONE, whose attention is that of EXAONE 4, behind a norm."""
+
+    @staticmethod
+    def attention_source(source: Any) -> AttentionSource:
+        return PostNormLayer.attention_source(source)
+
+
 def _has_no_clipping(config: Any) -> bool:
     return config.clip_qkv is None
 
@@ -111,3 +119,4 @@ OLMO2 = Family("OLMo 2", ("Olmo2ForCausalLM",), OlmoLayer, Olmo)
 OLMO3 = Family("OLMo 3", ("Olmo3ForCausalLM",), Olmo3Layer, Olmo3)
 OLMOE = Family("OLMoE", ("OlmoeForCausalLM",), OlmoeLayer, small=SMALL, takes=_has_no_clipping)
 EXAONE4 = Family("EXAONE 4", ("Exaone4ForCausalLM",), PostNormLayer)
+EXAONE_MOE = Family("K-EXAONE", ("ExaoneMoeForCausalLM",), ExaoneMoeLayer, small=SMALL_WITH_GROUPS)

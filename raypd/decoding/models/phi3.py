@@ -6,7 +6,7 @@ from raypd.decoding.layers.in_torch import Builder
 from raypd.decoding.layers.sources import AttentionSource, Linears, MlpSource
 from raypd.decoding.models.decoder import Family
 from raypd.decoding.models.llama import PreNormLayer, attention_of
-from raypd.decoding.models.rotation import halves_order
+from raypd.decoding.models.rotation import halves_order, rotary_dim
 
 
 class Phi3Layer(PreNormLayer):
@@ -31,12 +31,6 @@ class Phi3Layer(PreNormLayer):
 def joined_mlp_of(mlp: Any) -> MlpSource:
     """Describe an MLP of transformers whose gate and what it gates are one layer."""
     return MlpSource(Linears(mlp, "gate_up_proj"), Linears(mlp, "down_proj"), mlp.activation_fn)
-
-
-def rotary_dim(config: Any, head_dim: int) -> int:
-    """Return how many numbers of a head are rotated."""
-    rope = getattr(config, "rope_parameters", None) or {}
-    return int(head_dim * rope.get("partial_rotary_factor", 1.0))
 
 
 PHI3 = Family("Phi-3, Phi-4", ("Phi3ForCausalLM",), Phi3Layer)

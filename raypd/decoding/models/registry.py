@@ -2,22 +2,28 @@
 
 from typing import Any
 
+from raypd.decoding.models.afmoe import AFMOE
 from raypd.decoding.models.cohere import COHERE2
 from raypd.decoding.models.decoder import Family
 from raypd.decoding.models.ernie import ERNIE
-from raypd.decoding.models.experts import EXPERTS
+from raypd.decoding.models.experts import EXPERTS, HUNYUAN_3, MINIMAX_M2
 from raypd.decoding.models.falcon_h1 import FALCON_H1
 from raypd.decoding.models.gemma import GEMMA2, GEMMA3
+from raypd.decoding.models.gemma3n import GEMMA3N
+from raypd.decoding.models.gemma4 import GEMMA4
 from raypd.decoding.models.glm import GLM4, GLM4_MOE
 from raypd.decoding.models.gpt_oss import GPT_OSS
-from raypd.decoding.models.granite import GRANITE
+from raypd.decoding.models.granite import GRANITE, GRANITE_4
 from raypd.decoding.models.granite_hybrid import BAMBA, GRANITE_HYBRID
 from raypd.decoding.models.hunyuan import HUNYUAN
+from raypd.decoding.models.latent import AX_K1, DEEPSEEK_V2, DEEPSEEK_V3, MINICPM3, MISTRAL4
 from raypd.decoding.models.lfm2 import LFM2, LFM2_MOE
 from raypd.decoding.models.llama import LLAMA, MISTRAL
+from raypd.decoding.models.ministral3 import MINISTRAL3
 from raypd.decoding.models.nemotron_h import NEMOTRON_H
-from raypd.decoding.models.olmo import EXAONE4, OLMO2, OLMO3, OLMOE
+from raypd.decoding.models.olmo import EXAONE4, EXAONE_MOE, OLMO2, OLMO3, OLMOE
 from raypd.decoding.models.phi3 import PHI3
+from raypd.decoding.models.plain_mlp import APERTUS, ARCEE, STARCODER2
 from raypd.decoding.models.qwen3_5 import QWEN3_5, QWEN3_NEXT
 from raypd.decoding.models.smollm3 import SMOLLM3
 
@@ -26,20 +32,36 @@ FAMILIES: tuple[Family, ...] = (
     MISTRAL,
     EXPERTS,
     GPT_OSS,
+    AFMOE,
+    APERTUS,
+    ARCEE,
+    AX_K1,
     COHERE2,
+    DEEPSEEK_V2,
+    DEEPSEEK_V3,
     ERNIE,
     EXAONE4,
+    EXAONE_MOE,
     GEMMA2,
     GEMMA3,
+    GEMMA3N,
+    GEMMA4,
     GLM4,
     GLM4_MOE,
     GRANITE,
+    GRANITE_4,
     HUNYUAN,
+    HUNYUAN_3,
+    MINICPM3,
+    MINIMAX_M2,
+    MINISTRAL3,
+    MISTRAL4,
     OLMO2,
     OLMO3,
     OLMOE,
     PHI3,
     SMOLLM3,
+    STARCODER2,
     QWEN3_5,
     QWEN3_NEXT,
     GRANITE_HYBRID,

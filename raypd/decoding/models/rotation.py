@@ -4,9 +4,17 @@
 numbers of queries and keys change their order alike.
 """
 
+from typing import Any
+
 import torch
 
 from raypd.decoding.layers.sources import Rope
+
+
+def rotary_dim(config: Any, head_dim: int) -> int:
+    """Return how many numbers of a head are rotated."""
+    rope = getattr(config, "rope_parameters", None) or {}
+    return int(head_dim * rope.get("partial_rotary_factor", 1.0))
 
 
 def halves_order(head_dim: int, rotary_dim: int) -> torch.Tensor | None:
