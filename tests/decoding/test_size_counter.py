@@ -49,7 +49,7 @@ def model_of(kind: str) -> PreTrainedModel:
     return model
 
 
-@pytest.mark.parametrize("kind", [*KINDS, *STOCK, *HYBRIDS])
+@pytest.mark.parametrize("kind", [*KINDS, *STOCK])
 def test_sizes_are_those_of_the_model_that_runs(kind: str) -> None:
     model = model_of(kind)
     before = model.config.to_dict()
@@ -66,7 +66,8 @@ def test_sizes_are_those_of_the_model_that_runs(kind: str) -> None:
     assert 0.5 * states <= sizes.state_bytes <= states
 
 
-@pytest.mark.parametrize("kind", [*KINDS, *STOCK])
+# The scans of recurrent layers are products of states, which are not counted.
+@pytest.mark.parametrize("kind", [kind for kind in [*KINDS, *STOCK] if kind not in HYBRIDS])
 @torch.no_grad()
 def test_products_are_those_that_torch_counts(kind: str) -> None:
     model = model_of(kind)
