@@ -45,9 +45,9 @@ def test_sizes_are_those_of_the_model_that_runs(kind: str) -> None:
     assert 0.5 * states <= sizes.state_bytes <= states
 
 
-# The scans of recurrent layers are products of states, which are not counted. The streams of Gemma 3n
-# are made and gathered around its layers, by products that are not counted either. They are a sixth
-# of a tiny model's, and under a hundredth of a real one's.
+# The scans of recurrent layers are products of states, which are not counted. The streams of Gemma
+# 3n are made and gathered around its layers, by products that are not counted either. They are a
+# sixth of a tiny model's, and under a hundredth of a real one's.
 @pytest.mark.parametrize(
     "kind",
     [kind for kind in [*KINDS, *STOCK] if kind not in HYBRIDS and kind != "gemma3n_text"],
