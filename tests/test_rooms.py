@@ -86,6 +86,7 @@ NEEDS_TRITON = {
         "attention/triton_kernel.py",
         "layers/in_triton.py",
         "layers/triton_experts.py",
+        "layers/triton_gates.py",
         "layers/triton_kernels.py",
     )
 }
