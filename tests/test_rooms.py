@@ -87,6 +87,7 @@ NEEDS_TRITON = {
         "layers/in_triton.py",
         "layers/recurrent_in_triton.py",
         "layers/triton_experts.py",
+        "layers/triton_gates.py",
         "layers/triton_kernels.py",
         "layers/triton_recurrent.py",
     )

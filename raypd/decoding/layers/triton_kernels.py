@@ -408,20 +408,22 @@ def _store_latents(  # type: ignore[no-untyped-def]
     second_sine = tl.load(sin + token * sin_stride + HALF + half).to(WIDE)[None, :]
     is_key = tl.program_id(1) == 0
     if is_key:
-        row = latents + token * latent_stride
+        # The two branches have no name in common, since its type would differ.
+        latent_row = latents + token * latent_stride
         slot = keys + tl.load(slots + token).to(tl.int64) * key_slot
         number = tl.arange(0, LATENT_DIM)
-        latent = tl.load(row + number).to(WIDE)
+        latent = tl.load(latent_row + number).to(WIDE)
         latent = latent / tl.sqrt(tl.sum(latent * latent, 0) / LATENT_DIM + eps)
         if STYLE == 0:
             latent = latent.to(TYPE).to(WIDE)
         latent = latent * tl.load(weight + number).to(WIDE)
         tl.store(slot + number, latent.to(TYPE))
-        first = tl.load(row + LATENT_DIM + first_number).to(WIDE)
-        second = tl.load(row + LATENT_DIM + second_number).to(WIDE)
-        target = slot + LATENT_DIM + half[None, :]
-        tl.store(target, (first * first_cosine - second * first_sine).to(TYPE))
-        tl.store(target + HALF, (second * second_cosine + first * second_sine).to(TYPE))
+        key_first = tl.load(latent_row + LATENT_DIM + first_number).to(WIDE)
+        key_second = tl.load(latent_row + LATENT_DIM + second_number).to(WIDE)
+        key_target = slot + LATENT_DIM + half[None, :]
+        tl.store(key_target, (key_first * first_cosine - key_second * first_sine).to(TYPE))
+        rotated_key = key_second * second_cosine + key_first * second_sine
+        tl.store(key_target + HALF, rotated_key.to(TYPE))
     else:
         head = (tl.program_id(1) - 1) * BLOCK + tl.arange(0, BLOCK)
         is_head = (head < HEADS)[:, None]
