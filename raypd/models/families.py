@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 from transformers import AutoConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+from transformers.utils import logging as transformers_logging
 
 from raypd.decoding import FAMILIES
 
@@ -23,7 +24,13 @@ _OTHERS = {
 
 def families_table() -> str:
     """Return the families of models in Markdown, from the engine's registry."""
-    rows = [_HEADER, tuple("---" for _ in _HEADER), *_rows()]
+    verbosity = transformers_logging.get_verbosity()
+    # Default configurations of some families have odd token ids, which concerns nobody here.
+    transformers_logging.set_verbosity_error()
+    try:
+        rows = [_HEADER, tuple("---" for _ in _HEADER), *_rows()]
+    finally:
+        transformers_logging.set_verbosity(verbosity)
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
