@@ -600,8 +600,8 @@ def review(
         print(clean(f"page:  {page}\ntable: {table}"))
         print(clean(f"Next: correct either, then `raypd review {run} --apply FILE`"))
         return
-    labels, count = reviews.apply(root, apply, output, overrides or [])
-    print(clean(f"labels: {labels} ({count:,} documents)"))
+    labels, count, new = reviews.apply(root, apply, output, overrides or [])
+    print(clean(f"labels: {labels} ({counted(count, 'document')}, {new:,} of them from {apply})"))
     if count < LABELS_NEEDED:
         print(
             f"`raypd fit` needs about {LABELS_NEEDED} labelled documents: {LABELS_NEEDED - count} "

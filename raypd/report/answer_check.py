@@ -357,9 +357,14 @@ def _next_step(
     is_extraction = task.get("kind") == "extraction"
     if degenerate and is_extraction and not card:
         return _better_model(shown_root, model, task)
-    if kinds == {"cut"}:
+    is_toy = model.get("name") == EMBEDDED and not card
+    if kinds == {"cut"} and not is_toy:
+        # The toy repeats itself where it has nothing to say.
         limit = (config.get("decoding") or {}).get("max_value_tokens") or 0
-        return f"allow longer values in a new run: decoding.max_value_tokens={2 * limit}"
+        return (
+            f"the same command with decoding.max_value_tokens={2 * limit} and a new output.path "
+            "allows longer values"
+        )
     if progress.state != "complete":
         if progress.state == "running":
             return ""

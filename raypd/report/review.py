@@ -41,7 +41,7 @@ from raypd.tasks import (
     value_row,
     values as tasks_values,
 )
-from raypd.text import is_formula
+from raypd.text import counted, is_formula
 
 PAGE = "review.html"
 TABLE = "review.csv"
@@ -114,10 +114,13 @@ def write(root: str, documents: int, overrides: Sequence[str] = ()) -> tuple[str
         The paths of page and CSV.
 
     Raises:
-        ConfigError: If the run is not an extraction, or nothing is answered yet.
+        ConfigError: If the run is not an extraction, if nothing is answered yet, or if the CSV
+            holds corrections that would be lost.
         InputError: If its input cannot be read.
     """
     config = _config(root, overrides)
+    table_path = storage.join(root, TABLE)
+    _check_no_corrections(table_path, root, config)
     rows = _chosen_rows(root, documents)
     if not rows:
         raise ConfigError(f"{root}: no document is answered yet")
@@ -135,11 +138,24 @@ def write(root: str, documents: int, overrides: Sequence[str] = ()) -> tuple[str
         script_of="review.js",
     )
     page_path = storage.join(root, PAGE)
-    table_path = storage.join(root, TABLE)
     page.put(page_path, html.encode())
     # Spreadsheets recognise UTF-8 by its byte order mark.
     page.put(table_path, _table(shown).encode("utf-8-sig"))
     return page_path, table_path
+
+
+def _check_no_corrections(path: str, root: str, config: RunConfig) -> None:
+    """Refuse to replace a CSV that a person has worked on."""
+    if not storage.exists(path):
+        return
+    lines = _rows(path, root, config)
+    reviewed = {_position(cells) for _, cells in lines if was_reviewed(cells)}
+    if reviewed:
+        raise ConfigError(
+            f"{path}: holds the review of {counted(len(reviewed), 'document')}, which a new file "
+            f"would replace; `raypd review RUN --apply {path}` makes labels of it; then move or "
+            "delete the file"
+        )
 
 
 def _review_document(
@@ -186,8 +202,10 @@ def _box(value: RowValue, category: Category) -> ReviewBox:
 
 def apply(
     root: str, file: str, output: str | None, overrides: Sequence[str] = ()
-) -> tuple[str, int]:
+) -> tuple[str, int, int]:
     """Turn a corrected CSV into labels.
+
+    The labels of other documents in the run's file of labels are kept.
 
     Args:
         root: The folder of the run.
@@ -196,7 +214,8 @@ def apply(
         overrides: Keys of the configuration that have changed, as key=value.
 
     Returns:
-        The path of the labels, and the number of documents.
+        The path of the labels, the number of documents in the file, and how many of them the CSV
+        has.
 
     Raises:
         ConfigError: If the run is not an extraction.
@@ -221,6 +240,14 @@ def apply(
             f"{file}: the input does not have {missing[0]} and {len(missing) - 1} other documents"
         )
     lines = []
+    path = storage.join(root, layout.LABELS)
+    if output is not None:
+        path = storage.absolute(output)
+    elif storage.exists(path):
+        new_ids = {str(documents[position].id) for position in labels.values}
+        for _, document_id, row in label_rows(path, None):
+            if document_id not in new_ids:
+                lines.append(json.dumps(row, ensure_ascii=False, default=str) + "\n")
     for position, values in labels.values.items():
         document = documents[position]
         labelled: dict[str, Any] = {
@@ -229,11 +256,8 @@ def apply(
             config.training.labels_column: labels.record(position, values),
         }
         lines.append(json.dumps(labelled, ensure_ascii=False, default=str) + "\n")
-    path = storage.join(root, layout.LABELS)
-    if output is not None:
-        path = storage.absolute(output)
     page.put(path, "".join(lines).encode())
-    return path, len(lines)
+    return path, len(lines), len(labels.values)
 
 
 class _Labels:
@@ -476,18 +500,32 @@ def _exported_rows(file: str, root: str, config: RunConfig) -> list[tuple[int, d
             name = ".".join(attribute.place)
             if name not in labels:
                 continue
+            answer_text = values.get(attribute.name) or ""
+            correct = value_row(name, labels[name], "ok", None)["value"] or ""
+            if _is_same(attribute, answer_text, labels[name]):
+                # An export writes 58000 as 58000.0.
+                correct = answer_text
             cells = {
                 "source": position[0],
                 "row": str(position[1]),
                 "id": str(row["id"]),
                 "category": str(answers[position]["category"]),
                 "attribute": attribute.name,
-                "value": values.get(attribute.name) or "",
-                "correct": value_row(name, labels[name], "ok", None)["value"] or "",
+                "value": answer_text,
+                "correct": correct,
                 "reviewed": str(row.get("reviewed") or ""),
             }
             rows.append((line, cells))
     return rows
+
+
+def _is_same(attribute: Attribute, text: str, label: Any) -> bool:
+    """Return whether the text of an answer is the value of a label."""
+    try:
+        value: Any = tasks_labels.typed(attribute, text)
+    except ValueError:
+        return False
+    return bool(value == label)
 
 
 def _exported_position(file: str, line: int, row: Mapping[str, Any]) -> Position:

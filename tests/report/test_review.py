@@ -14,6 +14,7 @@ from raypd.config.load import make_config
 from raypd.errors import ConfigError, InputError
 from raypd.evaluation.score import evaluate
 from raypd.report import review
+from raypd.schema import Attribute
 from raypd.tasks.columns import RowValue
 from raypd.verify.export import export
 from tests.runs import config_tree, extraction, write_rows
@@ -72,7 +73,7 @@ def test_corrections_become_labels_that_evaluate_reads(run, tmp_path):
         table, Brand="'=1+1", Size="", Color="blue", Tags='["a", "b"]', New="TRUE"
     )  # as a spreadsheet has it
     assert all(row["id"].startswith("'=") for row in rows)  # no spreadsheet runs it
-    where, count = review.apply(run, saved(rows, tmp_path / "mine.csv"), None)
+    where, count, _ = review.apply(run, saved(rows, tmp_path / "mine.csv"), None)
     labels = [json.loads(line) for line in Path(where).read_text().splitlines()]
     assert count == len(labels) == 12
     first = labels[0]
@@ -89,7 +90,7 @@ def test_corrections_become_labels_that_evaluate_reads(run, tmp_path):
     assert evaluate(run, where).unlabelled == 28
     # The other lines were deleted.
     seen = [row for row in corrected(table, Color="N/A") if row["attribute"] == "Color"]
-    where, _ = review.apply(run, saved(seen, tmp_path / "some.csv", delimiter=";"), None)
+    where, _, _ = review.apply(run, saved(seen, tmp_path / "some.csv", delimiter=";"), None)
     labels = [json.loads(line) for line in Path(where).read_text().splitlines()]
     assert [row["target"] for row in labels] == [{"Color": None}] * 12
     # The same are drawn again.
@@ -148,7 +149,7 @@ def test_what_cannot_be_a_label_is_named_with_its_line(change, message, run, tmp
 def test_lines_that_contradict_each_other_are_refused_and_the_same_twice_is_no_fault(run, tmp_path):
     rows = corrected(review.write(run, 2)[1], Color="red")
     first = next(row for row in rows if row["attribute"] == "Color")
-    _, count = review.apply(run, saved([*rows, first], tmp_path / "twice.csv"), None)
+    _, count, _ = review.apply(run, saved([*rows, first], tmp_path / "twice.csv"), None)
     assert count == 2
     rows.append({**first, "correct": "blue"})
     line = len(rows) + 1
@@ -179,7 +180,7 @@ def test_no_cell_begins_as_a_formula_and_each_is_read_back(run, tmp_path, monkey
     )
     rows = corrected(review.write(run, 1)[1])
     assert [row["correct"] for row in rows] == ["'" + text]
-    where, _ = review.apply(run, saved(rows, tmp_path / "mine.csv"), None)
+    where, _, _ = review.apply(run, saved(rows, tmp_path / "mine.csv"), None)
     assert json.loads(Path(where).read_text())["target"] == {"Brand": text.strip()}
 
 
@@ -204,7 +205,7 @@ def test_a_browser_saves_what_was_looked_at(run, tmp_path, browser):
         view.click("#save")
     download.value.save_as(tmp_path / "saved.csv")
     assert '"\'\uff1da ""b"", c"' in (tmp_path / "saved.csv").read_text()
-    where, count = review.apply(run, str(tmp_path / "saved.csv"), str(tmp_path / "mine.jsonl"))
+    where, count, _ = review.apply(run, str(tmp_path / "saved.csv"), str(tmp_path / "mine.jsonl"))
     assert count == 1
     assert json.loads(Path(where).read_text())["target"]["Brand"] == '\uff1da "b", c'
     assert problems == []
@@ -222,7 +223,7 @@ def test_documents_that_nobody_reviewed_become_no_labels(run, tmp_path):
         if row["id"] == marked:
             row["reviewed"] = "x"
     rows[-1]["correct"] = "" if rows[-1]["value"] else "true"
-    where, count = review.apply(run, saved(rows, tmp_path / "mine.csv"), None)
+    where, count, _ = review.apply(run, saved(rows, tmp_path / "mine.csv"), None)
     labels = [json.loads(line) for line in Path(where).read_text().splitlines()]
     assert count == 2
     assert {"'" + label["id"] for label in labels} == {marked, changed}
@@ -239,11 +240,49 @@ def test_a_corrected_export_is_applied_for_its_changed_documents_alone(run, tmp_
     with open(path, encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))
     rows[3]["Tags"] = "a; b"
-    where, count = review.apply(run, saved(rows, tmp_path / "mine.csv"), None)
+    where, count, _ = review.apply(run, saved(rows, tmp_path / "mine.csv"), None)
     assert count == 1
     label = json.loads(Path(where).read_text())
     assert label["target"]["Tags"] == ["a", "b"]
     assert label["id"] == "=3"
+
+
+def test_a_number_that_an_export_writes_in_another_way_is_no_correction() -> None:
+    size = Attribute(name="Size", type="number")
+    assert review._is_same(size, "58000", 58000.0)
+    assert review._is_same(size, "", None)
+    assert not review._is_same(size, "58000", 58001.0)
+    assert not review._is_same(size, "", 0.0)
+    assert not review._is_same(size, "unknown", None)
+
+
+def test_a_new_review_never_replaces_corrections_that_are_in_the_file(run, tmp_path):
+    _, table = review.write(run, 6)
+    saved(corrected(table, Brand="Acme"), Path(table))
+    edited = Path(table).read_bytes()
+    with pytest.raises(ConfigError, match="holds the review of 6 documents"):
+        review.write(run, 6)
+    assert Path(table).read_bytes() == edited
+    review.apply(run, table, None)
+    Path(table).unlink()
+    review.write(run, 6)
+
+
+def test_applying_another_file_keeps_the_labels_of_other_documents(run, tmp_path):
+    _, table = review.write(run, 6)
+    rows = corrected(table, Brand="Acme")
+    where, count, new = review.apply(run, saved(rows, tmp_path / "first.csv"), None)
+    assert count == new == 6
+    ids = {json.loads(line)["id"] for line in Path(where).read_text().splitlines()}
+    of_one = [row for row in corrected(table, Brand="Bolt") if row["id"] == rows[0]["id"]]
+    where, count, new = review.apply(run, saved(of_one, tmp_path / "second.csv"), None)
+    assert count == 6
+    assert new == 1
+    labels = [json.loads(line) for line in Path(where).read_text().splitlines()]
+    assert {label["id"] for label in labels} == ids
+    brands = {label["id"]: label["target"]["Brand"] for label in labels}
+    assert brands.pop(rows[0]["id"].removeprefix("'")) == "Bolt"
+    assert set(brands.values()) == {"Acme"}
 
 
 def test_a_browser_edits_choices_and_lists_and_advances_with_enter(run, tmp_path, browser):
@@ -264,7 +303,7 @@ def test_a_browser_edits_choices_and_lists_and_advances_with_enter(run, tmp_path
     with view.expect_download() as download:
         view.click("#save")
     download.value.save_as(tmp_path / "saved.csv")
-    where, count = review.apply(run, str(tmp_path / "saved.csv"), None)
+    where, count, _ = review.apply(run, str(tmp_path / "saved.csv"), None)
     assert count == 2
     target = json.loads(Path(where).read_text().splitlines()[0])["target"]
     assert target["Color"] == "blue"
