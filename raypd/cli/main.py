@@ -294,6 +294,7 @@ def evaluate(
     labels.
     """
     from raypd import evaluation as scoring
+    from raypd.fitting import LABELS_NEEDED
 
     evaluation = scoring.evaluate(run, labels, against, tolerance, labels_column)
     if as_json:
@@ -307,7 +308,13 @@ def evaluate(
         path = f"no page: {error}"
     if path is not None:
         print(clean(f"what was wrong: {path}"))
-    if evaluation.calibration_error is not None:
+    labelled = max((measure.documents for measure in evaluation.measures), default=0)
+    if evaluation.calibration_error is not None and labelled < LABELS_NEEDED:
+        _print_next(
+            f"`raypd review {run}` for {LABELS_NEEDED - labelled} more labels, from which `raypd fit` "
+            "makes a better model; or show the model three of the labels (task.examples)"
+        )
+    elif evaluation.calibration_error is not None:
         _print_next(
             f"`raypd calibrate {run} {labels}` makes confidences probabilities; `raypd fit CONFIG` "
             "looks for a better or cheaper model"
