@@ -311,8 +311,8 @@ def evaluate(
     labelled = max((measure.documents for measure in evaluation.measures), default=0)
     if evaluation.calibration_error is not None and labelled < LABELS_NEEDED:
         _print_next(
-            f"`raypd review {run}` for {LABELS_NEEDED - labelled} more labels, from which `raypd fit` "
-            "makes a better model; or show the model three of the labels (task.examples)"
+            f"`raypd review {run}` for {LABELS_NEEDED - labelled} more labels, from which `raypd "
+            "fit` makes a better model; or show the model three of the labels (task.examples)"
         )
     elif evaluation.calibration_error is not None:
         _print_next(

@@ -17,7 +17,7 @@ from raypd.config import ModelConfig, card_of
 from raypd.dataset import unit_objects
 from raypd.errors import UserError
 from raypd.report.sample import AnswerSample, SampleAttribute, first_rows
-from raypd.run import RunRecord, layout, load_record, read
+from raypd.run import RunRecord, layout, read, read_record
 from raypd.tasks import calibration_of
 from raypd.text import clean, count
 
@@ -88,6 +88,8 @@ class Progress:
 def check_run(root: str, progress: Progress) -> AnswerCheck:
     """Check the answers of a run from some of its objects.
 
+    Storage must be configured for the run.
+
     Args:
         root: The folder of the run.
         progress: How far it is.
@@ -96,7 +98,7 @@ def check_run(root: str, progress: Progress) -> AnswerCheck:
         ConfigError: If there is no run.
         OSError: If storage does not answer.
     """
-    record = load_record(root)
+    record = read_record(root)
     return check(root, record, read_answers(root), progress)
 
 

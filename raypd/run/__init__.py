@@ -26,7 +26,12 @@ if TYPE_CHECKING:
     from raypd.run.layout import is_nightly as is_nightly, output_folder as output_folder
     from raypd.run.lease import RunLease as RunLease, held as held
     from raypd.run.left_out import LeftOut as LeftOut, LeftOutFiles as LeftOutFiles
-    from raypd.run.load import NoRun as NoRun, load_record as load_record, load_run as load_run
+    from raypd.run.load import (
+        NoRun as NoRun,
+        load_record as load_record,
+        load_run as load_run,
+        read_record as read_record,
+    )
     from raypd.run.manifest import Manifest as Manifest, RunRecord as RunRecord
     from raypd.run.read import by_document as by_document, spread as spread
     from raypd.run.reading import ReadingRecord as ReadingRecord
@@ -77,7 +82,7 @@ __getattr__ = LazyExports(
         "layout": ("is_nightly", "output_folder"),
         "lease": ("RunLease", "held"),
         "left_out": ("LeftOut", "LeftOutFiles"),
-        "load": ("NoRun", "load_record", "load_run"),
+        "load": ("NoRun", "load_record", "load_run", "read_record"),
         "manifest": ("Manifest", "RunRecord"),
         "read": ("by_document", "spread"),
         "reading": ("ReadingRecord",),

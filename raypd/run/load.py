@@ -42,14 +42,30 @@ def load_record(output: str, overrides: Sequence[str] = ()) -> RunRecord:
     for override in storage_overrides:
         key, _, value = override.removeprefix("storage.").partition("=")
         set_key(storage_keys, key, value_of(value))
+    record = read_record(output)
+    recorded = with_current_keys(record.config).get("storage") or {}
+    try:
+        storage.configure(_storage_settings(recorded, storage_keys))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{output}: its storage settings cannot be used: {error}") from None
+    return record
+
+
+def read_record(output: str) -> RunRecord:
+    """Read run.json, or state.json in a folder of nightly runs, by storage as it is configured.
+
+    Args:
+        output: The folder of the run.
+
+    Raises:
+        NoRun: If the folder contains no run.
+        ConfigError: If the record cannot be read.
+    """
     path = storage.join(output, layout.RUN)
     try:
         if layout.is_nightly(output):
             path = storage.join(output, layout.STATE)
-        record = records.read(RunRecord, path)
-        recorded = with_current_keys(record.config).get("storage") or {}
-        storage.configure(_storage_settings(recorded, storage_keys))
-        return record
+        return records.read(RunRecord, path)
     except FileNotFoundError:
         raise NoRun(f"{output}: {_why_no_run(output)}") from None
     except storage.Unavailable:

@@ -76,10 +76,15 @@ def engine_and_program(request, tmp_path, monkeypatch, vllm_engine):  # noqa: F8
         monkeypatch.setenv("OPENAI_API_KEY", os.environ["PATH"])
         is_batch = kind == "batch"
         server = Vendor() if is_batch else chat_server
-        engine_class = BatchEngine if is_batch else EndpointEngine
         with serving(server) as url:
             config = configuration(tmp_path, f"{url}/v1", batch=is_batch)
-            yield engine_class(config, byte_tokenizer()), message_program
+            sections = (config.model, config.decoding, config.engine, byte_tokenizer())
+            engine: EndpointEngine
+            if is_batch:
+                engine = BatchEngine(*sections, config.fingerprint())
+            else:
+                engine = EndpointEngine(*sections)
+            yield engine, message_program
 
 
 def test_every_engine_returns_each_program_once_with_its_tag_and_counts(engine_and_program):

@@ -285,7 +285,6 @@ def test_workers_that_starve_read_later_units_and_the_readers_leave_these_out(
     finally:
         stream.close()
     assert sorted(helped + read_ahead) == sorted(plan)
-    assert helped == sorted(helped, key=plan.index)
     assert read_ahead == sorted(read_ahead, key=plan.index)
     # Two readers may have begun two units each; workers get all others.
     assert len(helped) >= 7
@@ -295,8 +294,7 @@ def test_workers_that_starve_read_later_units_and_the_readers_leave_these_out(
 
 
 def test_workers_never_recognize_scanned_pages_for_slow_readers(hooked, ray_here) -> None:
-    run = hooked(*["slow"] * 6)
-    run.input.ocr = "auto"
+    run = with_keys(hooked(*["slow"] * 6), input={"ocr": "auto"})
     stream = DocumentStream("run", planner.plan(run), run, WORKER)
     try:
         for _ in range(20):

@@ -136,6 +136,7 @@ def test_list_prices_have_a_date_and_a_page_and_can_be_replaced() -> None:
         assert 0 < one.input < one.output
     assert prices.hosted(CostConfig(hosted_prices={"gpt-4.1": [3, 4]}))[0].input == 3
     with pytest.raises(
-        ConfigError, match=r"cost\.hosted_prices: a: \[1\.0, -1\.0\] are not two prices"
+        ConfigError,
+        match=r"cost\.hosted_prices=\.\.\. on the command line: a: \[1\.0, -1\.0\] are not two",
     ):
         make_config(config_tree("generation"), ["cost.hosted_prices={a: [1, -1]}"])

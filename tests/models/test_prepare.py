@@ -52,7 +52,7 @@ def test_tokens_are_added_and_the_rest_stays(base, tmp_path, dtype):
     tokenizer = load_tokenizer(ModelConfig(name=str(out)))
     for name in (*CONTROL_TOKENS["apar"], *CONTROL_TOKENS["space"]):
         assert f"{name} ({control_token(tokenizer, name)})" in output
-    assert "Train it" in output
+    assert "Next: `raypd train CONFIG model.name=" in output
     before = load_file(base / "model.safetensors")
     after = load_file(out / "model.safetensors")
     assert before.keys() == after.keys()
