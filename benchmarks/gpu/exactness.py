@@ -168,7 +168,7 @@ class Family:
         return tiny(self.kind, _HEAD_DIM)
 
 
-FAMILIES = [*KINDS, *HYBRIDS]
+FAMILIES = list(dict.fromkeys([*KINDS, *HYBRIDS]))
 
 
 @cache

@@ -110,7 +110,7 @@ def test_an_adapter_of_another_family_is_refused(folder: Path, tmp_path: Path, k
 
 
 def test_states_that_do_not_fit_into_memory_are_named(folder: Path, monkeypatch) -> None:
-    monkeypatch.setattr("raypd.decoding.models.hybrid.free_memory", lambda device: 2000)
+    monkeypatch.setattr("raypd.decoding.recurrence.states.free_memory", lambda device: 2000)
     model = {"name": str(folder), "device": "cpu", "dtype": "float32"}
     config = run_config(None, model=model, decoding={"method": "autoregressive"})
     with pytest.raises(

@@ -577,7 +577,7 @@ def skip_attention(model: PreTrainedModel) -> None:
 SPOILT = [
     (kind, spoil, "other logits than apart")
     for spoil in (ignore_positions, mix_neighbours)
-    for kind in ("arcee", "gemma", "starcoder2", "olmo")
+    for kind in ("granite_swa", "gemma", "mimo_v2_flash", "olmo")
 ]
 
 
@@ -585,9 +585,9 @@ SPOILT = [
     ("kind", "spoil", "reason"),
     [
         *SPOILT,
-        ("arcee", drop_arguments, "must hand unknown keyword arguments on"),
-        ("arcee", skip_attention, r"called for the layers [0]"),
-        ("arcee", lambda model: model.lm_head.weight.data.mul_(torch.inf), "not finite"),
+        ("granite_swa", drop_arguments, "must hand unknown keyword arguments on"),
+        ("granite_swa", skip_attention, r"called for the layers [0]"),
+        ("granite_swa", lambda model: model.lm_head.weight.data.mul_(torch.inf), "not finite"),
     ],
 )
 def test_the_self_test_sees(
@@ -599,7 +599,7 @@ def test_the_self_test_sees(
     if reason == "not finite":
         # Nothing else decodes broken weights either.
         assert "can run this model" not in refusal(model)
-    if (kind, spoil) == ("arcee", ignore_positions):
+    if (kind, spoil) == ("granite_swa", ignore_positions):
         assert reason in refusal(model.to(torch.bfloat16))
 
 

@@ -22,7 +22,7 @@ from raypd.training.job import run_training
 from raypd.training.layers import experts_per_token, routers_of, use_training_layers
 from raypd.training.packing import batches, layout_of, pack
 from raypd.training.weights import check_weights, load_for_training, make_trainable
-from tests.decoding.test_families import KINDS
+from tests.decoding.test_families import KINDS, type_of
 from tests.runs import with_keys
 from tests.tiny import HYBRIDS, save_tiny, tiny_model, tiny_tokenizer
 from tests.training.data import COLORS, loaded_tiny, tree, write_corpus
@@ -106,7 +106,7 @@ _COARSE = {"nemotron_h": 2e-2}
 
 
 def model_of(kind: str) -> PreTrainedModel:
-    return tiny_model(kind, **SIZES[kind])
+    return tiny_model(type_of(kind), **SIZES[kind])
 
 
 def config_of(tmp_path, method: str, **sections: Any) -> RunConfig:
@@ -326,7 +326,7 @@ def test_routers_are_trained_only_if_asked(kind, train_routers, tmp_path):
 @pytest.mark.parametrize("train_routers", [False, True])
 @pytest.mark.parametrize("kind", MIXTURES)
 def test_an_adapter_holds_what_experts_learnt(kind, train_routers, tmp_path):
-    folder = save_tiny(tmp_path / "base", kind, **SIZES[kind])
+    folder = save_tiny(tmp_path / "base", type_of(kind), **SIZES[kind])
     training = {"weights": "lora", "lora": {"rank": 4}, "train_routers": train_routers}
     config = config_of(tmp_path, "autoregressive", training=training)
     config = with_keys(config, model={"name": str(folder), "dtype": "float32", "device": "cpu"})
@@ -400,7 +400,7 @@ def test_what_cannot_be_trained_is_named_before_ray_starts(
     monkeypatch.setattr(
         "raypd.training.job.ray_session.connect", lambda *_: pytest.fail("Ray is started")
     )
-    folder = save_tiny(tmp_path / "base", kind, **SIZES[kind])
+    folder = save_tiny(tmp_path / "base", type_of(kind), **SIZES[kind])
     config = config_of(tmp_path, "hyper_parallel")
     write_corpus(tmp_path / "none", 4)
     config = with_keys(config, model={"name": str(folder)})
