@@ -101,7 +101,7 @@ def test_more_of_something_takes_more_of_its_part(changes: dict, part: str) -> N
     assert after[part] > 1.3 * before[part]
 
 
-@pytest.mark.parametrize("kind", [*KINDS, *STOCK, *HYBRIDS])
+@pytest.mark.parametrize("kind", [*KINDS, *STOCK])
 def test_a_model_of_any_family_has_a_speed_on_every_card(kind: str) -> None:
     sizes = model_sizes(model_of(kind).config)
     for card in CARDS:
