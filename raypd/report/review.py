@@ -153,7 +153,7 @@ def _check_no_corrections(path: str, root: str, config: RunConfig) -> None:
     if reviewed:
         raise ConfigError(
             f"{path}: holds the review of {counted(len(reviewed), 'document')}, which a new file "
-            f"would replace; `raypd review RUN --apply {path}` makes labels of it; then move or "
+            f"would replace: `raypd review {root} --apply {path}` makes labels of it; then move or "
             "delete the file"
         )
 

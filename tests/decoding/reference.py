@@ -28,15 +28,7 @@ def dense_output(
     if has_recurrent_layers(model.config):
         # A recurrence reads a text in order. Its mask says which tokens are padding: none.
         assert torch.equal(mask, torch.ones_like(mask).tril())
-        mask_of_padding = torch.ones(1, len(tokens), dtype=torch.long)
-        output = model(
-            input_ids=torch.tensor([list(tokens)]),
-            position_ids=torch.tensor([list(positions)]),
-            attention_mask=mask_of_padding,
-            use_cache=False,
-            output_hidden_states=True,
-        )
-        return output.logits[0], output.hidden_states[-1][0]
+        return _run(model, tokens, positions, torch.ones(1, len(tokens), dtype=torch.long))
     masks: object = _additive(model, mask)
     window = getattr(model.config, "sliding_window", None)
     if window and getattr(model.config, "use_sliding_window", True):
@@ -46,14 +38,27 @@ def dense_output(
             masks = {"full_attention": masks, "sliding_attention": local}
         else:
             masks = local
-    output = model(
-        input_ids=torch.tensor([list(tokens)]),
-        position_ids=torch.tensor([list(positions)]),
-        attention_mask=masks,
-        use_cache=False,
-        output_hidden_states=True,
+    return _run(model, tokens, positions, masks)
+
+
+def _run(
+    model: PreTrainedModel, tokens: Sequence[int], positions: Sequence[int], mask: object
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return logits and what the output embeddings read: Gemma 3n reports streams instead."""
+    read: list[torch.Tensor] = []
+    hook = model.get_output_embeddings().register_forward_pre_hook(
+        lambda _, inputs: read.append(inputs[0])
     )
-    return output.logits[0], output.hidden_states[-1][0]
+    try:
+        output = model(
+            input_ids=torch.tensor([list(tokens)]),
+            position_ids=torch.tensor([list(positions)]),
+            attention_mask=mask,
+            use_cache=False,
+        )
+    finally:
+        hook.remove()
+    return output.logits[0], read[0][0]
 
 
 def _additive(model: PreTrainedModel, mask: torch.Tensor) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Granite 4 with Mamba-2 layers, dense and with experts, and Bamba.
+"""Granite 4, with Mamba-2 layers and without, dense and with experts, and Bamba.
 
     hidden += multiplier * output(mamba or attention(norm(hidden)))
     hidden += multiplier * (experts(normed) + mlp(normed)), where normed = norm(hidden)
@@ -70,6 +70,21 @@ class Bamba(DecoderModel):
 MAMBA_SMALL = {"mamba_n_heads": 8, "mamba_d_head": 64, "mamba_d_state": 64, "mamba_n_groups": 1}
 _HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2}
 _LAYER_TYPES = frozenset({"linear_attention"})
+
+
+def _attends_in_all_layers(config: Any) -> bool:
+    return set(config.layer_types) <= {"full_attention"}
+
+
+# Every method decodes it, as it has no recurrence.
+GRANITE_4 = Family(
+    "Granite 4 without Mamba layers",
+    ("GraniteMoeHybridForCausalLM",),
+    GraniteHybridLayer,
+    Granite,
+    small={**SMALL, "shared_intermediate_size": 256},
+    takes=_attends_in_all_layers,
+)
 GRANITE_HYBRID = Family(
     "Granite 4 with Mamba layers",
     ("GraniteMoeHybridForCausalLM",),

@@ -25,8 +25,8 @@ class HybridLayer(DecoderLayer):
     recurrence_name = "mamba"
     output_name = "o_proj"
     norm_names = ("input_layernorm", "post_attention_layernorm")
-    # The factor of what is added to the hidden states.
-    multiplier = 1.0
+    # The factor of what is added to the hidden states; None if the family has none.
+    multiplier: float | None = None
 
     def __init__(self, source: Any, builder: Builder) -> None:
         """
@@ -75,7 +75,7 @@ class HybridLayer(DecoderLayer):
         mixed, hidden = needed(mixed, hidden, sample_rows)
         if len(hidden) == 0:
             return hidden
-        if self.multiplier != 1.0:
+        if self.multiplier is not None:
             hidden = hidden + self.output(mixed) * self.multiplier
             return hidden + self.mlp(self.post_norm(hidden)) * self.multiplier
         hidden = self.output.add(mixed, hidden)

@@ -13,8 +13,8 @@ from raypd.decoding.models.gemma3n import GEMMA3N
 from raypd.decoding.models.gemma4 import GEMMA4
 from raypd.decoding.models.glm import GLM4, GLM4_MOE
 from raypd.decoding.models.gpt_oss import GPT_OSS
-from raypd.decoding.models.granite import GRANITE, GRANITE_4
-from raypd.decoding.models.granite_hybrid import BAMBA, GRANITE_HYBRID
+from raypd.decoding.models.granite import GRANITE
+from raypd.decoding.models.granite_hybrid import BAMBA, GRANITE_4, GRANITE_HYBRID
 from raypd.decoding.models.hunyuan import HUNYUAN
 from raypd.decoding.models.latent import AX_K1, DEEPSEEK_V2, DEEPSEEK_V3, MINICPM3, MISTRAL4
 from raypd.decoding.models.lfm2 import LFM2, LFM2_MOE
