@@ -224,8 +224,8 @@ def nightly(
 ) -> None:
     """Bring a table up to tonight's input.
 
-    Extracts only what is new or changed since the last good night. Run the same command again to
-    resume an interrupted night. Of two at the same time, the second stops with a message.
+    Extracts only what is new or changed since the last successful night. Run the same command again
+    to resume an interrupted night. Of two at the same time, the second stops with a message.
     """
     from raypd.nights import run_night
 
@@ -605,7 +605,7 @@ def review(
     if apply is None:
         page, table = reviews.write(root, documents or LABELS_NEEDED, overrides or [])
         print(clean(f"page:  {page}\ntable: {table}"))
-        print(clean(f"Next: correct either, then `raypd review {run} --apply FILE`"))
+        _print_next(f"correct either, then `raypd review {run} --apply FILE`")
         return
     labels, count, new = reviews.apply(root, apply, output, overrides or [])
     print(clean(f"labels: {labels} ({counted(count, 'document')}, {new:,} of them from {apply})"))
@@ -614,7 +614,7 @@ def review(
             f"`raypd fit` needs about {LABELS_NEEDED} labelled documents: {LABELS_NEEDED - count} "
             "are missing"
         )
-    print(clean(f"Next: `raypd evaluate {run} {labels}`"))
+    _print_next(f"`raypd evaluate {run} {labels}`")
 
 
 @app.command()

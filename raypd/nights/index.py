@@ -1,4 +1,4 @@
-"""The index of the last good night: every document, and every unit of the plan.
+"""The index of the last successful night: every document, and every unit of the plan.
 
 The documents are in shards, each of which covers a range of ids. All documents with one id are in
 one shard, and documents that the input has in the order of their ids are in few. A night loads the
@@ -76,7 +76,7 @@ _BATCH_ROWS = 50_000
 
 
 class Index:
-    """The index of the last good night, and what tonight makes of it.
+    """The index of the last successful night, and what tonight makes of it.
 
     Creates the tables `known_units` (all units), `loaded` and `old` (documents of the shards that
     have been loaded; `old` has the columns of their units as well) and `spans` (shards).
@@ -84,7 +84,7 @@ class Index:
     Args:
         scratch: Gets the tables.
         root: The nightly root.
-        state: The last good night; None if there is none, or it does not count.
+        state: The last successful night; None if there is none, or it does not count.
     """
 
     def __init__(self, scratch: Scratch, root: str, state: NightState | None) -> None:
@@ -145,7 +145,7 @@ class Index:
             """)
 
     def live_units(self) -> DigestSet:
-        """Return the keys of the units that the input had in the last good night, as numbers."""
+        """Return the keys of the input's units in the last successful night, as numbers."""
         rows = self._scratch.rows("SELECT unit FROM known_units WHERE live")
         return DigestSet(int(row["unit"], 16) for row in rows)
 

@@ -210,7 +210,7 @@ class NightRun:
         return night
 
     def _read_input(self, plan: Plan) -> Input:
-        """Read what the last good night did not know of the input into tables."""
+        """Read what the last successful night did not know of the input into tables."""
         known = self.index.live_units()
         tonight = changes.read_input(self.scratch, plan, self.config, known)
         if not tonight.units:
@@ -237,7 +237,7 @@ class NightRun:
         return bool(state.config["nightly"]["removed"] == self.config.nightly.removed)
 
     def _nothing_new(self, state: NightState, tonight: Input) -> bool:
-        """Return whether the table of the last good night is already that of tonight."""
+        """Return whether the table of the last successful night is already that of tonight."""
         return (
             self._keeps_answers(state)
             and state.hidden == tonight.hidden
@@ -256,7 +256,7 @@ class NightRun:
         return f"({' AND '.join(conditions)})"
 
     def _read_state(self) -> tuple[NightState | None, str | None]:
-        """Return the last good night, and the version of its record, which tonight's replaces."""
+        """Return the last successful night, and the version of its record to replace."""
         path = storage.join(self.root, layout.STATE)
         with raised_as(RunError, f"{path}: cannot be read"), contextlib.suppress(FileNotFoundError):
             version = storage.version(path)
@@ -283,7 +283,7 @@ class NightRun:
         self.state = state
 
     def _schema_change(self) -> schema_change.Change | None:
-        """Return how the categories changed since the last good night; None if they did not.
+        """Return how the categories changed since the last successful night; None if they did not.
 
         Raises:
             ConfigError: If something else has changed.
@@ -458,7 +458,7 @@ class NightRun:
         self._repair_list()
 
     def _repair_list(self) -> None:
-        """Bring the readers' list, and the Delta table, to the last good night.
+        """Bring the readers' list, and the Delta table, to the last successful night.
 
         They may be of an earlier night if a session was interrupted.
         """

@@ -47,7 +47,7 @@ def publish(root: str, night: str, target_mb: int | None) -> list[str]:
 
     Args:
         root: The nightly root.
-        night: The name of the last good night.
+        night: The name of the last successful night.
         target_mb: The size of a table file, in MiB; None publishes the objects themselves.
 
     Raises:

@@ -55,7 +55,7 @@ def compare(old: Mapping[str, Any], new: Mapping[str, Category]) -> Change:
     does not matter.
 
     Args:
-        old: The categories of the last good night, as JSON.
+        old: The categories of the last successful night, as JSON.
         new: The categories of the configuration.
     """
     old_categories = {name: Category.model_validate(tree) for name, tree in old.items()}

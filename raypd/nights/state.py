@@ -17,7 +17,7 @@ class Shard:
 
 @dataclass
 class NightState:
-    """state.json: the last good night."""
+    """state.json: the last successful night."""
 
     night: str
     fingerprint: str

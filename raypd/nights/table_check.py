@@ -20,7 +20,7 @@ _TABLE_FILE_THREADS = 2
 
 
 def verify_table(root: str, config: RunConfig, threads: int = 8) -> Verification:
-    """Compare the table of the last good night with the input. Nothing is changed.
+    """Compare the table of the last successful night with the input. Nothing is changed.
 
     Each id must be in the table once, from the last document that has it. Documents that the input
     lacks are foreign, unless nightly.removed is keep or they are in an object that cannot be read.

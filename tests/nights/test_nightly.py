@@ -578,7 +578,7 @@ def test_many_nights_of_random_changes_end_where_one_full_night_does(
 
 
 def shards(config: RunConfig) -> list[Shard]:
-    """The shards of the index of the last good night."""
+    """The shards of the index of the last successful night."""
     return records.read(NightState, f"{config.output.path}/state.json").shards
 
 

@@ -8,10 +8,8 @@ from typing import Any
 
 import torch
 
-from raypd.decoding.attention.step import Step
 from raypd.decoding.layers.in_torch import Builder
-from raypd.decoding.layers.sources import Rope
-from raypd.decoding.models.decoder import ONE_ROPE, DecoderModel, Family, needed
+from raypd.decoding.models.decoder import DecoderModel, Family
 from raypd.decoding.models.experts import SMALL, experts_of
 from raypd.decoding.models.llama import PreNormLayer, mlp_of
 
@@ -28,20 +26,6 @@ class GraniteLayer(PreNormLayer):
         if hasattr(source, "block_sparse_moe"):
             return builder.experts(experts_of(source.block_sparse_moe))
         return builder.mlp(mlp_of(source.mlp))
-
-    def forward(
-        self,
-        hidden: torch.Tensor,
-        ropes: dict[str, Rope],
-        step: Step,
-        sample_rows: torch.Tensor | None = None,
-    ) -> torch.Tensor:
-        attended = self.attention(self.input_norm(hidden), ropes[ONE_ROPE], step)
-        attended, hidden = needed(attended, hidden, sample_rows)
-        if len(hidden) == 0:
-            return hidden
-        hidden = hidden + self.output(attended) * self.multiplier
-        return hidden + self.mlp(self.post_norm(hidden)) * self.multiplier
 
 
 class Granite(DecoderModel):

@@ -27,7 +27,8 @@ class GraniteHybridLayer(HybridLayer):
         self.multiplier = float(source.residual_multiplier)
 
     @staticmethod
-    def attention_source(attention: Any) -> AttentionSource:
+    def attention_source(source: Any) -> AttentionSource:
+        attention = source.self_attn
         rotated = attention.config.position_embedding_type == "rope"
         return attention_of(attention, rotated=rotated)
 
@@ -47,10 +48,11 @@ class GraniteHybridLayer(HybridLayer):
 class BambaLayer(HybridLayer):
     """A layer of Bamba, which rotates a part of each head."""
 
-    norm_names = ("input_layernorm", "pre_ff_layernorm")
+    norms = ("input_layernorm", "pre_ff_layernorm")
 
     @staticmethod
-    def attention_source(attention: Any) -> AttentionSource:
+    def attention_source(source: Any) -> AttentionSource:
+        attention = source.self_attn
         head_dim = attention.head_dim
         order = halves_order(head_dim, rotary_dim(attention.config, head_dim))
         return attention_of(attention, order=order)

@@ -56,20 +56,6 @@ class MiniCpm3Layer(LatentLayer):
     def rotates_pairs(attention: Any) -> bool:
         return False
 
-    def forward(
-        self,
-        hidden: torch.Tensor,
-        ropes: dict[str, Rope],
-        step: Step,
-        sample_rows: torch.Tensor | None = None,
-    ) -> torch.Tensor:
-        attended = self.attention(self.input_norm(hidden), ropes[ONE_ROPE], step)
-        attended, hidden = needed(attended, hidden, sample_rows)
-        if len(hidden) == 0:
-            return hidden
-        hidden = hidden + self.output(attended) * self.multiplier
-        return hidden + self.mlp(self.post_norm(hidden)) * self.multiplier
-
 
 class AxK1Layer(LatentLayer):
     """A layer of A.X-K1, which norms what its experts give."""

@@ -21,10 +21,11 @@ class Lfm2Layer(HybridLayer):
 
     recurrence_name = "conv"
     output_name = "out_proj"
-    norm_names = ("operator_norm", "ffn_norm")
+    norms = ("operator_norm", "ffn_norm")
 
     @staticmethod
-    def attention_source(attention: Any) -> AttentionSource:
+    def attention_source(source: Any) -> AttentionSource:
+        attention = source.self_attn
         return attention_of(
             attention, query_norm=attention.q_layernorm, key_norm=attention.k_layernorm
         )

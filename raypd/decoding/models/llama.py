@@ -17,13 +17,17 @@ from raypd.decoding.models.decoder import ONE_ROPE, DecoderLayer, Family, needed
 class PreNormLayer(DecoderLayer):
     """A layer whose attention and MLP each read a norm of the hidden states.
 
-    A subclass overrides `attention_source`, `build_attention` or `build_mlp`.
+    A subclass overrides `attention_source`, `build_attention`, `build_mixer` or `build_mlp`.
     """
 
     # None for norms that are not RMS norms.
     norm_style: NormStyle | None = NormStyle.ROUND_FIRST
     # The norms of transformers' layer, before attention and before the MLP.
     norms = ("input_layernorm", "post_attention_layernorm")
+    # The product behind attention.
+    output_name = "o_proj"
+    # The factor of what is added to the hidden states; None if the family has none.
+    multiplier: float | None = None
 
     def __init__(self, source: Any, builder: Builder) -> None:
         """
@@ -32,12 +36,17 @@ class PreNormLayer(DecoderLayer):
             builder: Builds its parts.
         """
         super().__init__()
-        self.attention = self.build_attention(source, builder)
-        self.output = builder.product(Linears(source.self_attn, "o_proj"))
+        mixer = self.build_mixer(source, builder)
         self.mlp = self.build_mlp(source, builder)
         before, before_mlp = [getattr(source, name) for name in self.norms]
-        self.input_norm = builder.norm(before, self.norm_style, self.attention)
+        self.input_norm = builder.norm(before, self.norm_style, mixer)
         self.post_norm = builder.norm(before_mlp, self.norm_style, self.mlp)
+
+    def build_mixer(self, source: Any, builder: Builder) -> Any:
+        """Build attention and the product behind it; return the part that reads the first norm."""
+        self.attention = self.build_attention(source, builder)
+        self.output = builder.product(Linears(source.self_attn, self.output_name))
+        return self.attention
 
     @staticmethod
     def attention_source(source: Any) -> AttentionSource:
@@ -62,10 +71,25 @@ class PreNormLayer(DecoderLayer):
         sample_rows: torch.Tensor | None = None,
     ) -> torch.Tensor:
         attended = self.attention(self.input_norm(hidden), ropes[ONE_ROPE], step)
-        attended, hidden = needed(attended, hidden, sample_rows)
+        return self.added(attended, hidden, sample_rows)
+
+    def added(
+        self, mixed: torch.Tensor, hidden: torch.Tensor, sample_rows: torch.Tensor | None
+    ) -> torch.Tensor:
+        """Add to the hidden states what tokens read of each other, and then the MLP's result.
+
+        Args:
+            mixed: What attention gave, [tokens, heads * head_dim].
+            hidden: [tokens, hidden size]
+            sample_rows: As in `forward`.
+        """
+        mixed, hidden = needed(mixed, hidden, sample_rows)
         if len(hidden) == 0:
             return hidden
-        hidden = self.output.add(attended, hidden)
+        if self.multiplier is not None:
+            hidden = hidden + self.output(mixed) * self.multiplier
+            return hidden + self.mlp(self.post_norm(hidden)) * self.multiplier
+        hidden = self.output.add(mixed, hidden)
         return self.mlp.add(self.post_norm(hidden), hidden)
 
 

@@ -25,7 +25,8 @@ class Qwen35Layer(HybridLayer):
     recurrence_name = "linear_attn"
 
     @staticmethod
-    def attention_source(attention: Any) -> AttentionSource:
+    def attention_source(source: Any) -> AttentionSource:
+        attention = source.self_attn
         head_dim = attention.head_dim
         return attention_of(
             attention,
