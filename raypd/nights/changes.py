@@ -1,9 +1,9 @@
 """Find out what is new or changed in tonight's input.
 
 The input is compared with the index of the last successful night, which has each document's id, the
-hash of its contents, its unit and position, and the object with its answer. Units that the index knows
-are not read again. In all other units, a document whose id and hash are in the index keeps its
-answer. Everything is SQL on disk, so memory does not grow with the corpus.
+hash of its contents, its unit and position, and the object with its answer. Units that the index
+knows are not read again. In all other units, a document whose id and hash are in the index keeps
+its answer. Everything is SQL on disk, so memory does not grow with the corpus.
 """
 
 import hashlib
