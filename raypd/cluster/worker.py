@@ -23,8 +23,8 @@ from raypd.answering import (
     Build,
     Cancelled,
     EngineBroken,
-    Progress,
     RequestQueue,
+    UnitProgress,
     UnitState,
     build,
     end_process,
@@ -120,7 +120,7 @@ class EngineActor:
         self.request_queue = RequestQueue(self.parts, self.meter)
         self.loaded = True
 
-    def progress(self) -> dict[str, Progress]:
+    def progress(self) -> dict[str, UnitProgress]:
         """Return the progress of each unit in flight."""
         return self.request_queue.progress() if self.loaded else {}
 

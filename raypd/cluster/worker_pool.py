@@ -21,7 +21,7 @@ from typing import Any
 
 import ray
 
-from raypd.answering import Progress
+from raypd.answering import UnitProgress
 from raypd.cluster.document_stream import DocumentStream, StreamedUnit, StreamProgress
 from raypd.cluster.faulty_gpus import workers_left
 from raypd.cluster.nodes import NodeWatch, draining_message, is_alive
@@ -49,7 +49,7 @@ _MAX_DEATHS_WITHOUT_COMMIT = 30
 
 
 @dataclass
-class Ended:
+class UnitEnded:
     """Event: a unit has ended."""
 
     unit: Unit
@@ -97,7 +97,7 @@ class Assignment:
     unit: Unit
     block: UnitBlock | None = None  # its documents, if they were read ahead
     since: float = field(default_factory=time.monotonic)
-    progress: Progress = field(default_factory=Progress)  # as last reported
+    progress: UnitProgress = field(default_factory=UnitProgress)  # as last reported
     reported: float = 0.0  # when it was reported
     cancelled: float = -math.inf  # when it was last cancelled
 
@@ -174,7 +174,7 @@ class WorkerHandle:
                 return
             # If the worker has died, the results of its units will show it.
             with contextlib.suppress(ray.exceptions.RayError):
-                progress: dict[str, Progress] = ray.get(self._report)
+                progress: dict[str, UnitProgress] = ray.get(self._report)
                 for assignment in self.assignments.values():
                     if assignment.unit.id in progress:
                         assignment.progress = progress[assignment.unit.id]
@@ -228,7 +228,7 @@ class WorkerPool:
         self._polled = 0.0
         self._unit_seconds = 0.0  # moving average of the seconds that a unit takes
 
-    def run(self, units: Iterable[Unit], done: Set[str], count: int) -> Generator[Ended | Tick]:
+    def run(self, units: Iterable[Unit], done: Set[str], count: int) -> Generator[UnitEnded | Tick]:
         """Run units until all have ended.
 
         Args:
@@ -237,7 +237,7 @@ class WorkerPool:
             count: The number of units that are not.
 
         Yields:
-            `Ended` for each unit, and `Tick` for progress.
+            `UnitEnded` for each unit, and `Tick` for progress.
 
         Raises:
             RunError: If no worker can start, or if too many die.
@@ -261,7 +261,7 @@ class WorkerPool:
                 self._stream.close()
                 self._stream = None
 
-    def _run(self) -> Iterator[Ended | Tick]:
+    def _run(self) -> Iterator[UnitEnded | Tick]:
         while True:
             self._watch_nodes()
             self._retire()
@@ -484,7 +484,7 @@ class WorkerPool:
                 if needed > seconds_left - _COMMIT_MARGIN:
                     worker.cancel(assignment, only_waiting=False)
 
-    def _wait(self) -> Iterator[Ended]:
+    def _wait(self) -> Iterator[UnitEnded]:
         """Wait a moment for results, and yield the units that have ended."""
         owners: dict[Any, WorkerHandle] = {}
         for worker in self.workers:
@@ -510,7 +510,7 @@ class WorkerPool:
             for worker in self.workers:
                 worker.poll()
 
-    def _take(self, worker: WorkerHandle, reference: Any) -> Iterator[Ended]:
+    def _take(self, worker: WorkerHandle, reference: Any) -> Iterator[UnitEnded]:
         """Take a result of a worker, which is that of a unit or of its start."""
         try:
             result = ray.get(reference)
@@ -543,7 +543,7 @@ class WorkerPool:
         if waited > _MAX_WAITING_SHARE * seconds:
             worker.depth = min(worker.depth + 1, self.cluster.max_units_in_flight)
 
-    def _ended(self, assignment: Assignment, result: UnitResult) -> Iterator[Ended]:
+    def _ended(self, assignment: Assignment, result: UnitResult) -> Iterator[UnitEnded]:
         if result.fatal:
             raise RunError(result.error)
         if result.handed_back:
@@ -556,7 +556,7 @@ class WorkerPool:
             self._unit_seconds += 0.2 * (seconds - self._unit_seconds)
             self._deaths.with_units = 0
         self._remaining -= 1
-        yield Ended(assignment.unit, result)
+        yield UnitEnded(assignment.unit, result)
 
     def _lost(self, worker: WorkerHandle, error: Exception) -> None:
         """Reassign the units of a worker that died.

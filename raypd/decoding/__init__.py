@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from raypd.decoding.methods.pasta import Interpreter as Interpreter
     from raypd.decoding.methods.pasta_lang import (
         Lexer as Lexer,
-        Piece as Piece,
+        MarkupPiece as MarkupPiece,
         readable as readable,
     )
     from raypd.decoding.methods.registry import (
@@ -90,7 +90,7 @@ if TYPE_CHECKING:
         Program as Program,
     )
     from raypd.decoding.quantized import quantize as quantize
-    from raypd.decoding.recurrence.chains import Run as Run
+    from raypd.decoding.recurrence.chains import RecurrentRun as RecurrentRun
     from raypd.decoding.recurrence.gradients import (
         FedText as FedText,
         GradientPass as GradientPass,
@@ -157,7 +157,7 @@ __getattr__ = LazyExports(
         "methods.intra_prompt": ("Context", "PromptTree", "Question", "intra_prompt"),
         "methods.medusa": ("MedusaHeads",),
         "methods.pasta": ("Interpreter",),
-        "methods.pasta_lang": ("Lexer", "Piece", "readable"),
+        "methods.pasta_lang": ("Lexer", "MarkupPiece", "readable"),
         "methods.registry": (
             "CHILD",
             "CLOSE",
@@ -184,7 +184,7 @@ __getattr__ = LazyExports(
         "pack": ("pack_model",),
         "program": ("ANY_OBJECT", "Feed", "Predictions", "Program"),
         "quantized": ("quantize",),
-        "recurrence.chains": ("Run",),
+        "recurrence.chains": ("RecurrentRun",),
         "recurrence.gradients": ("FedText", "GradientPass", "runs_of_texts"),
         "recurrence.states": ("MIN_STATES",),
         "sampling": ("Sampling",),

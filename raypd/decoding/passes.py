@@ -9,7 +9,7 @@ import torch
 from raypd.decoding.attention.step import Attend, PrefixGroup, Span, Step
 from raypd.decoding.few_tokens import FewTokens
 from raypd.decoding.kv_cache import KVCache
-from raypd.decoding.recurrence.chains import Run
+from raypd.decoding.recurrence.chains import RecurrentRun
 from raypd.decoding.recurrence.plan import RecurrentPass
 from raypd.decoding.recurrence.states import StatePool
 from raypd.decoding.sampling import AllowedTokens, SampleRequests
@@ -127,9 +127,9 @@ def pack_inputs(
     return Inputs(ids, positions, step)
 
 
-def _runs(chunks: list[Chunk]) -> list[Run]:
+def _runs(chunks: list[Chunk]) -> list[RecurrentRun]:
     """Return the runs of all chunks, with their rows in the pass."""
-    runs: list[Run] = []
+    runs: list[RecurrentRun] = []
     for chunk in chunks:
         runs += [replace(run, rows=chunk.start + run.rows) for run in chunk.runs]
     return runs

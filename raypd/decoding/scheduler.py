@@ -13,7 +13,7 @@ from raypd.decoding.counts import Finished
 from raypd.decoding.kv_cache import KVCache, OutOfSlots
 from raypd.decoding.memory import TokenBudget
 from raypd.decoding.program import Feed, Predictions, Program, ProgramError, StatesFull
-from raypd.decoding.recurrence.chains import Chains, Piece, Run
+from raypd.decoding.recurrence.chains import ChainPiece, Chains, RecurrentRun
 from raypd.decoding.recurrence.states import EMPTY, StatePool
 from raypd.decoding.sequence import Indices, Prefix, Sequence
 
@@ -42,7 +42,7 @@ class Chunk:
     # The rows of this chunk behind which these samples come.
     sample_rows: Indices
     # The runs of recurrent layers in it; none if the model has no such layers.
-    runs: list[Run] = field(default_factory=list)
+    runs: list[RecurrentRun] = field(default_factory=list)
     # The row of the packed pass at which the chunk begins.
     start: int = 0
 
@@ -234,7 +234,7 @@ class Scheduler:
             tokens = pending[id(seq)][:room]
             if not len(tokens) or self.budget.tokens - room >= limit:
                 break
-            pieces: list[Piece] = []
+            pieces: list[ChainPiece] = []
             try:
                 if seq.chains is not None:
                     pieces = seq.chains.pieces(seq.table, tokens)

@@ -239,7 +239,7 @@ def _rewrite_table(
 
     pending = [unit_id for unit_id in retried_units if is_pending(unit_id)]
     if pending:
-        replacement = compaction.Replacement(DigestSet(map(digest, pending)), new_rows)
+        replacement = compaction.NewRows(DigestSet(map(digest, pending)), new_rows)
         compaction.rewrite(config, output, run_plan, replacement, lease)
         return
     # An earlier session was interrupted after its table files became the commit.

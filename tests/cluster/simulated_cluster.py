@@ -26,7 +26,7 @@ import psutil
 import pytest
 import ray
 
-from raypd.answering import Progress, components
+from raypd.answering import UnitProgress, components
 from raypd.billing import Meter, NodeTime
 from raypd.cluster import accounts, driver, ledger_actor, machines, worker_pool
 from raypd.cluster.ledger_actor import Ledger
@@ -87,8 +87,8 @@ class SimulatedWorker:
         self._meter.ready()
         return self._node, None
 
-    def progress(self) -> dict[str, Progress]:
-        return dict.fromkeys(self._waiting, Progress())
+    def progress(self) -> dict[str, UnitProgress]:
+        return dict.fromkeys(self._waiting, UnitProgress())
 
     def cancel(self, unit_id: str, only_waiting: bool) -> None:
         reference = self._waiting.pop(unit_id, None)

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 import ray
 
-from raypd.answering.request_queue import Progress
+from raypd.answering.request_queue import UnitProgress
 from raypd.cluster import driver, worker_pool
 from raypd.cluster.document_stream import StreamedUnit
 from raypd.cluster.worker_pool import Assignment, WorkerHandle, WorkerPool
@@ -25,7 +25,7 @@ from tests.cluster import fakes, flat_memory
 from tests.processes import LONG, wait_for
 from tests.runs import write_jsonl
 
-BEGUN = Progress(answered=10, begun=True, seconds_left=60.0)
+BEGUN = UnitProgress(answered=10, begun=True, seconds_left=60.0)
 
 
 class Actor:
@@ -43,7 +43,7 @@ class Actor:
         return SimpleNamespace(remote=remote)
 
 
-def worker(*progress: Progress) -> WorkerHandle:
+def worker(*progress: UnitProgress) -> WorkerHandle:
     """Make a worker with a unit in flight for each progress: u0, u1, ..."""
     handle = WorkerHandle(Actor(), node="n", depth=2)
     for number, unit_progress in enumerate(progress):
@@ -76,8 +76,8 @@ def calls(*workers: WorkerHandle) -> list[list[tuple[Any, ...]]]:
 
 
 def test_an_idle_worker_steals_a_unit_that_has_not_begun() -> None:
-    first = worker(BEGUN, Progress())
-    second = worker(BEGUN, Progress(), Progress())
+    first = worker(BEGUN, UnitProgress())
+    second = worker(BEGUN, UnitProgress(), UnitProgress())
     pool = assigning(first, second, worker())
     # The unit is taken from the worker with the most units.
     assert calls(first, second) == [[], [("cancel", "u2", True)]]
@@ -110,16 +110,16 @@ def test_no_unit_is_stolen_without_need(why: str) -> None:
     if why == "begun":
         busy = worker(BEGUN, BEGUN)
     elif why == "its only unit":
-        busy = worker(Progress())
+        busy = worker(UnitProgress())
     else:
-        busy = worker(BEGUN, Progress())
+        busy = worker(BEGUN, UnitProgress())
     idle = worker(BEGUN) if why == "nobody is idle" else worker()
     assigning(busy, idle, units=why == "not the end", closing=why == "closing")
     assert calls(busy) == [[]]
 
 
 def test_workers_above_the_wanted_number_get_no_more_units_and_end() -> None:
-    alone = worker(BEGUN, Progress())
+    alone = worker(BEGUN, UnitProgress())
     alone.node = "other"
     pair = [worker(BEGUN), worker(BEGUN)]
     loading = WorkerHandle(Actor(), starting=object())
@@ -174,7 +174,7 @@ def test_an_idle_worker_steals_while_the_readers_are_late_and_says_how_long_it_w
     monkeypatch,
 ) -> None:
     idle = worker()
-    busy = worker(BEGUN, Progress())
+    busy = worker(BEGUN, UnitProgress())
     pool = assigning()
     pool.workers += [idle, busy]
     blocks = iter([None, None, StreamedUnit(Unit("late", ()))])
@@ -197,11 +197,11 @@ def test_an_idle_worker_steals_while_the_readers_are_late_and_says_how_long_it_w
         (BEGUN, 0.0, 70.0, False),
         (BEGUN, 0.0, 64.0, True),
         # Without progress, a unit is expected to take as long as recent units.
-        (Progress(), 30.0, 40.0, False),
-        (Progress(), 30.0, 34.0, True),
+        (UnitProgress(), 30.0, 40.0, False),
+        (UnitProgress(), 30.0, 34.0, True),
         # Nothing is known.
-        (Progress(), 0.0, 21.0, False),
-        (Progress(), 0.0, 19.0, True),
+        (UnitProgress(), 0.0, 21.0, False),
+        (UnitProgress(), 0.0, 19.0, True),
         (BEGUN, 0.0, math.inf, False),
     ],
 )

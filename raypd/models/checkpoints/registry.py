@@ -20,7 +20,7 @@ from raypd.models.checkpoints.nvfp4 import NvFp4
 from raypd.models.checkpoints.packed import Awq, Gptq
 from raypd.models.checkpoints.scaled import BlockFp8, ModelOptFp8, RowFp8, is_modelopt
 from raypd.models.elsewhere import who_reads
-from raypd.models.source import Source, explained
+from raypd.models.source import ModelSource, explained
 
 FORMATS: tuple[type[CheckpointFormat], ...] = (
     ModelOptFp8,
@@ -38,7 +38,7 @@ FORMATS: tuple[type[CheckpointFormat], ...] = (
 _MODELOPT_FILE = "hf_quant_config.json"
 
 
-def find_format(source: Source, config: PretrainedConfig) -> CheckpointFormat | None:
+def find_format(source: ModelSource, config: PretrainedConfig) -> CheckpointFormat | None:
     """Find out in which format the weights of a model are quantized.
 
     Args:
@@ -99,7 +99,7 @@ def _label(settings: dict[str, Any]) -> str:
     return method_of(settings)
 
 
-def _settings_of_modelopt(source: Source) -> dict[str, Any]:
+def _settings_of_modelopt(source: ModelSource) -> dict[str, Any]:
     """Read the file in which ModelOpt describes the weights that it exports.
 
     Returns:
