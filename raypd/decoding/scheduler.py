@@ -152,15 +152,16 @@ class Scheduler:
             return seq.first_feed
         feed = next(seq.program)
         if self.states is not None:
-            most = self.states.limit - _FURTHER_STATES
-            if len(feed.continues) > most:
+            max_segments = self.states.limit - _FURTHER_STATES
+            if len(feed.continues) > max_segments:
                 message = (
                     f"{len(feed.continues)} recurrent states are needed at the same time, and "
-                    f"there is memory for {most} of {self.states.state_bytes / 1e6:.3g} MB each"
+                    f"there is memory for {max_segments} of "
+                    f"{self.states.state_bytes / 1e6:.3g} MB each"
                 )
-                feed = seq.program.throw(StatesFull(message, most))
-                if len(feed.continues) > most:
-                    raise StatesFull(message, most)
+                feed = seq.program.throw(StatesFull(message, max_segments))
+                if len(feed.continues) > max_segments:
+                    raise StatesFull(message, max_segments)
             seq.chains = Chains(self.states)
         seq.first_feed = feed
         return feed

@@ -114,11 +114,11 @@ def _read_documents(
     The scan keeps no document, so that its memory does not grow with the length of the documents.
     """
     positions = [(document.unit, document.row) for document in drawn]
-    wanted = set(positions)
+    drawn_rows = set(positions)
     documents: dict[tuple[int, int], Document] = {}
     for unit in {unit for unit, _ in positions}:
         for row, document in enumerate(read_unit(corpus.units[unit], config, columns)):
-            if (unit, row) in wanted:
+            if (unit, row) in drawn_rows:
                 documents[unit, row] = document
     return [documents[position] for position in positions]
 

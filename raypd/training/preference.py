@@ -180,7 +180,7 @@ def comparisons(config: RunConfig, skipped: Counter[str]) -> Iterator[dict[str, 
     documents: dict[DocumentKey, Document] = {}
     for unit in planner.plan(config):
         for document in read_unit(unit, config):
-            documents[document.source, document.place] = document
+            documents[document.source, document.row] = document
     for key, answer, rows in _compared(_runs(config), skipped):
         if key not in documents:
             skipped["prompts that are not in input.path any more"] += 1
@@ -257,7 +257,7 @@ def label(documents: Iterable[Document], config: RunConfig) -> Counter[str]:
     samples_by_document = _scored_samples(config, runs, skipped)
     has_samples = False
     for document in documents:
-        samples = samples_by_document.get((document.source, document.place), [])
+        samples = samples_by_document.get((document.source, document.row), [])
         document.fields[config.training.labels_column] = samples
         if samples:
             has_samples = True

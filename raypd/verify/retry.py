@@ -186,8 +186,8 @@ def _replace_objects(result: Retried, output: str, folder: str, plan: Plan) -> N
     """Put the new rows into the run's objects, and count them in the result."""
     # A unit whose input does not exist any more was not committed.
     committed = writer.committed(folder)
-    wanted = {unit.whole for unit in plan if unit.id in committed}
-    paths = {unit: path for unit, path in writer.objects(output) if unit in wanted}
+    retried_ids = {unit.whole for unit in plan if unit.id in committed}
+    paths = {unit: path for unit, path in writer.objects(output) if unit in retried_ids}
 
     def replace_object(unit: Unit) -> tuple[UnitSummary, Commit | None]:
         return _merge(output, paths.get(unit.whole), folder, unit, result.number)

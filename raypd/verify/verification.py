@@ -242,7 +242,7 @@ def add_documents(
         row = {
             "id": document.id,
             "source": document.source,
-            "row": document.place,
+            "row": document.row,
             "object": unit,
             "committed": committed,
         }

@@ -158,7 +158,7 @@ def test_a_run_whose_answers_become_labels(tmp_path, ray_here):
     assert bill.parts["endpoint"] == pytest.approx(bill.totals["decode_tokens"] * 5e4 / 1e6)
     assert bill.totals["shared_tokens"] > 0
     documents = [
-        Document(i, str(i), {}, source=rows[str(i)]["source"], place=rows[str(i)]["row"])
+        Document(i, str(i), {}, source=rows[str(i)]["source"], row=rows[str(i)]["row"])
         for i in range(6)
     ]
     teacher.label_documents(documents, str(tmp_path / "out"), run_config())
@@ -466,7 +466,7 @@ def test_what_a_server_withholds_is_counted_and_retried_and_labels_nothing(tmp_p
     assert values["Brand"]["status"] == "truncated"
     assert values["Brand"]["value"] == 'Say "A" é'
     documents = [
-        Document(i, str(i), {}, source=rows[str(i)]["source"], place=rows[str(i)]["row"])
+        Document(i, str(i), {}, source=rows[str(i)]["source"], row=rows[str(i)]["row"])
         for i in range(6)
     ]
     teacher.label_documents(documents, str(tmp_path / "out"), run_config())

@@ -70,10 +70,10 @@ def find_format(source: ModelSource, config: PretrainedConfig) -> CheckpointForm
                 f"model {source.name!r}: its weights are quantized by {found.label} ({file}), "
                 f"and {reason}; {who_reads(_method(settings))}"
             )
-    known = ", ".join(kind.name for kind in FORMATS)
+    format_names = ", ".join(kind.name for kind in FORMATS)
     raise ModelError(
         f"model {source.name!r}: its weights are quantized by {_label(settings)} ({file}), which "
-        f"raypd does not read ({known} are read); {who_reads(_method(settings))}"
+        f"raypd does not read ({format_names} are read); {who_reads(_method(settings))}"
     )
 
 
