@@ -549,11 +549,11 @@ class _Lookahead:
 
     def take(self, count: int) -> list[_UnitSource]:
         """Return the next units, fewer at the end."""
-        taken: list[_UnitSource] = []
-        while self._put_back and len(taken) < count:
-            taken.append(self._put_back.popleft())
-        taken += itertools.islice(self._sources, count - len(taken))
-        return taken
+        batch: list[_UnitSource] = []
+        while self._put_back and len(batch) < count:
+            batch.append(self._put_back.popleft())
+        batch += itertools.islice(self._sources, count - len(batch))
+        return batch
 
     def put_back(self, sources: list[_UnitSource]) -> None:
         """Make units the next ones again."""

@@ -108,12 +108,14 @@ def _recognized_upright(picture: Any) -> tuple[list[_RecognizedText], int]:
 
 def _recognized(picture: Any) -> list[_RecognizedText]:
     # The library's own test of each line for being upside down turns some that are not.
-    found = _engine()(picture, use_cls=False)
-    if found.boxes is None:
+    recognition = _engine()(picture, use_cls=False)
+    if recognition.boxes is None:
         return []
     return [
         _RecognizedText(text, box.tolist(), float(score))
-        for text, box, score in zip(found.txts, found.boxes, found.scores, strict=True)
+        for text, box, score in zip(
+            recognition.txts, recognition.boxes, recognition.scores, strict=True
+        )
         if text.strip()
     ]
 

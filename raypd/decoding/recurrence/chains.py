@@ -206,10 +206,10 @@ class Chains:
         """Return the token from which a segment without tokens continues."""
         if segment in self.parents:
             return self.parents[segment]
-        seen = with_tokens & set(np.flatnonzero(reach[segment] != Reach.HIDDEN).tolist())
-        if segment != 0 and seen != {segment}:
+        visible = with_tokens & set(np.flatnonzero(reach[segment] != Reach.HIDDEN).tolist())
+        if segment != 0 and visible != {segment}:
             raise ProgramError(
-                f"segment {segment} sees segments {sorted(seen)}, but does not name the row from "
+                f"segment {segment} sees segments {sorted(visible)}, but does not name the row from "
                 "which it continues: a model with recurrent layers needs it"
             )
         return _PREFIX_END

@@ -62,13 +62,13 @@ def find_format(source: ModelSource, config: PretrainedConfig) -> CheckpointForm
         return None
     for kind in FORMATS:
         if kind.matches(settings):
-            found = kind(settings, file)
-            reason = found.refusal()
+            checkpoint_format = kind(settings, file)
+            reason = checkpoint_format.refusal()
             if reason is None:
-                return found
+                return checkpoint_format
             raise ModelError(
-                f"model {source.name!r}: its weights are quantized by {found.label} ({file}), "
-                f"and {reason}; {who_reads(_method(settings))}"
+                f"model {source.name!r}: its weights are quantized by {checkpoint_format.label} "
+                f"({file}), and {reason}; {who_reads(_method(settings))}"
             )
     format_names = ", ".join(kind.name for kind in FORMATS)
     raise ModelError(
