@@ -209,8 +209,8 @@ class Chains:
         visible = with_tokens & set(np.flatnonzero(reach[segment] != Reach.HIDDEN).tolist())
         if segment != 0 and visible != {segment}:
             raise ProgramError(
-                f"segment {segment} sees segments {sorted(visible)}, but does not name the row from "
-                "which it continues: a model with recurrent layers needs it"
+                f"segment {segment} sees segments {sorted(visible)}, but does not name the row "
+                "from which it continues: a model with recurrent layers needs it"
             )
         return _PREFIX_END
 
