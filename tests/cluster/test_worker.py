@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import re
 import sys
@@ -17,12 +18,12 @@ import pytest
 import ray
 
 from raypd.answering.request_queue import EngineBroken, UnitState
-from raypd.cluster import driver, faulty_gpus, ray_session
+from raypd.cluster import driver, faulty_gpus, ray_session, worker as worker_module
 from raypd.cluster.ray_session import WorkerResources
 from raypd.cluster.worker import DecodeWorker, WorkerSpec
 from raypd.cluster.worker_pool import WorkerHandle, WorkerPool
 from raypd.config import ClusterConfig, RunConfig
-from raypd.dataset import summaries, writer
+from raypd.dataset import read_unit, summaries, writer
 from raypd.dataset.planner import plan
 from raypd.decoding.counts import Finished, TokenCounts
 from raypd.errors import ModelError, RunError
@@ -164,6 +165,21 @@ def test_a_committed_unit_is_not_decoded_again(begin) -> None:
     assert second.error is None
     assert (second.ok, second.failed) == (first.ok, first.failed)
     assert second_worker.parts.engine.fill == []
+
+
+def test_the_attempts_of_a_row_count_the_tries_after_errors_of_storage(begin, monkeypatch) -> None:
+    run, worker, (unit,) = begin(["a", "b"])
+    errors = [OSError(errno.EIO, "the mount is gone"), OSError(errno.EIO, "still gone")]
+
+    def read(*arguments):
+        if errors:
+            raise errors.pop()
+        return read_unit(*arguments)
+
+    monkeypatch.setattr(worker_module, "read_unit", read)
+    monkeypatch.setattr(worker_module, "_RETRY_SECONDS", 0.0)
+    assert worker.run(unit, again=False).ok == 2
+    assert {row["attempts"] for row in rows(run, unit)} == {2}
 
 
 def test_a_broken_engine_fails_the_current_unit_and_the_next(begin) -> None:
