@@ -28,7 +28,7 @@ import ray
 
 from raypd.answering import UnitProgress, components
 from raypd.billing import Meter, NodeTime
-from raypd.cluster import accounts, driver, ledger_actor, machines, worker_pool
+from raypd.cluster import accounts, driver, ledger_actor, machines, worker_handle, worker_pool
 from raypd.cluster.ledger_actor import Ledger
 from raypd.cluster.ray_session import WorkerResources
 from raypd.cluster.worker import WorkerSpec
@@ -228,7 +228,7 @@ def simulate(
         update={"cluster": config.cluster.model_copy(update={"readers": 0, "units_in_flight": 2})}
     )
     cluster = Cluster(config, max(1, units // _SAMPLES))
-    for module in (worker_pool, accounts, ledger_actor):
+    for module in (worker_pool, worker_handle, accounts, ledger_actor):
         patch.setattr(module, "ray", cluster)
     patch.setattr(ledger_actor, "start", cluster.start_ledger)
     patch.setattr(ledger_actor, "Metrics", lambda run: SimpleNamespace(show=lambda bill: None))

@@ -21,7 +21,8 @@ from raypd.answering.request_queue import EngineBroken, UnitState
 from raypd.cluster import driver, faulty_gpus, ray_session, worker as worker_module
 from raypd.cluster.ray_session import WorkerResources
 from raypd.cluster.worker import DecodeWorker, WorkerSpec
-from raypd.cluster.worker_pool import WorkerHandle, WorkerPool
+from raypd.cluster.worker_handle import WorkerHandle
+from raypd.cluster.worker_pool import WorkerPool
 from raypd.config import ClusterConfig, RunConfig
 from raypd.dataset import read_unit, summaries, writer
 from raypd.dataset.planner import plan

@@ -14,9 +14,11 @@ import pytest
 import ray
 
 from raypd.answering.request_queue import UnitProgress
-from raypd.cluster import driver, worker_pool
+from raypd.cluster import driver, worker_deaths, worker_pool
 from raypd.cluster.document_stream import StreamedUnit
-from raypd.cluster.worker_pool import Assignment, WorkerHandle, WorkerPool
+from raypd.cluster.worker_deaths import WorkerDeaths
+from raypd.cluster.worker_handle import Assignment, WorkerHandle
+from raypd.cluster.worker_pool import WorkerPool
 from raypd.config import ClusterConfig
 from raypd.dataset import summaries
 from raypd.run import UnitLog, retry_policy
@@ -223,7 +225,7 @@ def test_a_worker_killed_for_memory_is_lost_and_its_units_are_retried(tmp_path, 
     dead = worker(BEGUN)
     lines = []
     spec = SimpleNamespace(output=str(tmp_path), session="s")
-    pool = assigning(dead, say=lines.append, spec=spec, wanted=1)
+    pool = assigning(dead, _deaths=WorkerDeaths(spec, lines.append), wanted=1)  # type: ignore[arg-type]
 
     def get(ref):
         raise ray.exceptions.OutOfMemoryError(
@@ -237,7 +239,7 @@ def test_a_worker_killed_for_memory_is_lost_and_its_units_are_retried(tmp_path, 
         "kill": lambda actor: None,
     }
     monkeypatch.setattr(worker_pool, "ray", SimpleNamespace(**stub))
-    monkeypatch.setattr(worker_pool, "is_alive", lambda node: True)
+    monkeypatch.setattr(worker_deaths, "is_alive", lambda node: True)
     assert list(pool._wait()) == []
     assert lines == [
         "A worker process died because the machine ran out of memory; its units will be retried."
@@ -245,7 +247,7 @@ def test_a_worker_killed_for_memory_is_lost_and_its_units_are_retried(tmp_path, 
     assert [streamed.unit.id for streamed in pool._returned] == ["u0"]
     assert pool.workers == []
     # The next worker learns of the death from storage.
-    assert pool._attempted == retry_policy.attempted(str(tmp_path)) == {"u0"}
+    assert pool._deaths.attempted == retry_policy.attempted(str(tmp_path)) == {"u0"}
     attempt = UnitLog(str(tmp_path), "s", "n", "another", lambda node: True).next("u0")
     assert attempt is not None
     assert (attempt.number, attempt.deaths) == (2, 1)
@@ -254,7 +256,7 @@ def test_a_worker_killed_for_memory_is_lost_and_its_units_are_retried(tmp_path, 
         loading = WorkerHandle(Actor(), starting=object())
         pool.workers.append(loading)
         pool._lost(loading, Mock(preempted=preempted))
-        assert pool._deaths.loading == deaths
+        assert pool._deaths.while_loading == deaths
 
 
 def test_the_last_unit_of_a_run_moves_to_an_idle_worker(
