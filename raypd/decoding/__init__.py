@@ -20,6 +20,7 @@ if TYPE_CHECKING:
         joined as joined,
         one_of as one_of,
     )
+    from raypd.decoding.cache_region import MIN_REGION_SLOTS as MIN_REGION_SLOTS
     from raypd.decoding.contract import EngineContract as EngineContract
     from raypd.decoding.counts import Finished as Finished, TokenCounts as TokenCounts
     from raypd.decoding.draft_model import DraftModel as DraftModel
@@ -98,7 +99,6 @@ if TYPE_CHECKING:
     )
     from raypd.decoding.recurrence.states import MIN_STATES as MIN_STATES
     from raypd.decoding.sampling import Sampling as Sampling
-    from raypd.decoding.sequence import MIN_REGION_SLOTS as MIN_REGION_SLOTS
     from raypd.decoding.size_counter import model_sizes as model_sizes
     from raypd.decoding.sizes import (
         AttentionSizes as AttentionSizes,
@@ -144,6 +144,7 @@ __getattr__ = LazyExports(
             "joined",
             "one_of",
         ),
+        "cache_region": ("MIN_REGION_SLOTS",),
         "contract": ("EngineContract",),
         "counts": ("Finished", "TokenCounts"),
         "draft_model": ("DraftModel",),
@@ -188,7 +189,6 @@ __getattr__ = LazyExports(
         "recurrence.gradients": ("FedText", "GradientPass", "runs_of_texts"),
         "recurrence.states": ("MIN_STATES",),
         "sampling": ("Sampling",),
-        "sequence": ("MIN_REGION_SLOTS",),
         "size_counter": ("model_sizes",),
         "sizes": ("AttentionSizes", "ModelSizes", "dense_sizes"),
         "text": ("GeneratedText", "Prompt", "TextAnswer", "TextMethod", "TextModel"),

@@ -316,7 +316,7 @@ class Scheduler:
         fails.
         """
         for candidate in reversed([*self.sequences, *self.paused.values()]):
-            if candidate is not seq and len(candidate.owner):
+            if candidate is not seq and candidate.region.slots:
                 candidate.release(self.cache)
                 return
         for key, prefix in self.prefixes.items():
@@ -363,7 +363,7 @@ class Scheduler:
         """
         for chunk in chunks:
             if chunk.seq.chains is None:
-                chunk.seq.deallocate(chunk.tokens.tolist())
+                chunk.seq.region.deallocate(chunk.tokens.tolist())
             else:
                 # Some layers have overwritten their states, and others have not.
                 chunk.seq.release(self.cache)
@@ -373,7 +373,7 @@ class Scheduler:
         if self.budget.hopeless:
             raise RuntimeError(f"not even the smallest steps fit the memory any more: {reason}")
         sequences = [chunk.seq for chunk in chunks]
-        largest = max(sequences, key=lambda seq: len(seq.owner) + seq.shared)
+        largest = max(sequences, key=lambda seq: seq.region.slots + seq.shared)
         return self._fail(largest, f"out of memory, and no step is smaller: {reason}")
 
     def advance(self, chunk: Chunk) -> bool:
@@ -402,11 +402,12 @@ class Scheduler:
         """Hand the region of a sequence that computed a prefix over to the prefix."""
         assert seq.prefix is not None
         self.sequences.remove(seq)
-        seq.prefix.start = seq.start
+        region = seq.region
+        seq.prefix.start = region.start
         seq.prefix.ready = True
         if seq.chains is not None:
             seq.prefix.state = seq.chains.hand_over()
-        self.cache.free(seq.start + seq.size, len(seq.owner) - seq.size)
+        self.cache.free(region.start + seq.size, region.slots - seq.size)
         idle_prefixes = sum(prefix.users == 0 for prefix in self.prefixes.values())
         if idle_prefixes > _MAX_IDLE_PREFIXES:
             self.evict_prefix()
