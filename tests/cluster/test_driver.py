@@ -112,7 +112,7 @@ def test_workers_that_a_deadline_no_longer_needs_end_while_they_are_busy(
 
     monkeypatch.setattr(accounts.budget, "need", need)
     monkeypatch.setattr(accounts, "_RETHINK_SECONDS", 0.5)
-    path = str(write_jsonl(tmp_path / "a.jsonl", ["sleep 0.08"] * 360))
+    path = str(write_jsonl(tmp_path / "a.jsonl", ["sleep 0.05"] * 360))
     run = config(path, max_workers=3, max_num_seqs=1)
     run = with_keys(run, cost={"deadline": "1h", "prices": {"local": 36.0}})
     assert driver.run_extract(run, build=fakes.build).ok == 360
@@ -125,7 +125,7 @@ def test_workers_that_a_deadline_no_longer_needs_end_while_they_are_busy(
     # The one that stays does most of the rest; the others have long ended by then.
     assert committed[2] > 150
     ends = sorted(worker["heard"] for worker in bill["workers"])
-    assert bill["until"] - ends[1] > 8, lives
+    assert bill["until"] - ends[1] > 5, lives
     assert bill["parts"]["lost"] == 0
     check_sums(bill)
 
