@@ -7,6 +7,7 @@ import json
 import os
 import re
 import signal
+from collections import Counter
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
@@ -19,7 +20,7 @@ import ray
 from raypd.cluster import accounts, driver
 from raypd.cluster.worker_pool import Ended, Tick
 from raypd.errors import ConfigError, RunError
-from raypd.run import layout
+from raypd.run import ReadingRecord, layout, read
 from raypd.run.console import signals
 from raypd.run.unit import UnitResult
 from tests.cluster import fakes
@@ -166,6 +167,22 @@ def test_a_run_whose_last_unit_has_ended_does_not_fail_for_its_budget() -> None:
     accounts = Mock(look=Mock(side_effect=RunError("cost.budget_usd is reached")))
     driver.DriverSession._run(session, Mock(run=events), accounts, iter(()), 1)
     assert accounts.ended.call_count == 1
+
+
+def test_units_that_workers_had_to_read_are_recorded_even_if_the_readers_delivered_none(
+    tmp_path,
+) -> None:
+    session = SimpleNamespace(lease=SimpleNamespace(id="s"), output=str(tmp_path))
+    pool = SimpleNamespace(reading=ReadingRecord(), read_by_workers=Counter({"lost": 3}))
+    driver.DriverSession._record_reading(session, pool)
+    (record,) = read.readings([str(tmp_path)], ["s"])
+    assert record.units == 0
+    assert record.read_by_workers == {"lost": 3}
+    # A run without readers has nothing to record.
+    session.lease.id = "without readers"
+    pool.read_by_workers.clear()
+    driver.DriverSession._record_reading(session, pool)
+    assert read.readings([str(tmp_path)], ["without readers"]) == []
 
 
 def test_a_run_that_committed_nothing_may_be_restarted_with_another_configuration(
