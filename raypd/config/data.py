@@ -170,8 +170,8 @@ class InputConfig(Section, use_attribute_docstrings=True):
         return self
 
 
-def _plain_names(given: dict[str, str]) -> dict[str, str]:
-    for key, value in given.items():
+def _plain_names(partition: dict[str, str]) -> dict[str, str]:
+    for key, value in partition.items():
         if not re.fullmatch(r"[a-z][a-z0-9_]*", key):
             advice = (
                 "and begins with a letter: readers of tables pass by folders whose names begin "
@@ -180,15 +180,16 @@ def _plain_names(given: dict[str, str]) -> dict[str, str]:
             raise ValueError(f"{key!r}: a key is of a-z, 0-9 and _, as Athena wants it, {advice}")
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", value):
             raise ValueError(f"{value!r}: a value is of letters, digits and . _ -")
-    return given
+    return partition
 
 
-def _as_written(given: Any) -> Any:
+def _as_written(partition: Any) -> Any:
     """YAML reads 2026-11-21 as a date and 7 as a number."""
-    if not isinstance(given, dict):
-        return given
+    if not isinstance(partition, dict):
+        return partition
     return {
-        key: str(value) if isinstance(value, (int, date)) else value for key, value in given.items()
+        key: str(value) if isinstance(value, (int, date)) else value
+        for key, value in partition.items()
     }
 
 
