@@ -26,10 +26,13 @@ class ClusterConfig(Section, use_attribute_docstrings=True):
         description="Address of the Ray cluster; null: RAY_ADDRESS, then a running cluster, then a "
         "local one",
     )
-    min_workers: int = Field(
-        1, ge=0, description="Workers with which a run begins; 0: wait for an autoscaler"
+    min_workers: int = Field(1, ge=0)
+    """The fewest workers: idle workers above this number are released, and with cost.deadline a run
+    begins with this many (at least one)
+    """
+    max_workers: int = Field(
+        1, ge=1, description="The most workers of a run, which it asks the cluster for at its start"
     )
-    max_workers: int = Field(1, ge=1, description="The most workers of a run")
     cpus_per_worker: float | None = Field(
         None,
         gt=0,
