@@ -12,7 +12,7 @@ from warcio.statusandheaders import StatusAndHeaders
 from warcio.warcwriter import WARCWriter
 
 from raypd.config import InputConfig
-from raypd.dataset import parser_process
+from raypd.dataset import parser_process, stretch_of
 from raypd.dataset.formats import warc
 from raypd.dataset.look import look
 from raypd.dataset.planner import plan
@@ -273,6 +273,17 @@ def test_each_response_of_a_warc_is_a_document(name, tmp_path, config) -> None:
     assert first.fields["status"] == 200
     offsets = [document.place for document in documents]
     assert offsets == sorted(set(offsets))
+
+
+def test_several_processes_may_read_the_units_of_one_warc(tmp_path, config) -> None:
+    (tmp_path / "crawl.warc.gz").write_bytes(archive(*RESPONSES))
+    lines = gzip.compress(b'{"id": "a", "text": "b"}\n' * 5)
+    (tmp_path / "lines.jsonl.gz").write_bytes(lines)
+    archived = plan(config(str(tmp_path / "crawl.warc.gz"), unit_documents=2, **WARC))
+    compressed = plan(config(str(tmp_path / "lines.jsonl.gz"), unit_documents=2, **WARC))
+    assert [stretch_of(unit) for unit in archived] == [None] * 3
+    path = str(tmp_path / "lines.jsonl.gz")
+    assert [stretch_of(unit) for unit in compressed] == [(path, 0)] * 3
 
 
 def test_a_part_of_a_warc_is_cut_between_records(tmp_path, config) -> None:

@@ -80,6 +80,10 @@ class Warc(Format):
             read_fields = partial(self._fields, fields, payload, part, source)
             yield SourceRow(offset, f"record at byte {offset}", read_fields)
 
+    def can_enter(self, part: Part) -> bool:
+        # Each part begins at a record, which has a gzip member of its own.
+        return True
+
     def cut(self, part: Part, source: InputConfig, pieces: int) -> list[Part]:
         offsets = []
         for offset, _ in _documents(part, part.start):
