@@ -225,7 +225,7 @@ def nightly(
     """Bring a table up to tonight's input.
 
     Extracts only what is new or changed since the last successful night. Run the same command again
-    to resume an interrupted night. Of two at the same time, the second stops with a message.
+    to resume an interrupted night. If two commands use one folder, the second ends with a message.
     """
     from raypd.nights import run_night
 
@@ -307,7 +307,7 @@ def evaluate(
         # The scores are valid without the page.
         path = f"no page: {error}"
     if path is not None:
-        print(clean(f"what was wrong: {path}"))
+        print(clean(f"wrong values: {path}"))
     labelled = max((measure.documents for measure in evaluation.measures), default=0)
     if evaluation.calibration_error is not None and labelled < LABELS_NEEDED:
         _print_next(
@@ -605,14 +605,14 @@ def review(
     if apply is None:
         page, table = reviews.write(root, documents or LABELS_NEEDED, overrides or [])
         print(clean(f"page:  {page}\ntable: {table}"))
-        _print_next(f"correct either, then `raypd review {run} --apply FILE`")
+        _print_next(f"correct one of them, then `raypd review {run} --apply FILE`")
         return
     labels, count, new = reviews.apply(root, apply, output, overrides or [])
     print(clean(f"labels: {labels} ({counted(count, 'document')}, {new:,} of them from {apply})"))
     if count < LABELS_NEEDED:
         print(
-            f"`raypd fit` needs about {LABELS_NEEDED} labelled documents: {LABELS_NEEDED - count} "
-            "are missing"
+            f"`raypd fit` needs about {LABELS_NEEDED} labelled documents: label "
+            f"{LABELS_NEEDED - count} more"
         )
     _print_next(f"`raypd evaluate {run} {labels}`")
 
@@ -730,7 +730,7 @@ def add_heads(
     drafts = len(heads_config.tree.paths)
     print(f"{output}: {shape} for {model}, which draft a tree of {drafts} tokens")
     print(
-        "The heads are not trained yet: any heads give the right text, trained ones give it faster."
+        "The heads are not trained yet. Any heads give the right text; trained ones give it faster."
     )
     _print_next(f"`raypd train CONFIG decoding.options.heads={output}` trains them")
 

@@ -157,8 +157,8 @@ Reference = Annotated[
     Literal["auto", "document", "guided"],
     Option(
         help="Answers to compare with. document: the model writes freely; guided: the keys are "
-        "given, and one value follows the other; auto: document, unless too many of its answers "
-        "are broken"
+        "given, and values are decoded one after the other; auto: document, unless too many of its "
+        "answers are broken"
     ),
 ]
 OfCategory = Annotated[

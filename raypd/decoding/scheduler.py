@@ -373,7 +373,7 @@ class Scheduler:
             raise RuntimeError(f"not even the smallest steps fit the memory any more: {reason}")
         sequences = [chunk.seq for chunk in chunks]
         largest = max(sequences, key=lambda seq: len(seq.owner) + seq.shared)
-        return self._fail(largest, f"out of memory, and no step is smaller: {reason}")
+        return self._fail(largest, f"out of memory, and steps cannot get smaller: {reason}")
 
     def advance(self, chunk: Chunk) -> bool:
         """Count a chunk that went through the model.

@@ -385,8 +385,8 @@ def _next_step(
     if model.get("name") == EMBEDDED and not card:
         return _better_model(shown_root, model, task)
     return (
-        f"`raypd review {shown_root}`: nothing says yet how many values are right; correct some, "
-        "and `raypd evaluate` does"
+        f"`raypd review {shown_root}` lets you correct some values; then `raypd evaluate` says how "
+        "many are right"
     )
 
 

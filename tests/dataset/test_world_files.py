@@ -235,7 +235,7 @@ def test_hostile_files_are_an_error_each(tmp_path, config, monkeypatch) -> None:
     assert "the XML cannot be read" in str(read["deep.xml"])
     assert "an EPUB that has" in str(read["bomb.epub"])
     monkeypatch.setitem(parser_process.SECONDS, "rtf", 1)
-    with pytest.raises(ValueError, match="an RTF file that is not read within 1 s"):
+    with pytest.raises(ValueError, match="an RTF file that could not be read within 1 s"):
         parser_process.parse("rtf", b"{\\rtf1 " + b"{\\b x}" * 3_000_000)
     assert "top secret" not in str(read)
 
@@ -267,7 +267,7 @@ def test_each_response_of_a_warc_is_a_document(name, tmp_path, config) -> None:
         "in a PDF\n\f",
     ]
     assert str(documents[1].error).endswith("the server answered with HTTP status 301")
-    assert str(documents[3].error).endswith("a response of type audio/ogg, no document")
+    assert str(documents[3].error).endswith("a response of type audio/ogg is not a document")
     first = documents[0]
     assert first.id == first.fields["url"] == "https://example.com/0"
     assert first.fields["status"] == 200

@@ -86,7 +86,7 @@ def test_at_the_floor_only_the_largest_program_fails() -> None:
     done = finished(engine)
     error = done.pop(1).error
     assert type(error) is ProgramError
-    assert "out of memory, and no step is smaller" in str(error)
+    assert "out of memory, and steps cannot get smaller" in str(error)
     assert [done[number].answer.tokens for number in sorted(done)] == expected
 
 

@@ -315,8 +315,8 @@ def test_partitions_that_cannot_be_are_refused() -> None:
     settings = OutputConfig(path="x", partition={"date": datetime.date(2026, 11, 21), "run": 7})
     assert settings.partition == {"date": "2026-11-21", "run": "7"}
     for wrong, message in (
-        ({"Date": "x"}, "a key is of"),
-        ({"a": "b/c"}, "a value is of"),
+        ({"Date": "x"}, "use only a-z, 0-9 and _"),
+        ({"a": "b/c"}, "use only letters, digits"),
         ({"a": ""}, "a value"),
     ):
         with pytest.raises(ValidationError, match=message):
