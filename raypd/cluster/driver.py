@@ -123,7 +123,9 @@ def run_extract(
             if len(done) < planned.units:
                 session.stream()
         except KeyboardInterrupt:
-            raise Interrupted(f"interrupted: {session.state()}; the same command resumes") from None
+            raise Interrupted(
+                f"interrupted: {session.state()}; run the same command again to resume"
+            ) from None
         finally:
             session.summaries.flush()
     done = writer.committed(output)
@@ -388,7 +390,7 @@ class DriverSession:
         self._display.update(self.done_documents + answered, self.failed_documents + failed, stream)
 
     def _error(self, reason: str) -> RunError:
-        return RunError(f"{reason}\n{self.state()}; the same command resumes")
+        return RunError(f"{reason}\n{self.state()}; run the same command again to resume")
 
     def _check_failed(self, unit: Unit) -> None:
         """Raise RunError if too many documents have failed for the run to be worth its money."""

@@ -93,8 +93,8 @@ def _named_errors(config: RunConfig) -> Iterator[None]:
 
 def _interrupted(outage: Exception) -> str:
     message = f"{outage}; planning stopped there, and no document counts as failed"
-    if "the same command resumes" not in str(outage):
-        message += "; the same command resumes"
+    if "run the same command again to resume" not in str(outage):
+        message += "; run the same command again to resume"
     return message
 
 

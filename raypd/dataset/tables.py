@@ -222,7 +222,9 @@ def _delta(root: str, version: int | None) -> Any:
                 time.sleep(_RETRY_SECONDS)
                 continue
             if _STORE_ERROR.search(reason):
-                raise storage.Unavailable(f"{root}: {reason}; the same command resumes") from None
+                raise storage.Unavailable(
+                    f"{root}: {reason}; run the same command again to resume"
+                ) from None
             suffix = "" if version is None else f" in version {version}"
             raise InputError(f"{root}: the Delta table cannot be read{suffix}: {reason}") from None
 

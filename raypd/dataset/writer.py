@@ -375,7 +375,7 @@ def _opened(path: str, item: storage.Object | None = None) -> Iterator[pq.Parque
     except storage.Changed:
         raise
     except storage.StorageError as error:
-        raise RunError(f"{error}; the same command resumes") from None
+        raise RunError(f"{error}; run the same command again to resume") from None
     except (pa.ArrowException, OSError, KeyError, TypeError, ValueError) as error:
         # Errors of pyarrow about the content have no number.
         if isinstance(error, OSError) and error.errno not in (None, errno.ENOENT):

@@ -370,7 +370,7 @@ def _next_step(
     if progress.state != "complete":
         if progress.state == "running":
             return ""
-        return "the same command resumes the run"
+        return "run the same command again to resume"
     slow = progress.documents < _SLOW_PER_SECOND * progress.seconds
     on_cpu = not progress.on_gpu and model.get("endpoint") is None
     if slow and on_cpu and progress.seconds > _LONG_SECONDS:

@@ -330,9 +330,9 @@ def test_out_of_reach_is_not_damaged(tmp_path, monkeypatch: pytest.MonkeyPatch) 
     for error, words in (
         (
             storage.StorageError("s3://b/x: the store is overloaded"),
-            "same command resumes|cannot be read",
+            "same command again|cannot be read",
         ),
-        (OSError(5, "Input/output error"), "same command resumes|cannot be read"),
+        (OSError(5, "Input/output error"), "same command again|cannot be read"),
         (OSError("Couldn't deserialize thrift"), "delete it"),
     ):
         monkeypatch.setattr(storage, "open_file", mock.Mock(side_effect=error))
