@@ -229,8 +229,8 @@ def after_run(config: RunConfig, output: str, plan: Plan, committed: CommittedUn
             result = compact(output, _current_plan(config, output, plan), target_mb)
     except KeyboardInterrupt:
         raise Interrupted(
-            "interrupted: the run is complete, and was not compacted yet; run the same command again "
-            "to resume"
+            "interrupted: the run is complete, and was not compacted yet; run the same command "
+            "again to resume"
         ) from None
     except (RunError, OSError) as error:
         raise RunError(
