@@ -130,7 +130,7 @@ def test_half_of_them_are_the_least_sure(run, monkeypatch):
         ({"row": "x"}, "not a line of `raypd review`"),
         ({"row": "9" * 5000}, "not a line of `raypd review`"),
         ({"row": "999999"}, "the input does not have"),
-        ({"attribute": "Brnd"}, "'Brnd' is no attribute of 'shoes'"),
+        ({"attribute": "Brnd"}, "'Brnd' is not an attribute of 'shoes'"),
         ({"correct": None}, "mine.csv:1: no column correct"),
     ],
 )
