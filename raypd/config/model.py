@@ -165,8 +165,8 @@ class DecodingConfig(Section, use_attribute_docstrings=True):
     """The decoding method and its limits."""
 
     method: Method = Field("hyper_parallel", json_schema_extra={"shown": "auto"})
-    """auto: the method that the weights or adapter were trained for, by the card beside them;
-    without a card guided for extraction, intra_prompt for question_answering, and autoregressive
+    """auto: the method that the weights or adapter were trained for, by the model card beside
+    them; without one, guided for extraction, intra_prompt for question_answering, and autoregressive
     for generation
     """
     max_value_tokens: int = Field(30, ge=1)
@@ -178,9 +178,10 @@ class DecodingConfig(Section, use_attribute_docstrings=True):
     see each other; documents: no other document; values: no other value either
     """
     skeleton: Literal["keys", "slots"] = "keys"
-    """HPD: what stands between the values. keys: a JSON object, as in the paper; slots: the first
+    """HPD: what is between the values. keys: a JSON object, as in the paper; slots: the first
     tokens of each key that distinguish it from the others and a colon, texts without quotes,
-    documents without tags. slots is for weights trained with it, whose card makes it the default
+    documents without tags. slots is for weights that were trained with it; their model card
+    makes it the default
     """
     max_new_tokens: int = Field(512, ge=1)
     """Maximum tokens of an answer, over all threads (generation, autoregressive extraction)"""

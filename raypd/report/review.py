@@ -464,7 +464,9 @@ def _rows(file: str, root: str, config: RunConfig) -> list[tuple[int, dict[str, 
                 f"{file}:1: no column {', '.join(sorted(missing))}; give a file of `raypd review`"
             )
         if not row["row"].isdecimal() or len(row["row"]) > _ROW_DIGITS:
-            raise InputError(f"{file}:{line}: not a line of `raypd review`: its row is not a number")
+            raise InputError(
+                f"{file}:{line}: not a line of `raypd review`: its row is not a number"
+            )
         rows.append((line, {name: cell.removeprefix("'") for name, cell in row.items()}))
     if not rows:
         raise InputError(f"{file}: has no lines; give a file of `raypd review`")

@@ -296,7 +296,7 @@ def test_the_quickstart_is_decoded_as_its_adapter_was_trained_and_weights_withou
         ).decoding.method
         == "guided"
     )
-    assert "has no card that says it was trained for it" in str(
+    assert "has no model card that says it was trained for this method" in str(
         untrained(config("decoding.method=hyper_parallel"))
     )
     assert untrained(config()) is untrained(config("model=fake")) is None
