@@ -166,8 +166,8 @@ class DecodingConfig(Section, use_attribute_docstrings=True):
 
     method: Method = Field("hyper_parallel", json_schema_extra={"shown": "auto"})
     """auto: the method that the weights or adapter were trained for, by the model card beside
-    them; without one, guided for extraction, intra_prompt for question_answering, and autoregressive
-    for generation
+    them; without one, guided for extraction, intra_prompt for question_answering, and
+    autoregressive for generation
     """
     max_value_tokens: int = Field(30, ge=1)
     """K_max: maximum tokens of a value (HPD, guided), and the position gap (HPD)"""

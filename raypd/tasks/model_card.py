@@ -107,8 +107,8 @@ def untrained(config: RunConfig) -> str | None:
     return (
         f"decoding.method hyper_parallel: {config.model.adapter or config.model.name} has no model "
         "card that says it was trained for this method. Other weights get few values right (2 to "
-        "14% on three sets of products). `raypd train` with a thousand labelled rows trains an adapter; "
-        "decoding.method=guided needs no training"
+        "14% on three sets of products). `raypd train` with a thousand labelled rows trains "
+        "an adapter; decoding.method=guided needs no training"
     )
 
 
