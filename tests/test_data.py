@@ -204,7 +204,7 @@ def test_functions_before_and_after_and_several_rows_of_a_document() -> None:
 
 
 def test_a_killed_worker_costs_its_batches_alone_and_the_bill_says_so() -> None:
-    settings = {"model.fake.step_seconds": 0.2, "cost.prices": {"local": 36.0}}
+    settings = {"model.fake.step_seconds": 0.05, "cost.prices": {"local": 36.0}}
     slow = processor(batch_size=10, concurrency=(1, 2), settings=settings)
     killed: list[int] = []
 

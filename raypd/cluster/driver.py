@@ -322,9 +322,9 @@ class DriverSession:
             raise accounts.reached()
 
     def _record_reading(self, pool: "WorkerPool") -> None:
-        """Store what was read ahead, which the report shows."""
+        """Store what was read ahead, or had to be read by workers; the report shows it."""
         reading = pool.reading
-        if not reading.units:
+        if not reading.units and not pool.read_by_workers:
             return
         reading.session = self.lease.id
         reading.read_by_workers = dict(pool.read_by_workers)

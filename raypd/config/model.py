@@ -25,7 +25,7 @@ Keys = Annotated[dict[str, Any], AfterValidator(check_secrets)]
 class FakeConfig(Section):
     """What `model: fake` costs; it has no weights and makes up its answers."""
 
-    load_seconds: float = Field(2.0, ge=0, description="Seconds that a worker takes to start")
+    load_seconds: float = Field(0.0, ge=0, description="Seconds that a worker takes to start")
     step_seconds: float = Field(
         0.02, ge=0, description="Fixed seconds of a forward pass, whatever it computes"
     )

@@ -23,7 +23,7 @@ from raypd.text import NONE
 from raypd.training import preference
 from tests.models.test_endpoint import completion, server
 from tests.processes import ROOT
-from tests.runs import TITLES, run_config, says, write_rows
+from tests.runs import FAKE, TITLES, run_config, says, write_rows
 from tests.tasks.test_cascade import SHOES, rows, scripted
 
 # The judge's verdicts on (Brand, Size) of each document.
@@ -75,7 +75,7 @@ def finished(tmp_path, in_process, monkeypatch):
             row = {"id": id, "title": f"title {id}", "prompt": f"ask {id}", "category": category}
             documents.append(row)
         corpus = write_rows(tmp_path / "in.jsonl", documents)
-        config = run_config(task, corpus, tmp_path / name, model={"name": "fake"}, **keys)
+        config = run_config(task, corpus, tmp_path / name, model=FAKE, **keys)
         run_extract(config, build=scripted(answers))
         return config.output.path
 

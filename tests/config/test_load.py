@@ -433,7 +433,7 @@ def test_the_value_of_a_key_has_the_default_of_an_option_that_is_not_set():
         "decoding.options.max_threads": 7,
         "training.lora.rank": 16,
         "storage.options.max_attempts": 10,
-        "model.fake.load_seconds": 2.0,
+        "model.fake.load_seconds": 0.0,
         "model.name": config.model.name,
         "training.trainer.weight_decay": None,
     }

@@ -39,7 +39,7 @@ from raypd.report import data as report_data, review
 from raypd.run import layout
 from raypd.verify import dead_letters, export
 from raypd.verify.verification import verify
-from tests.runs import TITLES, extraction, run_config, run_here, with_keys, write_rows
+from tests.runs import FAKE, TITLES, extraction, run_config, run_here, with_keys, write_rows
 
 DOCUMENTS = 60
 UNIT_DOCUMENTS = 5
@@ -59,7 +59,7 @@ def make_config(folder: Path, root: str, columns: str = "typed", **keys: Any) ->
         root,
         input=TITLES,
         output={"columns": columns, "target_file_mb": 1, **keys},
-        model={"name": "fake"},
+        model=FAKE,
         # As the fixtures of this process reach the storage.
         storage=storage.default.settings.model_dump(),
         cluster={"address": "local", "unit_documents": UNIT_DOCUMENTS, "max_workers": 1},
@@ -83,7 +83,11 @@ def small_files(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compacted, "_STREAM_ROWS", 7)
 
 
-@pytest.fixture(params=["local", "s3", "gs", "az"])
+OTHER_CLOUDS = [pytest.param(name, marks=pytest.mark.slow) for name in ("gs", "az")]
+
+
+# One test tries every kind of storage in each `make test`, and the others only where they are slow.
+@pytest.fixture(params=["local", "s3", *OTHER_CLOUDS])
 def output(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     if request.param == "local":
         return str(tmp_path / "out")
@@ -167,6 +171,7 @@ def everything_read(config: RunConfig, tmp_path: Path) -> dict[str, Any]:
     }
 
 
+@pytest.mark.parametrize("output", ["local", "s3", "gs", "az"], indirect=True)
 def test_every_reader_sees_the_same_before_and_after(run, output, tmp_path) -> None:
     before = everything_read(run, tmp_path)
     assert before["verified"] == (True, 12, DOCUMENTS)

@@ -31,7 +31,7 @@ from raypd.tasks.record import record_of
 from raypd.training import teacher
 from raypd.verify.export import export
 from tests import s3
-from tests.runs import TITLES, extraction, run_config, run_here, write_jsonl
+from tests.runs import FAKE, TITLES, extraction, run_config, run_here, write_jsonl
 
 SHOES = [
     {"name": "Brand"},
@@ -218,7 +218,7 @@ def test_a_local_run_writes_typed_columns(tmp_path) -> None:
         tmp_path / "out",
         input=TITLES,
         output={"columns": "typed"},
-        model={"name": "fake"},
+        model=FAKE,
     )
     run_here(run, components.build)
     rows = ds.dataset(tmp_path / "out/units").to_table().to_pylist()
