@@ -1,6 +1,6 @@
 """Draw what a command printed as a picture of a terminal.
 
-    COMMAND | python -m benchmarks.terminal FILE.svg
+COMMAND | python -m benchmarks.terminal FILE.svg
 """
 
 from __future__ import annotations
