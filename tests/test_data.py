@@ -166,12 +166,12 @@ def test_columns_that_both_have_are_refused_and_a_prefix_keeps_two_stages_apart(
     with pytest.raises(ConfigError, match="the dataset has no column 'text'"):
         processor(text_columns=["text"])(ray.data.from_arrow(titles(1)))
     with_status = titles(1).append_column("status", pa.array(["mine"]))
-    with pytest.raises(ConfigError, match="the input has columns status, as the answers do"):
+    with pytest.raises(ConfigError, match="the input and the answers both have columns status"):
         processor()(ray.data.from_arrow(with_status))
     # The columns of this dataset are only known when it runs.
     unknown = ray.data.from_arrow(titles(1)).map(lambda row: {**row, "Brand": "mine"})
     with pytest.raises(
-        ray.exceptions.RayTaskError, match="the input has columns Brand, as the answers do"
+        ray.exceptions.RayTaskError, match="the input and the answers both have columns Brand"
     ):
         processor()(unknown).take_all()
     # Some blocks of this dataset are empty.

@@ -230,7 +230,7 @@ def price(
             continue
         listed = rows[instance_type, area, market]
         if is_old(listed.date):
-            advice = "more than six months ago: `raypd prices refresh`"
+            advice = "older than six months; `raypd prices refresh` updates it"
             return replace(listed, source=f"{listed.source}; {advice}")
         return listed
     raise PriceUnknown(
@@ -266,5 +266,5 @@ def price_or_bound(
     bound = price_or_bound(instance_type, region, "on-demand", cost, **options)
     if bound is None:
         return None
-    source = f"on-demand price, as no spot price is known ({bound.source})"
+    source = f"on-demand price, because no spot price is known ({bound.source})"
     return replace(bound, source=source)

@@ -48,7 +48,8 @@ def refresh(regions: Sequence[str] = SHIPPED_REGIONS) -> Path:
         spot = _spot(region)
         if not on_demand and not spot:
             raise ConfigError(
-                f"--region {region}: AWS lists no price of any instance type there; is it a region?"
+                f"--region {region}: AWS lists no price of any instance type there; is this the "
+                "name of a region?"
             )
         spot_types = {instance_type for instance_type, _, _ in spot}
         print(

@@ -86,7 +86,7 @@ def _print_totals(manifest: Manifest, console: Console) -> None:
         truncated = counted(manifest.truncated, "document")
         console.print(
             f"cut to fit the model's context: {truncated} (column `truncated`; "
-            "task.long_documents says what else becomes of them)"
+            "task.long_documents has other ways to read them)"
         )
     if manifest.units_unreadable:
         units = counted(manifest.units_unreadable, "unit")

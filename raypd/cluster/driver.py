@@ -123,7 +123,9 @@ def run_extract(
             if len(done) < planned.units:
                 session.stream()
         except KeyboardInterrupt:
-            raise Interrupted(f"interrupted: {session.state()}; the same command resumes") from None
+            raise Interrupted(
+                f"interrupted: {session.state()}; run the same command again to resume"
+            ) from None
         finally:
             session.summaries.flush()
     done = writer.committed(output)
@@ -171,9 +173,9 @@ def finish(
     records.write(path, result)
     if unreadable.units and not result.documents:
         raise RunError(
-            f"nothing could be read of the input, {unreadable.units} units of it:\n"
-            f"{unreadable.shown()}{path} lists them. Such a run fails whatever input.on_damaged "
-            "says. The same command retries them"
+            f"none of the {unreadable.units} units of the input can be read:\n"
+            f"{unreadable.shown()}{path} lists them. Such a run fails even with "
+            "input.on_damaged=skip. Run the same command again to retry them"
         )
     if unreadable.units and config.input.on_damaged == "fail":
         advice = unreadable.advice(begun)
@@ -277,7 +279,8 @@ class DriverSession:
         if self.unit_errors:
             unit, reason = next(iter(self.unit_errors.items()))
             raise self._error(
-                f"{len(self.unit_errors)} units failed, {unit} because: {reason.strip()}"
+                f"{counted(len(self.unit_errors), 'unit')} failed. The reason for {unit}: "
+                f"{reason.strip()}"
             )
 
     def _stream(self) -> None:
@@ -389,7 +392,7 @@ class DriverSession:
         self._display.update(self.done_documents + answered, self.failed_documents + failed, stream)
 
     def _error(self, reason: str) -> RunError:
-        return RunError(f"{reason}\n{self.state()}; the same command resumes")
+        return RunError(f"{reason}\n{self.state()}; run the same command again to resume")
 
     def _check_failed(self, unit: Unit) -> None:
         """Raise RunError if too many documents have failed for the run to be worth its money."""
@@ -402,9 +405,9 @@ class DriverSession:
         first_error = rows["error"].drop_null()[0]
         raise RunError(
             f"{failed:,} of {documents:,} documents have failed ({share(failed, documents)}; "
-            f"cluster.max_failed_share is {limit:g}), one because: {first_error}\n"
+            f"cluster.max_failed_share is {limit:g}), for example because: {first_error}\n"
             f"They are committed as failed. `raypd errors {self.output}` lists them. Remove the "
-            "cause, and --retry-errors retries them"
+            "cause, then retry them with --retry-errors"
         )
 
     def _take(self, unit: Unit, result: UnitResult) -> None:

@@ -26,10 +26,13 @@ class ClusterConfig(Section, use_attribute_docstrings=True):
         description="Address of the Ray cluster; null: RAY_ADDRESS, then a running cluster, then a "
         "local one",
     )
-    min_workers: int = Field(
-        1, ge=0, description="Workers with which a run begins; 0: wait for an autoscaler"
+    min_workers: int = Field(1, ge=0)
+    """The fewest workers: idle workers above this number are released, and with cost.deadline a run
+    begins with this many (at least one)
+    """
+    max_workers: int = Field(
+        1, ge=1, description="Maximum number of workers, which a run requests at its start"
     )
-    max_workers: int = Field(1, ge=1, description="The most workers of a run")
     cpus_per_worker: float | None = Field(
         None,
         gt=0,
@@ -39,20 +42,20 @@ class ClusterConfig(Section, use_attribute_docstrings=True):
         None, ge=0, description="GPUs of a worker; null: 1 if the cluster has GPUs, otherwise 0"
     )
     unit_documents: int = Field(256, ge=1)
-    """The most documents of a unit, which is committed as a whole (JSON Lines: about as many)"""
+    """Maximum documents of a unit, which is committed as a whole (JSON Lines: about this many)"""
     unit_bytes: int = Field(
-        64 << 20, ge=1, description="The most bytes of a unit; it counts if documents are large"
+        64 << 20, ge=1, description="Maximum bytes of a unit, for large documents"
     )
     max_failed_share: float = Field(1.0, ge=0, le=1)
     """A run ends early if a larger share of its documents has failed, counted from the hundredth
     document on; 1.0: only if all have failed
     """
     readers: Literal["auto"] | Annotated[int, Field(ge=0)] = "auto"
-    """The most tasks that read and parse input ahead of the workers; auto: one for each CPU that
+    """Maximum tasks that read and parse input ahead of the workers; auto: one for each CPU that
     workers leave free; 0: workers read their input themselves
     """
     read_ahead_mb: int = Field(
-        256, ge=1, description="The most megabytes of documents that are read ahead per worker"
+        256, ge=1, description="Maximum megabytes of documents that are read ahead per worker"
     )
     units_in_flight: Literal["auto"] | Annotated[int, Field(ge=1)] = "auto"
     """Units that a worker processes at the same time, so that its engine never runs empty; auto: 2,
@@ -79,7 +82,7 @@ class ClusterConfig(Section, use_attribute_docstrings=True):
 def _prices_fit(prices: dict[str, float]) -> dict[str, float]:
     for key in prices:
         if "/" in key and key.rpartition("/")[2] not in ("spot", "on-demand"):
-            raise ValueError(f"{key}: after the slash stands a market, spot or on-demand")
+            raise ValueError(f"{key}: after the slash comes a market, spot or on-demand")
     return prices
 
 

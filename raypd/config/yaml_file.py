@@ -61,7 +61,8 @@ def _compose(text: str) -> Node | None:
 
     if node is not None and size(node) > _MOST_ALIASED + 10 * len(sizes):
         raise MarkedYAMLError(
-            problem="its aliases (*name) stand for more than they may", problem_mark=node.start_mark
+            problem="its aliases (*name) expand to more than is allowed",
+            problem_mark=node.start_mark,
         )
     return node
 

@@ -57,8 +57,8 @@ def check(config: RunConfig) -> None:
         first = line_of_id.setdefault(custom_id, line.number)
         if first != line.number:
             raise InputError(
-                f"{config.input.path}:{line.number}: custom_id {one_line(custom_id, 80)!r} stands "
-                f"on line {first} already; give each request its own"
+                f"{config.input.path}:{line.number}: custom_id {one_line(custom_id, 80)!r} "
+                f"also occurs on line {first}; give each request its own"
             )
 
 
@@ -83,8 +83,8 @@ def write(config: RunConfig, output: str) -> tuple[int, int]:
         answer = next(answers, None)
         if answer is None or answer.offset != line.offset:
             raise RunError(
-                f"{config.input.path}:{line.number}: {output} has no rows of it; was the file "
-                "changed?"
+                f"{config.input.path}:{line.number}: {output} has no rows for this "
+                "request; was the file changed?"
             )
         digest = hashlib.sha256(f"{config.fingerprint()}/{line.offset}".encode()).hexdigest()
         name = digest[:_NAME_DIGITS]

@@ -295,7 +295,7 @@ class CompactedTable:
         except (pa.ArrowException, OSError) as error:
             outage = storage.outage(error, path)
             if outage is not None:
-                raise RunError(f"{outage}; the same command resumes") from None
+                raise RunError(f"{outage}; run the same command again to resume") from None
             raise Damaged(
                 f"{path}: damaged, not a whole table file of raypd ({error}); delete it, and the "
                 "same command of the run processes its documents again"
@@ -349,7 +349,7 @@ def read_unit_rows(path: str, columns: Sequence[str] | None = None) -> pa.Table:
     except (pa.ArrowException, OSError) as error:
         outage = storage.outage(error, path)
         if outage is not None:
-            raise RunError(f"{outage}; the same command resumes") from None
+            raise RunError(f"{outage}; run the same command again to resume") from None
         raise Damaged(
             f"{path}: damaged ({error}); delete the table file with the same number below "
             f"{layout.TABLE}, and the same command of the run processes its documents again"

@@ -219,7 +219,7 @@ def after_run(config: RunConfig, output: str, plan: Plan, committed: CommittedUn
 
     Raises:
         RunError: The run is complete, but could not be compacted.
-        Interrupted: At SIGINT or SIGTERM; the same command resumes.
+        Interrupted: At SIGINT or SIGTERM. The same command resumes.
     """
     if not _is_due(config, committed):
         return
@@ -229,7 +229,8 @@ def after_run(config: RunConfig, output: str, plan: Plan, committed: CommittedUn
             result = compact(output, _current_plan(config, output, plan), target_mb)
     except KeyboardInterrupt:
         raise Interrupted(
-            "interrupted: the run is complete, and was not compacted yet; the same command resumes"
+            "interrupted: the run is complete, and was not compacted yet; run the same command "
+            "again to resume"
         ) from None
     except (RunError, OSError) as error:
         raise RunError(
@@ -273,7 +274,7 @@ def compact_run(config: RunConfig, output: str) -> Compacted:
     Raises:
         ConfigError: The folder is a part of nightly runs or of a retry, or no unit is committed.
         RunError: Another session works on the run, or it could not be compacted.
-        Interrupted: At SIGINT or SIGTERM; the same command resumes.
+        Interrupted: At SIGINT or SIGTERM. The same command resumes.
     """
     if layout.is_nightly(output) or storage.exists(storage.join(output, layout.NIGHT)):
         raise ConfigError(f"{output}: holds nightly runs, whose objects `raypd nightly` manages")
@@ -286,7 +287,7 @@ def compact_run(config: RunConfig, output: str) -> Compacted:
         with signals():
             return compact(output, _current_plan(config, output, stored(output)), target_mb)
     except KeyboardInterrupt:
-        raise Interrupted("interrupted; the same command resumes") from None
+        raise Interrupted("interrupted; run the same command again to resume") from None
 
 
 def compact(output: str, plan: Iterable[Unit], target_mb: int) -> Compacted:

@@ -109,7 +109,7 @@ def table(path: str) -> Iterator[tuple[DelimitedRecord, dict[str, str]]]:
         names, records = whole(part, InputConfig(path=path))
         for record in records:
             if record.error is not None or len(record.fields) != len(names):
-                counts = f"{counted(len(record.fields), 'field')} where the header has {len(names)}"
+                counts = f"{counted(len(record.fields), 'field')}, but the header has {len(names)}"
                 raise InputError(f"line {record.line}: {record.error or counts}")
             yield record, dict(zip(names, record.fields, strict=True))
 
@@ -147,7 +147,7 @@ def _opened(
     twice = [name for name in names if name and names.count(name) > 1]
     if twice:
         raise InputError(
-            f"the header, line {header.line}: {twice.count(twice[0])} columns are called "
+            f"the header, line {header.line}: {twice.count(twice[0])} columns are named "
             f"{twice[0]!r}"
         )
     return dialect, names, records
@@ -197,7 +197,7 @@ def _records(
             except csv.Error as error:
                 if text.ended:
                     raise InputError(
-                        f"line {line}: a quoted field of this record never ends"
+                        f"line {line}: a quoted field of this record is never closed"
                     ) from None
                 lines = (
                     f" (lines {line} to {text.line - 1} were read as one record)"
@@ -277,7 +277,7 @@ class _RecordLines:
             raise InputError(
                 f"line {self.line - 1}: its record has more than {self._limit} bytes so "
                 "far: either a quoted field "
-                f"never ends, or input.max_document_bytes, {self._document_limit}, is too "
+                f"is never closed, or input.max_document_bytes, {self._document_limit}, is too "
                 "small for this file"
             )
         if first:
@@ -285,7 +285,7 @@ class _RecordLines:
         try:
             return data.decode(self._encoding)
         except UnicodeDecodeError as error:
-            advice = "input.encoding can be another, such as cp1252, or auto to detect it"
+            advice = "set input.encoding to another, such as cp1252, or to auto to detect it"
             self.error = self.error or (
                 f"not {self._encoding.upper()}: {error.reason} at byte {error.start} of line "
                 f"{self.line - 1}; {advice}"

@@ -175,7 +175,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 def _reason(kind: str, exit_code: int) -> str:
     if exit_code == -signal.SIGXCPU:
-        return f"{_NAMES[kind]} that is not read within {SECONDS[kind]} s"
+        return f"{_NAMES[kind]} that could not be read within {SECONDS[kind]} s"
     memory = (_OCR_MEMORY if kind == "ocr" else _MEMORY) >> 30
     return f"{_NAMES[kind]} whose parser crashed or needed more than {memory} GiB of memory"
 

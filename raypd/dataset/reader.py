@@ -47,8 +47,8 @@ def read_unit(unit: Unit, config: RunConfig, columns: Sequence[str] = ()) -> lis
         rows += _read_part(part, config, columns, rows, numbers, documents)
     if unit.only and unit.only[-1] >= rows:
         raise InputError(
-            f"{unit.parts[0].path}: has changed {SINCE_PLANNED}: fewer documents than were "
-            "wanted of it"
+            f"{unit.parts[0].path}: has changed {SINCE_PLANNED}: it has fewer "
+            "documents than were planned"
         )
     return documents
 
@@ -114,7 +114,7 @@ def _read_part(
             raise outage from error
         raise InputError(f"{part.path}: cannot be read: {error}") from error
     if part.rows not in (None, count):
-        counts = f"{count} documents where {part.rows} were planned"
+        counts = f"{count} documents, but {part.rows} were planned"
         raise InputError(f"{part.path}: has changed {SINCE_PLANNED}: {counts}")
     return count
 

@@ -16,7 +16,7 @@ _LARGE_BYTES = 64 << 20
 # Objects that notes name, and Parquet files whose row groups are looked at.
 _SHOWN = 3
 _KINDS = {"json": "a JSON array", "excel": "a workbook"}
-_GROUPS = "row groups are read side by side"
+_GROUPS = "row groups are read in parallel"
 
 
 @dataclass

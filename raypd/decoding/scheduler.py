@@ -371,10 +371,10 @@ class Scheduler:
         if self.budget.shrink(tokens) or not alone:
             return []
         if self.budget.hopeless:
-            raise RuntimeError(f"not even the smallest steps fit the memory any more: {reason}")
+            raise RuntimeError(f"even the smallest passes do not fit the memory any more: {reason}")
         sequences = [chunk.seq for chunk in chunks]
         largest = max(sequences, key=lambda seq: seq.region.slots + seq.shared)
-        return self._fail(largest, f"out of memory, and no step is smaller: {reason}")
+        return self._fail(largest, f"out of memory, and passes cannot get smaller: {reason}")
 
     def advance(self, chunk: Chunk) -> bool:
         """Count a chunk that went through the model.

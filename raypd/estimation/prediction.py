@@ -62,14 +62,15 @@ def speeds(
     tokens = DocumentTokens(*counts)
     if not (tokens.own > 0 and tokens.passes > 0 and min(tokens) >= 0 and sum(tokens) < 1e9):
         raise ConfigError(
-            f"--tokens {' '.join(f'{count:g}' for count in tokens)}: no document has such counts"
+            f"--tokens {' '.join(f'{count:g}' for count in tokens)}: no document can have "
+            "these counts"
         )
     sizes = sizes_of(model)
     gpus = sorted({INSTANCES[name].gpu for name in types} & GPUS.keys())
     parallel = _speeds(sizes, gpus, tokens, "hyper_parallel")
     if not parallel:
-        names = ", ".join(gpus) or "GPU of these instance types"
-        raise ConfigError(f"{model}: fits in bfloat16 into the memory of no {names}")
+        names = ", ".join(gpus) or "the GPUs of these instance types"
+        raise ConfigError(f"{model}: does not fit into the memory of {names} in bfloat16")
     return parallel, _speeds(sizes, gpus, tokens, "autoregressive")
 
 

@@ -411,7 +411,7 @@ def context_length(name: str, base: PretrainedConfig, tokenizer: PreTrainedToken
     if tokenizer.model_max_length < 1_000_000_000:  # transformers' "unknown" is 10^30
         return int(tokenizer.model_max_length)
     raise ModelError(
-        f"model {name!r}: its config.json says no context length (max_position_embeddings)"
+        f"model {name!r}: its config.json has no context length (max_position_embeddings)"
     )
 
 
@@ -438,7 +438,7 @@ def _load_weights(
     if lacking:
         lost = f"{len(lacking)} of its weights are missing or have another shape ({lacking[0]})"
         raise ModelError(
-            f"model {config.name!r}: {lost}: the files are not whole, or config.json is "
+            f"model {config.name!r}: {lost}: the files are incomplete, or config.json is "
             "another model's"
         )
     _check_unexpected(config.name, important_keys(report["unexpected_keys"], model.config))
@@ -512,7 +512,7 @@ def _check_unexpected(name: str, keys: list[str]) -> None:
     """Raises ModelError where a checkpoint has tensors that the model has no place for."""
     if not keys:
         return
-    tensors = f"{len(keys)} tensors that its model has no place for ({keys[0]})"
+    tensors = f"{len(keys)} tensors that its model does not have ({keys[0]})"
     if is_scale(keys[0]):
         raise ModelError(
             f"model {name!r}: its checkpoint has {tensors}: its weights are quantized in a way "
@@ -520,7 +520,7 @@ def _check_unexpected(name: str, keys: list[str]) -> None:
         )
     raise ModelError(
         f"model {name!r}: its checkpoint has {tensors}: config.json is another model's, or the "
-        "weights are to be merged first"
+        "weights have to be merged first"
     )
 
 

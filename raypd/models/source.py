@@ -264,8 +264,8 @@ def _checked_folder(name: str) -> Path:
         raise ModelError(f"model.name {name!r}: there is no folder {folder}")
     if not folder.is_dir():
         raise ModelError(
-            f"model.name {name!r} is a file, but no GGUF file; set model.name to a GGUF file, or "
-            "to a folder with config.json and the weights"
+            f"model.name {name!r} is a file, but not a GGUF file; set model.name to a GGUF file, "
+            "or to a folder with config.json and the weights"
         )
     if not (folder / "config.json").is_file():
         if (folder / "adapter_config.json").is_file():
@@ -309,8 +309,8 @@ def _way_out(folder: Path) -> str:
     if variants:
         return f"rename {variants[0]} to model.safetensors to use it"
     return (
-        "pickles (.bin) are not read, since they can run code; where you trust one, transformers' "
-        "from_pretrained and save_pretrained make safetensors of it"
+        "pickles (.bin) are not read, because they can run code; if you trust one, convert it to "
+        "safetensors with transformers' from_pretrained and save_pretrained"
     )
 
 

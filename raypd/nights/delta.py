@@ -75,7 +75,7 @@ def register(root: str, night: str, objects: Iterable[str]) -> None:
     except (DeltaError, OSError, pa.ArrowException) as error:
         raise RunError(
             f"{root}: the night {night} is complete, and {layout.CURRENT} lists it; its Delta "
-            f"table could not be updated: {_one_line(error)}. The same command tries again"
+            f"table could not be updated: {_one_line(error)}. Run the same command to retry"
         ) from None
 
 

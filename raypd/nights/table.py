@@ -85,7 +85,7 @@ def settle(scratch: Scratch, folder: str, everything_again: bool) -> None:
     if without_row:
         documents = counted(without_row, "document")
         raise RunError(
-            f"{documents} of the input without a row though tonight's run ended; run the "
+            f"{documents} of the input have no row although tonight's run ended; run the "
             "command again"
         )
     # An object of an earlier night that has more documents than the table shows cannot stay.

@@ -370,7 +370,7 @@ def _next_step(
     if progress.state != "complete":
         if progress.state == "running":
             return ""
-        return "the same command resumes the run"
+        return "run the same command again to resume"
     slow = progress.documents < _SLOW_PER_SECOND * progress.seconds
     on_cpu = not progress.on_gpu and model.get("endpoint") is None
     if slow and on_cpu and progress.seconds > _LONG_SECONDS:
@@ -385,8 +385,8 @@ def _next_step(
     if model.get("name") == EMBEDDED and not card:
         return _better_model(shown_root, model, task)
     return (
-        f"`raypd review {shown_root}`: nothing says yet how many values are right; correct some, "
-        "and `raypd evaluate` does"
+        f"`raypd review {shown_root}` lets you correct some values; then `raypd evaluate` says how "
+        "many are right"
     )
 
 

@@ -253,8 +253,7 @@ def _without_run(root: str) -> RunReport | None:
     report = RunReport(root, "", {}, {})
     if report.torn:
         raise RunError(
-            f"{report.torn[0]}: cannot be read, and there is no run here: make it again with "
-            "`raypd estimate`"
+            f"{report.torn[0]}: cannot be read, and there is no run here; repeat `raypd estimate`"
         )
     forecast = report.forecast
     if forecast is None:

@@ -387,7 +387,8 @@ class LengthBounds:
         self._nodes += 1
         if self._nodes > _MOST_NODES:
             raise UnsupportedPattern(
-                "minLength and maxLength beside it are too much; put the length into the pattern"
+                "it cannot be combined with minLength and maxLength; put the length into the "
+                "pattern"
             )
         shortest, longest = width(node)
         if maximum is not None and shortest > maximum:

@@ -72,7 +72,7 @@ def _inside(cell: Any, attribute: Attribute) -> Any:
             return None
         if not isinstance(value, Mapping):
             raise ValueError(
-                f"{'.'.join(attribute.key_path[:depth])!r} holds no JSON object: {cell!r}"
+                f"{'.'.join(attribute.key_path[:depth])!r} is not a JSON object: {cell!r}"
             )
         value = value.get(key)
     return value
@@ -94,5 +94,5 @@ def typed(attribute: Attribute, text: str) -> Any:
         kind = f"a {attribute.type}"
         if attribute.values:
             kind = f"one of {', '.join(attribute.values)}"
-        raise ValueError(f"{text!r} is no value of {attribute.name!r}, which is {kind}")
+        raise ValueError(f"{text!r} is not a value of {attribute.name!r}, which is {kind}")
     return checked.value

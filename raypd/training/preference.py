@@ -216,11 +216,11 @@ def _verdicts(run: str, skipped: Counter[str]) -> dict[str, int]:
         except (TypeError, ValueError):
             advice = "give the judge's run over a round's comparisons.jsonl"
             raise ConfigError(
-                f"training.preference.judged {run}: {row['id']!r} is no comparison; {advice}"
+                f"training.preference.judged {run}: {row['id']!r} is not a comparison; {advice}"
             ) from None
         words = _verdict_words(row)
         if len(words) != 1:
-            skipped["verdicts that say none of first, second and tie: taken as a tie"] += 1
+            skipped["verdicts that say none of first, second and tie: counted as a tie"] += 1
         if len(words) != 1 or "tie" in words:
             verdicts[row["id"]] = 0
         else:

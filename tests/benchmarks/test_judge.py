@@ -308,8 +308,18 @@ def test_a_section_has_the_figures_of_its_runs(texts, tmp_path):
 def test_the_page_keeps_the_sections_that_it_has():
     registry = {"tables": {"t": {"title": "T"}, "u": {"title": "U"}}, "missing": {"V": "no GPU"}}
     page = tables.page("", registry, {"t": "## T\n"})
-    assert "* `u`: U" in page
+    assert "`u`: U" in page
     assert "## T\n" in tables.page(page, registry, {"u": "## U\n"})
+
+
+def test_the_page_keeps_what_people_have_written_around_the_tables():
+    registry = {"tables": {"t": {"title": "T"}}, "missing": {"V": "no GPU"}}
+    page = (
+        "# Tables\n\nRead this.\n\n" + tables.page("", registry, {"t": "## T\n"}) + "\n## Later\n"
+    )
+    assert tables.page(page, registry, {}) == page
+    changed = tables.page(page, registry, {"t": "## T, again\n"})
+    assert changed == page.replace("## T\n", "## T, again\n")
 
 
 def test_a_table_may_have_rows_by_category(finished, tmp_path):

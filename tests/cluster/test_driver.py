@@ -222,7 +222,8 @@ def test_a_run_survives_kills_of_a_worker_and_of_the_driver_and_a_sigterm(
     out, err = second.communicate(timeout=LONG)
     assert second.returncode == 130
     state = re.fullmatch(
-        r"interrupted: (\d+) of 12 units committed; the same command resumes", err.splitlines()[-1]
+        r"interrupted: (\d+) of 12 units committed; run the same command again to resume",
+        err.splitlines()[-1],
     )
     assert state, err
     # The driver may not have received the last result yet.

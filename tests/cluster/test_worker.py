@@ -424,7 +424,9 @@ def test_a_gpu_is_not_used_after_two_deaths_and_no_document_is_blamed(
     *first_ends, third_end, other_gpu = ends
     assert first_ends == ["died", "died"]
     if blamed:
-        assert re.match("GPU 3 of node .* is faulty .* 2 worker processes died of it", third_end)
+        assert re.match(
+            "GPU 3 of node .* is faulty .* 2 worker processes died because of it", third_end
+        )
     else:
         assert third_end == "died"
     assert other_gpu == "died"
@@ -521,7 +523,7 @@ def test_a_faulty_gpu_of_two_costs_no_document(tmp_path: Path, config, capfd) ->
     # Both workers reported this, and it is noted once.
     assert ["NVML" in note for note in done.cost.notes] == [True]
     assert (
-        "is faulty and no longer used: 2 worker processes died of it, the last one of: raypd"
+        "no longer used: 2 worker processes died because of it, the last one with: raypd"
         in capfd.readouterr().err
     )
 

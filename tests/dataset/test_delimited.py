@@ -48,15 +48,15 @@ BAD = b"""id,title,note
 8,"opened\n9,swallowed,x\n10,"closed",x
 11,"5"" wide",5" tall
 """
-ENCODING = "; input.encoding can be another, such as cp1252, or auto to detect it"
+ENCODING = "; set input.encoding to another, such as cp1252, or to auto to detect it"
 ENDLESS = b'id,title\n1,fine\n2,"never ends\n' + b"3,x\n" * 100
 UNREADABLE = {
     "twice.csv": (
         b"id,title,title\n1,a,b\n",
-        "twice.csv: the header, line 1: 2 columns are called 'title'",
+        "twice.csv: the header, line 1: 2 columns are named 'title'",
     ),
     "columns.csv": (b"id,titel\n1,a\n", "columns.csv: no column 'title' .*did you mean 'titel'"),
-    "endless.csv": (ENDLESS, "endless.csv: line 3: a quoted field of this record never ends"),
+    "endless.csv": (ENDLESS, "endless.csv: line 3: a quoted field of this record is never closed"),
     "long.csv": (
         ENDLESS + b"x\n" * 50_000,
         r"long.csv: line \d+: its record has more than 69536 bytes so far",
@@ -139,7 +139,7 @@ def test_a_large_file_is_cut_into_units_that_each_read_their_own_part_alone(
     assert offsets == [0, documents[0].row]  # the header, and where the unit begins
     *complete, last = (d for unit in units for d in read_unit(unit, run))
     assert (
-        last.error == f"a.csv, line {len(before.splitlines()) + 1}: 1 field where the header has 2"
+        last.error == f"a.csv, line {len(before.splitlines()) + 1}: 1 field, but the header has 2"
     )
     expected = pd.read_csv(io.BytesIO(before), dtype=str)
     assert [(d.id, d.fields["title"]) for d in complete] == [
@@ -154,8 +154,8 @@ def test_what_is_wrong_with_a_record_is_its_own_error_with_the_line(tmp_path, co
         for d in read_all(config(str(tmp_path / "a.csv"), unit_documents=2))
     }
     assert {d.error for d in documents.values() if d.error} == {
-        "a.csv, line 3: 2 fields where the header has 3",
-        "a.csv, line 4: 4 fields where the header has 3",
+        "a.csv, line 3: 2 fields, but the header has 3",
+        "a.csv, line 4: 4 fields, but the header has 3",
         "a.csv, line 8: not CSV: ',' expected after '\"'",
         "a.csv, line 10: no text in title",
         f"a.csv, line 9: not UTF-8: invalid start byte at byte 6 of line 9{ENCODING}",
@@ -470,7 +470,7 @@ def test_white_space_around_the_names_of_columns_does_not_count(tmp_path, config
 
 def test_of_two_columns_whose_names_differ_in_white_space_none_is_guessed(tmp_path, config) -> None:
     (tmp_path / "a.csv").write_text("id,title,title \n1,a,b\n")
-    with pytest.raises(InputError, match="2 columns are called 'title'"):
+    with pytest.raises(InputError, match="2 columns are named 'title'"):
         plan(config(str(tmp_path / "a.csv")))
     # A name that is exactly that of the configuration comes first.
     (tmp_path / "b.jsonl").write_text('{"title ": "other", "title": "x", " title": "other"}\n')

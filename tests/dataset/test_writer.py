@@ -36,7 +36,7 @@ def test_rows_are_the_input_s_in_order_with_errors_for_values_that_cannot_be_wri
     ]
     assert rows[2]["error"] == "a.jsonl, byte 12: not JSON"
     assert writer.count_documents(unit_table) == (2, 1)
-    with pytest.raises(RunError, match="1 answers of a unit stand in it twice"):
+    with pytest.raises(RunError, match="1 answers of a unit occur twice"):
         table([*records, Record(1, {"answer": "B2"})])
     assert [r["error"] for r in table([]).to_pylist()][:2] == ["it got no answer"] * 2
     assert table([]).schema == unit_table.schema  # errors alone: the same schema

@@ -86,7 +86,7 @@ def test_at_the_floor_only_the_largest_program_fails() -> None:
     done = finished(engine)
     error = done.pop(1).error
     assert type(error) is ProgramError
-    assert "out of memory, and no step is smaller" in str(error)
+    assert "out of memory, and passes cannot get smaller" in str(error)
     assert [done[number].answer.tokens for number in sorted(done)] == expected
 
 
@@ -136,7 +136,7 @@ def test_a_device_without_any_memory_ends_the_engine() -> None:
         engine.submit(autoregressive(Prompt([5, 6, number]), 4, never), tag=number)
     failed_programs = [len(engine.step()) for _ in range(4)]
     assert failed_programs == [0, 1, 1, 1]
-    with pytest.raises(RuntimeError, match="not even the smallest steps"):
+    with pytest.raises(RuntimeError, match="even the smallest passes do not fit"):
         engine.step()
 
 

@@ -268,7 +268,7 @@ def test_unusable_labels_are_refused_with_their_line(fake_run, tmp_path, text, m
 def test_an_unreadable_table_is_refused_with_its_line(fake_run, tmp_path):
     table = tmp_path / "labels.csv"
     table.write_text("id,a\n0\n")
-    message = r"labels\.csv: cannot be read: line 2: 1 field where the header has 2"
+    message = r"labels\.csv: cannot be read: line 2: 1 field, but the header has 2"
     with pytest.raises(InputError, match=message):
         evaluate(fake_run, str(table))
 

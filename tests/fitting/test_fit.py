@@ -380,7 +380,7 @@ def test_useless_labels_are_refused(names, value, message, tmp_path, yaml_of, ra
         ),
         ("fit.teacher={model.name: ./nowhere}", "fit.teacher: .*nowhere"),
         ("fit.path=s3://bucket/fit", "give a local one"),
-        ("fit.candidates={teacher: {model.name: x}}", "give the candidate another"),
+        ("fit.candidates={teacher: {model.name: x}}", "choose another"),
         (
             "fit.teacher={model.endpoint: {url: 'http://h', api_key: sk-1}}",
             "api_key: a configuration must not hold secrets",
@@ -558,7 +558,7 @@ def test_missing_says_how_many_documents_and_labels_would_help():
     fewer_labels = score("near", 0.5, 0.7, labels=50)
     near = result_of(score("near", 0.66, 0.74, labels=100), curve=(fewer_labels,))
     # The interval has to become half as wide, which takes four times as many documents.
-    assert "about 200 test documents would tell, and there are 50" in missing(near)
+    assert "about 200 test documents would settle it, and there are 50" in missing(near)
     assert "from 50 to 100 labels it gained +0.040: more labels would help" in missing(near)
 
 
@@ -583,7 +583,7 @@ def test_terminal_and_page_show_what_failed_and_run_nothing(tmp_path):
     assert "<img" not in html
     assert "&lt;img" in html
     shown = page.describe(result, "because")
-    says(shown, "agreement with the teacher", "none is surely at fit.f1_floor, 0.7: because")
+    says(shown, "agreement with the teacher", "none is certain to reach fit.f1_floor, 0.7: because")
 
 
 def test_below_the_floor_the_best_is_written_and_named_as_such(yaml_of, tmp_path):
@@ -601,9 +601,9 @@ def test_below_the_floor_the_best_is_written_and_named_as_such(yaml_of, tmp_path
     written = Path(result.best_configuration or "")
     assert written.name == "best.yaml"
     assert load_config(str(written)).model.name == "Qwen/Qwen3-1.7B"
-    assert "not surely at fit.f1_floor" in written.read_text()
+    assert "not certain to reach fit.f1_floor" in written.read_text()
     shown = page.describe(result, "because")
-    says(shown, "best all the same: better", "a larger model would help most")
+    says(shown, "best nevertheless: better", "a larger model would help most")
     assert f"{written} 'output.path=runs/my tickets-fitted'`" in shown
 
 

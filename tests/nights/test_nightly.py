@@ -995,7 +995,7 @@ def test_a_commit_that_fails_says_so_and_the_table_is_there(nights, write, monke
     log.parent.mkdir(parents=True)
     log.write_text("no folder")
     with pytest.raises(
-        RunError, match=r"its Delta table could not be updated: .*same command tries again"
+        RunError, match=r"its Delta table could not be updated: .*same command to retry"
     ):
         night(nights)
     assert titles(nights) == DOCUMENTS

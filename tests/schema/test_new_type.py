@@ -159,7 +159,7 @@ def test_a_label_is_taught_as_the_slot_takes_it() -> None:
     assert value_text(attribute, "#ff0000") == ' "#ff0000"'
     with pytest.raises(LabelError):
         attribute.value_type.label_text("red")
-    with pytest.raises(Skip, match="'paint': a label is no colour"):
+    with pytest.raises(Skip, match="'paint': a label is not a valid colour"):
         value_text(attribute, "red")
 
 

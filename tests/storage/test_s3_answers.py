@@ -150,7 +150,7 @@ def test_the_start_of_a_glob_narrows_the_listing(store: Store) -> None:
             "ExpiredToken",
             400,
             True,
-            "the credentials have expired: renew them; the same command resumes",
+            "the credentials have expired: renew them, then run the same command again to resume",
         ),
         ("InvalidAccessKeyId", 403, True, "does not accept the credentials (env)"),
         ("SignatureDoesNotMatch", 403, True, "does not accept the credentials"),

@@ -315,8 +315,8 @@ def test_partitions_that_cannot_be_are_refused() -> None:
     settings = OutputConfig(path="x", partition={"date": datetime.date(2026, 11, 21), "run": 7})
     assert settings.partition == {"date": "2026-11-21", "run": "7"}
     for wrong, message in (
-        ({"Date": "x"}, "a key is of"),
-        ({"a": "b/c"}, "a value is of"),
+        ({"Date": "x"}, "use only a-z, 0-9 and _"),
+        ({"a": "b/c"}, "use only letters, digits"),
         ({"a": ""}, "a value"),
     ):
         with pytest.raises(ValidationError, match=message):
@@ -330,9 +330,9 @@ def test_out_of_reach_is_not_damaged(tmp_path, monkeypatch: pytest.MonkeyPatch) 
     for error, words in (
         (
             storage.StorageError("s3://b/x: the store is overloaded"),
-            "same command resumes|cannot be read",
+            "same command again|cannot be read",
         ),
-        (OSError(5, "Input/output error"), "same command resumes|cannot be read"),
+        (OSError(5, "Input/output error"), "same command again|cannot be read"),
         (OSError("Couldn't deserialize thrift"), "delete it"),
     ):
         monkeypatch.setattr(storage, "open_file", mock.Mock(side_effect=error))

@@ -156,7 +156,7 @@ class Tree:
             has_parent = len(path) == 1 or path[:-1] in node_of_path
             if not path or min(path) < 0 or not has_parent:
                 raise ValueError(
-                    f"{path} is no path of a tree: ranks from 0, and the path above it must be "
+                    f"{path} is not a path of a tree: ranks from 0, and the path above it must be "
                     "there"
                 )
         self.ranks = [path[-1] for path in self.paths]

@@ -176,7 +176,7 @@ class Lexer:
         before = self.begun[:-1]
         char = self.begun[-1]
         if char == ">" and self._is_unknown(begin):
-            self.warn(f"{readable(self.begun)} is no tag of PASTA-LANG, so it is text")
+            self.warn(f"{readable(self.begun)} is not a tag of PASTA-LANG, so it is text")
             return False
         is_known = _KNOWN.match(self.begun) is not None
         within_quotes = is_known and char == "<" and _parse(before).quoted

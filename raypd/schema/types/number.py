@@ -155,7 +155,7 @@ class NumberType(ValueType):
             return super().label_text(value)
         is_number = isinstance(value, (int, float, str)) and not isinstance(value, bool)
         if not is_number or not any(map(str.isdigit, str(value))):
-            raise LabelError("a label is no number")
+            raise LabelError("a label is not a valid number")
         return f" {value}{self.label_end}"
 
 
