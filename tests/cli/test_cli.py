@@ -59,6 +59,10 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ),
         (["run.yaml", "--schema", "s.json"], "run.yaml: has its own task"),
         (
+            ["run.yaml", "task.categories.book.attributes=[Brand]"],
+            "expected a mapping, such as {name: Brand} (it is 'Brand')",
+        ),
+        (
             ["run.yaml", "output.partition={_x: y}"],
             "use only a-z, 0-9 and _, as Athena requires, and begin with",
         ),
@@ -88,7 +92,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ),
         (
             ["in/c.jsonl", "--schema", "s.json", "-m", "fake"],
-            "the default): it has n; input.text_columns=[NAME] says",
+            "the default): it has n; set input.text_columns=[NAME] to the",
         ),
         (
             ["run.yaml", "decoding.method=hyper_paralel"],
