@@ -190,7 +190,7 @@ def test_the_help_of_estimate_fits_80_columns(raypd, monkeypatch) -> None:
 
 def test_help_uses_the_width_of_the_terminal(raypd, monkeypatch) -> None:
     """An explanation that takes two lines in 80 columns takes one in 150."""
-    text = "A second run with the same output.path resumes."
+    text = "--schema product.json. A second run with the same output.path resumes."
     monkeypatch.setenv("COLUMNS", "80")
     assert text not in raypd("extract", "--help").out
     monkeypatch.setenv("COLUMNS", "150")
