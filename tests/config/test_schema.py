@@ -417,7 +417,7 @@ WRONG = {
         ),
         (
             {"$defs": {"N": of(next={"$ref": "#/$defs/N"})}, "$ref": "#/$defs/N"},
-            r"\$.properties.next: #/\$defs/N holds",
+            r"\$.properties.next: #/\$defs/N contains",
         ),
         (of(a={"anyOf": [OBJECT, OBJECT]}), r"\$.properties.a.anyOf: one of objects"),
         (
