@@ -328,14 +328,14 @@ def test_read_gives_the_documents_that_a_run_reads(tmp_path: Path) -> None:
     dataset = read(config=run, columns=["price"], settings={"cluster.unit_documents": 50})
     # Ray Data keeps the order of rows only where it is told to.
     rows = sorted(dataset.take_all(), key=lambda row: (row["source"], row["row"]))
-    documents = sorted(read_all(run), key=lambda document: (document.source, document.place))
+    documents = sorted(read_all(run), key=lambda document: (document.source, document.row))
     assert [row["id"] for row in rows] == [document.id for document in documents]
     assert [row["title"] for row in rows] == [
         document.fields.get("title") for document in documents
     ]
     assert [row["read_error"] for row in rows] == [document.error for document in documents]
     assert [(row["source"], row["row"]) for row in rows] == [
-        (document.source, document.place) for document in documents
+        (document.source, document.row) for document in documents
     ]
     assert [row["price"] for row in rows[-3:]] == [3.5, 1.0, None]
     # A processor takes the rows as they are.

@@ -52,7 +52,7 @@ def print_summary(manifest: Manifest, console: Console | None = None) -> str:
 
 def _print_check(manifest: Manifest, console: Console) -> str:
     """Print what the answers show without labels, and return the next step."""
-    progress = answer_check.Progress(
+    progress = answer_check.RunProgress(
         state="complete",
         documents=manifest.documents,
         failed=manifest.failed,

@@ -188,9 +188,11 @@ def finish(
 
 def _check_fingerprints(fingerprint: str, units: UnitTotals, output: str) -> None:
     """Raise RunError if a committed unit belongs to another configuration."""
-    for other, unit in units.fingerprints.items():
-        if other != fingerprint:
-            raise RunError(f"{output}: unit {unit} belongs to another configuration, {other}")
+    for unit_fingerprint, unit in units.fingerprints.items():
+        if unit_fingerprint != fingerprint:
+            raise RunError(
+                f"{output}: unit {unit} belongs to another configuration, {unit_fingerprint}"
+            )
 
 
 def _documents_done(planned: Plan, done: CommittedUnits, output: str) -> int:

@@ -82,5 +82,5 @@ def fetch_documents(unit: Unit, block: UnitBlock) -> tuple[list[Document] | None
     return documents, ""
 
 
-def _log(unit: Unit, what: str) -> None:
-    print(f"raypd: unit {unit.id}: {what}", file=sys.stderr, flush=True)
+def _log(unit: Unit, event: str) -> None:
+    print(f"raypd: unit {unit.id}: {event}", file=sys.stderr, flush=True)

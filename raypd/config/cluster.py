@@ -95,12 +95,12 @@ def _hosted_prices_fit(prices: dict[str, list[float]]) -> dict[str, list[float]]
     return prices
 
 
-def _is_a_time(given: Any) -> Any:
+def _is_a_time(deadline: Any) -> Any:
     """YAML reads 2026-11-30 as a date."""
-    given = given.isoformat() if isinstance(given, date) else given
-    if isinstance(given, str):
-        deadline_at(given, 0.0)
-    return given
+    deadline = deadline.isoformat() if isinstance(deadline, date) else deadline
+    if isinstance(deadline, str):
+        deadline_at(deadline, 0.0)
+    return deadline
 
 
 class CostConfig(Section, use_attribute_docstrings=True):
@@ -135,22 +135,28 @@ class CostConfig(Section, use_attribute_docstrings=True):
     """Market of nodes that do not report theirs; null: on-demand"""
 
 
-def deadline_at(given: str, now: float) -> float:
-    """The unix second of a time (local without a zone) or a duration from `now`.
+def deadline_at(deadline: str, now: float) -> float:
+    """Return the unix second of a time (local without a zone) or of a duration from `now`.
 
-    Raises ValueError: it is neither.
+    Args:
+        deadline: `cost.deadline`.
+        now: The unix second from which a duration counts.
+
+    Raises:
+        ValueError: It is neither a time nor a duration.
     """
-    given = given.strip()
-    if given and (match := _DURATION.fullmatch(given)):
-        return now + sum(
-            float(part or 0) * s
-            for part, s in zip(match.groups(), (86400, 3600, 60, 1), strict=True)
-        )
+    deadline = deadline.strip()
+    duration = _DURATION.fullmatch(deadline)
+    if deadline and duration is not None:
+        seconds = 0.0
+        for part, unit_seconds in zip(duration.groups(), (86400, 3600, 60, 1), strict=True):
+            seconds += float(part or 0) * unit_seconds
+        return now + seconds
     try:
-        return datetime.fromisoformat(given).timestamp()
+        return datetime.fromisoformat(deadline).timestamp()
     except ValueError:
         raise ValueError(
-            f"{given!r} is neither a time (2026-11-30T18:00) nor a duration (8h, 1h30m)"
+            f"{deadline!r} is neither a time (2026-11-30T18:00) nor a duration (8h, 1h30m)"
         ) from None
 
 

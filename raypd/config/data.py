@@ -170,8 +170,8 @@ class InputConfig(Section, use_attribute_docstrings=True):
         return self
 
 
-def _plain_names(given: dict[str, str]) -> dict[str, str]:
-    for key, value in given.items():
+def _plain_names(partition: dict[str, str]) -> dict[str, str]:
+    for key, value in partition.items():
         if not re.fullmatch(r"[a-z][a-z0-9_]*", key):
             advice = "because table readers skip folders whose names begin with _"
             raise ValueError(
@@ -180,15 +180,16 @@ def _plain_names(given: dict[str, str]) -> dict[str, str]:
             )
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", value):
             raise ValueError(f"{value!r}: use only letters, digits and . _ -")
-    return given
+    return partition
 
 
-def _as_written(given: Any) -> Any:
+def _as_written(partition: Any) -> Any:
     """YAML reads 2026-11-21 as a date and 7 as a number."""
-    if not isinstance(given, dict):
-        return given
+    if not isinstance(partition, dict):
+        return partition
     return {
-        key: str(value) if isinstance(value, (int, date)) else value for key, value in given.items()
+        key: str(value) if isinstance(value, (int, date)) else value
+        for key, value in partition.items()
     }
 
 

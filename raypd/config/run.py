@@ -363,7 +363,7 @@ def _columns_differ(task: ExtractionConfig) -> None:
 
 def _columns_of(attribute: Attribute) -> dict[str, str]:
     """What an attribute's columns hold, by their names in lower case."""
-    path = [name.casefold() for name in attribute.place]
+    path = [name.casefold() for name in attribute.key_path]
     columns = {}
     for end in range(1, len(path)):
         columns[".".join(path[:end])] = "object"

@@ -384,13 +384,13 @@ class _Flattened:
         self, options: list[Any], json_path: str, references: tuple[str, ...], depth: int
     ) -> tuple[Tree, bool, tuple[str, ...]]:
         """The one schema that stands for the options of anyOf or oneOf."""
-        left = [option for option in options if option != {"type": "null"}]
-        nullable = len(left) < len(options)
+        non_null = [option for option in options if option != {"type": "null"}]
+        nullable = len(non_null) < len(options)
         # A message about a single option names the property: null beside it is no choice.
-        option_path = json_path.rpartition(".")[0] if len(left) == 1 else json_path
+        option_path = json_path.rpartition(".")[0] if len(non_null) == 1 else json_path
         flat = []
         all_references = references
-        for option in left:
+        for option in non_null:
             inner, is_null, inner_references = self._flat(option, option_path, references, depth)
             flat.append(inner)
             nullable |= is_null

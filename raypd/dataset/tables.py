@@ -89,14 +89,14 @@ def folder(source: InputConfig) -> str:
     return path
 
 
-def optional_columns(source: InputConfig, wanted: Collection[str]) -> set[str]:
+def optional_columns(source: InputConfig, columns: Collection[str]) -> set[str]:
     """Return the columns of a table's version that are null in files which lack them.
 
     Files lack a column if they were written before it was added.
 
     Args:
         source: Section `input`; a table has its version.
-        wanted: The columns that the input must have.
+        columns: The columns that the input must have.
 
     Raises:
         ConfigError: The package that reads such tables is not installed.
@@ -108,7 +108,7 @@ def optional_columns(source: InputConfig, wanted: Collection[str]) -> set[str]:
         optional, renamed = _iceberg_columns(source)
     else:
         return set()
-    missing = renamed.intersection(wanted)
+    missing = renamed.intersection(columns)
     if missing:
         raise InputError(
             f"{source.path}: column {min(missing)!r} was renamed, or replaces another: "

@@ -357,7 +357,7 @@ def _with_given_speed(config: RunConfig | None, options: EstimateOptions) -> Est
     The corpus is planned unless its size is given.
     """
     notes: list[str] = []
-    corpus: sampling.Scan | None = None
+    corpus: sampling.CorpusScan | None = None
     if options.model is not None:
         instances = options.instances or prices.INSTANCES
         tokens = DocumentTokens(*(options.tokens or ()))

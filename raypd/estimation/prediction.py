@@ -9,7 +9,7 @@ from raypd.decoding import ModelSizes, dense_sizes
 from raypd.errors import ConfigError
 from raypd.estimation.data_sheets import GPUS
 from raypd.estimation.machines import MethodSpeed
-from raypd.estimation.roofline import DocumentTokens, Limits, seconds_of
+from raypd.estimation.roofline import DocumentTokens, PassLimits, seconds_of
 
 # The models of the HPD paper, so that they can be predicted without a network and without torch.
 SIZES = {
@@ -19,7 +19,7 @@ SIZES = {
     "microsoft/phi-4": dense_sizes(40, 5120, 17920, 40, 10, 128, 100_352),
 }
 # What the engine takes by default on a GPU.
-LIMITS = Limits(EngineConfig().batched_tokens(gpu=True), MOST_SEQS)
+LIMITS = PassLimits(EngineConfig().batched_tokens(gpu=True), MOST_SEQS)
 
 
 def sizes_of(name: str) -> ModelSizes:

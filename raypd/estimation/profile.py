@@ -45,8 +45,6 @@ from raypd.text import counted
 _WINDOW_PARTS = 8
 _UNIT = "sample"
 _POLL_SECONDS = 0.05
-# Tokens by row and kind.
-Tokens = Mapping[str, Mapping[str, float]]
 # The columns of `SteppedMeter.readings`.
 _ANSWERED = 0
 _PREFILL_TOKENS = 3

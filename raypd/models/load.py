@@ -37,7 +37,7 @@ from raypd.models.device import cpu_has, has_fp8, resolve_device, resolve_dtype
 from raypd.models.elsewhere import who_reads, who_runs
 from raypd.models.end_tokens import remember_model
 from raypd.models.guard import check_architecture, check_decodable
-from raypd.models.source import Source, explained, find_source, read_config
+from raypd.models.source import ModelSource, explained, find_source, read_config
 from raypd.models.text_part import KEY_MAPPING, has_text_part, text_tensors
 from raypd.models.unexpected_keys import important_keys, is_scale
 
@@ -194,7 +194,7 @@ class _Weights:
         tensors: The tensors of the files, once they were opened.
     """
 
-    source: Source
+    source: ModelSource
     config: PretrainedConfig
     format: CheckpointFormat | None
     product: str | None

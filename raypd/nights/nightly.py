@@ -193,12 +193,12 @@ class NightRun:
             everything=schema_changed,
         )
         usable = self._usable_answers()
-        more = True
-        while more:
+        has_grown = True
+        while has_grown:
             changes.decide(self.scratch, name, usable, keep_removed)
             changes.touched(self.scratch, all_units=schema_changed)
             # The object of a unit is written as a whole, so all of its documents are needed.
-            more = self.index.load_units("SELECT unit FROM touched")
+            has_grown = self.index.load_units("SELECT unit FROM touched")
 
     def _count(self, name: str, tonight: Input) -> Night:
         """Count the documents of the night."""
@@ -211,8 +211,8 @@ class NightRun:
 
     def _read_input(self, plan: Plan) -> Input:
         """Read what the last successful night did not know of the input into tables."""
-        known = self.index.live_units()
-        tonight = changes.read_input(self.scratch, plan, self.config, known)
+        indexed_units = self.index.live_units()
+        tonight = changes.read_input(self.scratch, plan, self.config, indexed_units)
         if not tonight.units:
             objects = counted(tonight.damaged.units, "object")
             raise RunError(

@@ -178,7 +178,7 @@ def _write(
     """
     files = {document["file"] for document in documents}
     files |= {document["added_file"] for document in documents if document["added_file"]}
-    answers = _Answers(root, sorted(files))
+    answers = _ObjectRows(root, sorted(files))
     if change is None:
         rows = answers.rows_of(documents)
     else:
@@ -186,7 +186,7 @@ def _write(
     write_object(storage.join(root, documents[0]["home"]), rows)
 
 
-class _Answers:
+class _ObjectRows:
     """The rows of some objects, by document.
 
     Args:
@@ -250,7 +250,7 @@ class _Answers:
 
 def _joined(
     documents: list[dict[str, Any]],
-    answers: _Answers,
+    answers: _ObjectRows,
     config: RunConfig,
     change: schema_change.Change,
 ) -> pa.Table:

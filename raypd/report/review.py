@@ -391,7 +391,7 @@ def documents_at(
     units = (unit for unit in planner.plan(config, root) if has_any(unit))
     for unit_documents in storage.in_threads(read, units, _THREADS):
         for document in unit_documents:
-            position = (document.source, int(document.place))
+            position = (document.source, int(document.row))
             if position in positions:
                 documents[position] = document
     return documents
@@ -499,7 +499,7 @@ def _exported_rows(file: str, root: str, config: RunConfig) -> list[tuple[int, d
         with raised_as(InputError, f"{file}:{line}", ValueError):
             labels = tasks_labels.labels_of(row, "", category.attributes, ()) or {}
         for attribute in category.attributes:
-            name = ".".join(attribute.place)
+            name = ".".join(attribute.key_path)
             if name not in labels:
                 continue
             answer_text = values.get(attribute.name) or ""

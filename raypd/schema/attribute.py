@@ -76,7 +76,7 @@ class Attribute(Section):
         return ListType(self, item) if self.many else item
 
     @property
-    def place(self) -> list[str]:
+    def key_path(self) -> list[str]:
         """Its keys in the record, from the outermost."""
         return self.path or [self.name]
 

@@ -104,14 +104,14 @@ def expression(schema_text: str) -> str:
     )
     try:
         validator_class.check_schema(schema)
-        whole = _Expressions(schema).of(schema, (), 0)
+        expression = _Expressions(schema).of(schema, (), 0)
     except jsonschema.SchemaError as error:
         raise ValueError(f"{error.json_path}: {error.message:.200}") from None
     except RecursionError:
         raise ValueError(_TOO_NESTED) from None
-    if whole is None:
+    if expression is None:
         raise ValueError("no value is valid under it")
-    return whole
+    return expression
 
 
 def mismatch(text: str, schema_text: str | None) -> str | None:

@@ -124,7 +124,7 @@ class ExtractionExamples(Examples):
         document.fields[self.column] = labels
         self.labels += sum(value is not None for value in labels.values())
         names = {attribute.name for attribute in category.attributes}
-        names |= {attribute.place[0] for attribute in category.attributes}
+        names |= {attribute.key_path[0] for attribute in category.attributes}
         for name, value in labels.items():
             if value is not None and name not in names:
                 self._skip_label(f"labels of {name!r}, which the category does not have")

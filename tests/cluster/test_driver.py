@@ -18,7 +18,7 @@ import pytest
 import ray
 
 from raypd.cluster import accounts, driver
-from raypd.cluster.worker_pool import Ended, Tick
+from raypd.cluster.worker_pool import Tick, UnitEnded
 from raypd.errors import ConfigError, RunError
 from raypd.run import ReadingRecord, layout, read
 from raypd.run.console import signals
@@ -160,7 +160,7 @@ def test_a_run_ends_once_more_documents_have_failed_than_are_allowed(
 def test_a_run_whose_last_unit_has_ended_does_not_fail_for_its_budget() -> None:
 
     def events(*_):
-        yield Ended(Mock(), UnitResult(ok=10))
+        yield UnitEnded(Mock(), UnitResult(ok=10))
         yield Tick(0, 0, 1)
 
     session = Mock(lease=Mock(lost=None))

@@ -164,7 +164,7 @@ def test_a_pydantic_model_beside_the_configuration_becomes_attributes(tmp_path: 
     assert made["colors"].max_items == 3
     assert made["colors"].omit_null
     assert [made["sku"].fits(x) for x in ("AB1234", "AB12345")] == [True, False]
-    assert made["maker.founded"].place == ["maker", "founded"]
+    assert made["maker.founded"].key_path == ["maker", "founded"]
     assert made["maker.founded"].type == "date"
     assert made["maker.name"].required
     assert not made["seller.name"].required
@@ -417,7 +417,7 @@ WRONG = {
         ),
         (
             {"$defs": {"N": of(next={"$ref": "#/$defs/N"})}, "$ref": "#/$defs/N"},
-            r"\$.properties.next: #/\$defs/N contains",
+            r"\$.properties.next: #/\$defs/N contains itself",
         ),
         (of(a={"anyOf": [OBJECT, OBJECT]}), r"\$.properties.a.anyOf: one of objects"),
         (

@@ -1,5 +1,6 @@
 """Compaction: few table files in place of many units, and readers see the one or the other."""
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -36,7 +37,7 @@ from raypd.dataset import (
 )
 from raypd.errors import ConfigError, RunError
 from raypd.report import data as report_data, review
-from raypd.run import layout
+from raypd.run import held, layout
 from raypd.verify import dead_letters, export
 from raypd.verify.verification import verify
 from tests.runs import FAKE, TITLES, extraction, run_config, run_here, with_keys, write_rows
@@ -409,6 +410,20 @@ def test_a_killed_compaction_loses_nothing_and_resumes(
         files = sorted(Path(output, layout.TABLE, compaction_id).iterdir())
         assert [stored[path] for path in files[:2]] == [p.stat().st_mtime_ns for p in files[:2]]
     assert verify(output, config).passed
+
+
+def test_a_compaction_whose_lease_was_taken_over_commits_nothing(run, output, monkeypatch) -> None:
+    @contextlib.contextmanager
+    def overtaken(*arguments, **options):
+        with held(*arguments, **options) as lease:
+            lease.lost = "session other took over its lease"
+            yield lease
+
+    monkeypatch.setattr(compaction, "held", overtaken)
+    with pytest.raises(RunError, match="session other took over its lease"):
+        compact(run)
+    assert compacted.table_of(output) is None
+    assert sorted(listed_ids(output)) == all_ids()
 
 
 def test_units_that_changed_since_a_killed_compaction_are_written_again(tmp_path) -> None:

@@ -111,7 +111,7 @@ def test_what_a_csv_writer_wrote_is_read(
     mark = 3 if encoding == "utf-8-sig" else 0
     of_letters = "latin-1" if encoding == "latin-1" else "utf-8"
     widths = [len(content[:begin].encode(of_letters)) + mark for begin in begins]
-    assert [d.place for unit in documents for d in unit] == widths[1:]
+    assert [d.row for unit in documents for d in unit] == widths[1:]
     assert all(as_read[place:].lstrip(b'"').startswith(b"x") for place in widths[1:])
 
 
@@ -136,7 +136,7 @@ def test_a_large_file_is_cut_into_units_that_each_read_their_own_part_alone(
     monkeypatch.setattr(Local, "open_read", open_read)
     documents = read_unit(units[-1], run)
     assert [d.id for d in documents[:-1]] == [str(i) for i in range(4975, 4999)]
-    assert offsets == [0, documents[0].place]  # the header, and where the unit begins
+    assert offsets == [0, documents[0].row]  # the header, and where the unit begins
     *complete, last = (d for unit in units for d in read_unit(unit, run))
     assert (
         last.error == f"a.csv, line {len(before.splitlines()) + 1}: 1 field, but the header has 2"
@@ -150,7 +150,7 @@ def test_a_large_file_is_cut_into_units_that_each_read_their_own_part_alone(
 def test_what_is_wrong_with_a_record_is_its_own_error_with_the_line(tmp_path, config) -> None:
     (tmp_path / "a.csv").write_bytes(BAD)
     documents = {
-        d.fields.get("id", d.place): d
+        d.fields.get("id", d.row): d
         for d in read_all(config(str(tmp_path / "a.csv"), unit_documents=2))
     }
     assert {d.error for d in documents.values() if d.error} == {
@@ -313,7 +313,7 @@ def test_plan_and_read_together_lose_and_double_nothing(
         patch.setattr(json_lines, "HEAD_BYTES", head)
         planned = plan(run)
         pairs = [(unit, read_unit(unit, run)) for unit in planned]
-    assert [d.place for _, part in pairs for d in part] == [offset for offset, _ in naive(text)]
+    assert [d.row for _, part in pairs for d in part] == [offset for offset, _ in naive(text)]
     assert all(unit.rows in (None, len(part)) for unit, part in pairs)
     assert planned.exact == (len(text) <= head)
     if planned.exact:
@@ -383,7 +383,7 @@ def test_the_first_line_of_excel_names_the_delimiter(
     ]
     # Offsets in UTF-16 are those of the text as UTF-8.
     as_read = text.encode("utf-8" if encoding == "utf-16" else encoding)
-    assert [as_read[d.place :][:2] for d in documents] == [b"s0", b"s1"]
+    assert [as_read[d.row :][:2] for d in documents] == [b"s0", b"s1"]
 
 
 def test_a_delimiter_that_excel_names_may_be_any_and_a_column_may_be_called_sep(

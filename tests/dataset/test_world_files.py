@@ -173,7 +173,7 @@ def test_attachments_are_named_or_follow_the_body_or_are_documents(tmp_path, con
     documents = {document.id: document for document in read_all(made)}
     assert documents["a.eml/Rechnung März.pdf"].fields["text"] == "total 12\n\f"
     assert documents["a.eml/weiter.eml"].fields["text"].endswith("Attachments: deep.txt\n\nAnbei.")
-    assert [(d.id, d.place) for d in documents.values()] == [
+    assert [(d.id, d.row) for d in documents.values()] == [
         ("a.eml", 0),
         ("a.eml/Rechnung März.pdf", 1),
         ("a.eml:2", 2),
@@ -271,7 +271,7 @@ def test_each_response_of_a_warc_is_a_document(name, tmp_path, config) -> None:
     first = documents[0]
     assert first.id == first.fields["url"] == "https://example.com/0"
     assert first.fields["status"] == 200
-    offsets = [document.place for document in documents]
+    offsets = [document.row for document in documents]
     assert offsets == sorted(set(offsets))
 
 
@@ -298,7 +298,7 @@ def test_a_part_of_a_warc_is_cut_between_records(tmp_path, config) -> None:
         for piece in pieces
         for row in warc.Warc(lambda name: None).read(piece, made.input, [])
     ]
-    assert read == [document.place for document in read_all(made)]
+    assert read == [document.row for document in read_all(made)]
 
 
 def test_damaged_and_endless_archives_are_unreadable(tmp_path, config, monkeypatch) -> None:

@@ -78,7 +78,7 @@ def test_at_the_floor_only_the_largest_program_fails() -> None:
     engine = Engine(tiny_model("llama"), max_num_seqs=4)
 
     def fails(tokens: int) -> bool:
-        return any(seq.size > 200 and seq.high > 16 for seq in engine.scheduler.sequences)
+        return any(seq.size > 200 and seq.region.high > 16 for seq in engine.scheduler.sequences)
 
     small_device(engine, fails)
     for number, prompt in enumerate([small[0], large, *small[1:]]):
@@ -341,7 +341,7 @@ class Watched(Engine):
         # Each sequence is in one pass at most, and keeps its region of the cache.
         assert len(flying) == len(set(map(id, flying)))
         assert len(flying) == sum(seq.in_flight for seq in self.scheduler.sequences)
-        assert all(len(seq.owner) for seq in flying)
+        assert all(seq.region.slots for seq in flying)
         self.max_flights = max(self.max_flights, len(self.flights))
         return reason
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shlex
+import time
+from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
@@ -11,6 +13,8 @@ import pytest
 import yaml
 
 from raypd.answering.components import build
+from raypd.billing import book
+from raypd.billing.bill import Bill
 from raypd.billing.budget import BudgetReached
 from raypd.cluster import driver, one_worker
 from raypd.cluster.driver import run_extract
@@ -21,7 +25,14 @@ from raypd.errors import ConfigError, InputError, UserError
 from raypd.estimation.records import Figure
 from raypd.fitting import candidate, context as fit_context, labels, page
 from raypd.fitting.context import FitContext, teacher_config, teacher_keys
-from raypd.fitting.fit import _begin, _write_recommended, missing, recommend, run_fit
+from raypd.fitting.fit import (
+    Fit,
+    _begin,
+    _write_recommended,
+    missing,
+    recommend,
+    run_fit,
+)
 from raypd.fitting.parts import PARTS, parts_of, split
 from raypd.fitting.result import AS_CONFIGURED, TEACHER, CandidateScore, FitResult
 from raypd.run import records
@@ -487,6 +498,22 @@ def test_a_fit_is_read_back_whatever_its_candidates_change(tmp_path):
 
 class Stopped(Exception):
     """Raised where a test ends a step."""
+
+
+@pytest.mark.parametrize(
+    ("usd", "left_seconds", "message"),
+    [(0.0, -1.0, "cost.deadline is reached"), (5.0, 60.0, "cost.budget_usd .* is spent")],
+)
+def test_no_candidate_begins_once_the_deadline_or_the_budget_is_over(
+    yaml_of, tmp_path, usd, left_seconds, message
+):
+    book.write(str(tmp_path / "run"), Bill("s", began=0.0, usd=usd, final=True))
+    context = context_of(load_config(yaml_of(), ["cost.budget_usd=5"]), tmp_path)
+    fit = Fit(replace(context, ends=time.time() + left_seconds), result_of())
+    begun = []
+    with pytest.raises(BudgetReached, match=message):
+        fit._add([], "full", lambda: begun.append("full"))
+    assert begun == []
 
 
 def test_a_candidate_has_a_folder_per_settings_of_its_training(yaml_of, monkeypatch):

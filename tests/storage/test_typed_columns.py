@@ -95,7 +95,7 @@ def in_record(config: RunConfig, category: str, entries):
 
 
 def commit(config: RunConfig, output, typed: bool) -> None:
-    documents = [Document(row, f"d{row}", {}, source="a.jsonl", place=row) for row in range(3)]
+    documents = [Document(row, f"d{row}", {}, source="a.jsonl", row=row) for row in range(3)]
     records = [
         Record(0, in_record(config, "shoes", FOUND)),
         Record(1, in_record(config, "tea", {"Kind": "green", "Brand": "B"})),
@@ -205,7 +205,7 @@ def test_typed_rows_are_records_again(config: RunConfig, tmp_path) -> None:
     right = next(measure.value for measure in measures if measure.name == "values right")
     # Brand, Colors, Lines; the maker's country is missing, and days of which it has none.
     assert right == 0.6
-    document = Document(0, "d0", {}, source="a.jsonl", place=0)
+    document = Document(0, "d0", {}, source="a.jsonl", row=0)
     teacher.label_documents([document], str(tmp_path / "True"), run_config())
     assert document.fields["target"]["Colors"] == ["red", "blue"]
     assert document.fields["target"]["Lines"] == [{"on": "2024-01-31", "n": None}]
@@ -230,7 +230,7 @@ def test_a_local_run_writes_typed_columns(tmp_path) -> None:
 def write(output: str, number: int, records, schema: pa.Schema, **partition: str) -> None:
     """Commits a unit of four documents."""
     documents = [
-        Document(row, f"{number}-{row}", {}, source="a.jsonl", place=4 * number + row)
+        Document(row, f"{number}-{row}", {}, source="a.jsonl", row=4 * number + row)
         for row in range(4)
     ]
     table = writer.make_table(documents, [records(row) for row in range(4)], schema, 1)

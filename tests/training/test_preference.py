@@ -124,11 +124,11 @@ class Corpus:
         verdict(prompt, sample, which of the two answers the sample is) returns what the judge says;
         None if it fails.
         """
-        prompts = {document.place: document.id for document in read_all(self.config())}
+        prompts = {document.row: document.id for document in read_all(self.config())}
         documents = []
         records = []
         for number, row in enumerate(self.comparisons(samples)):
-            documents.append(Document(number, row["id"], source="c.jsonl", place=number))
+            documents.append(Document(number, row["id"], source="c.jsonl", row=number))
             _, place, sample, _, order = json.loads(row["id"])
             text = verdict(prompts[place], sample, order)
             if text is None:

@@ -226,8 +226,8 @@ class _Drafts:
         path = {node.segment for node in thread.current_node.path()}
         pairs: dict[tuple[int, int], Reach] = {}
         for segment in self.segments:
-            for left in self.path - path:
-                pairs[segment, left] = Reach.HIDDEN
+            for unseen_segment in self.path - path:
+                pairs[segment, unseen_segment] = Reach.HIDDEN
             for joined in path - self.path:
                 pairs[segment, joined] = Reach.ALL
         self.path = path
