@@ -695,7 +695,7 @@ def test_a_night_with_damaged_objects_does_what_it_can_and_ends_with_an_error(
     )
     more = (
         r"1 new, 1 changed.*2 documents of objects that cannot be read keep their rows.*"
-        r"Every night tries"
+        r"Every night retries"
     )
     with pytest.raises(RunError, match=words + more) as caught:
         night(config)
