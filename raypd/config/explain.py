@@ -12,6 +12,7 @@ from pydantic_core import ErrorDetails
 from raypd.config.moved import moved_to
 from raypd.config.options import OptionsError, options_in
 from raypd.config.run import RunConfig
+from raypd.config.schema import UNNAMED_CATEGORY
 from raypd.config.secrets import redact
 from raypd.config.tasks import KINDS, Category
 from raypd.config.yaml_file import YamlFile
@@ -58,9 +59,9 @@ def _written_location(keys: Location, source: YamlFile) -> Location:
     # Pydantic names the kind of a task, which is not a key.
     if keys[:1] == ("task",) and len(keys) > 1 and keys[1] in KINDS:
         location = ("task", *keys[2:])
-    # `task.attributes` is short for a category called record.
+    # `task.attributes` is short for a category without a name.
     is_short = "attributes" in source.tree.get("task", {})
-    if is_short and location[:4] == ("task", "categories", "record", "attributes"):
+    if is_short and location[:4] == ("task", "categories", UNNAMED_CATEGORY, "attributes"):
         location = ("task", *location[3:])
     return location
 
