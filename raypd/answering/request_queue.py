@@ -41,7 +41,7 @@ class Cancelled(Exception):
     """The unit was cancelled."""
 
 
-class Progress(NamedTuple):
+class UnitProgress(NamedTuple):
     """How far a unit is.
 
     Attributes:
@@ -97,15 +97,15 @@ class UnitState:
         """Rows whose requests have all been read."""
         return {record.index for record in self.records} - self.open_requests.keys()
 
-    def progress(self) -> Progress:
+    def progress(self) -> UnitProgress:
         """Return how far the unit is."""
         answered = len(self.answered)
         failed = len({record.index for record in self.records if record.error is not None})
         if self.begun is None or answered == 0:
-            return Progress(answered, failed, self.begun is not None)
+            return UnitProgress(answered, failed, self.begun is not None)
         seconds_per_document = (time.monotonic() - self.begun) / answered
         seconds_left = seconds_per_document * (self.documents - answered)
-        return Progress(answered, failed, True, seconds_left)
+        return UnitProgress(answered, failed, True, seconds_left)
 
 
 class RequestQueue:
@@ -143,7 +143,7 @@ class RequestQueue:
         # Python crashes if it exits in the middle of a forward pass.
         self._thread.join(_CLOSE_SECONDS)
 
-    def progress(self) -> dict[str, Progress]:
+    def progress(self) -> dict[str, UnitProgress]:
         """Return the progress of every unit in flight, by its id."""
         with self._changed:
             waiting = self.parts.engine.waiting

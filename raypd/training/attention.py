@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from raypd.training.packing import Layout
+from raypd.training.packing import PassLayout
 
 NAME = "raypd_training"
 # transformers' layers that know their window, but leave it to the mask, which is not read here.
@@ -46,7 +46,7 @@ def attention(
     sliding_window: int | None = None,
     softcap: float | None = None,
     s_aux: torch.Tensor | None = None,
-    layout: Layout | None = None,
+    layout: PassLayout | None = None,
     **_: object,
 ) -> tuple[torch.Tensor, None]:
     """Attend; transformers calls this function in every layer.
@@ -82,7 +82,7 @@ def attention(
 
 
 def fused(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layout: Layout, scores: Scores
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layout: PassLayout, scores: Scores
 ) -> torch.Tensor:
     """Attend by torch's kernels: one call for the instruction, one for all examples as padded rows.
 
@@ -137,7 +137,7 @@ def fused(
 
 
 def products(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layout: Layout, scores: Scores
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layout: PassLayout, scores: Scores
 ) -> torch.Tensor:
     """Compute the same as `fused` by matrix products, example by example, with any scores.
 
