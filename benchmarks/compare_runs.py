@@ -32,12 +32,12 @@ _MAX_DOCUMENTS = 200  # shown on the page
 class DifferingDocument:
     """A document with different answers.
 
-    `place` is its source and row. `rows` has the attribute, our answer, theirs, and the label.
+    `position` is its source and row. `rows` has the attribute, our answer, theirs, and the label.
     """
 
     id: str
     category: str
-    place: review.Position
+    position: review.Position
     rows: list[list[str]]
 
 
@@ -74,11 +74,11 @@ class Comparison:
         """
         config = load_run(self.root, [])
         shown = self.documents[:_MAX_DOCUMENTS]
-        by_place = {document.place: document for document in shown}
+        by_position = {document.position: document for document in shown}
         texts = {}
-        for place, document in review.documents_at(config, self.root, by_place).items():
+        for position, document in review.documents_at(config, self.root, by_position).items():
             if document.error is None:
-                texts[place] = text_in(document, config)
+                texts[position] = text_in(document, config)
         content: dict[str, Any] = {"comparison": self, "shown": shown, "texts": texts}
         html = page.fill("comparison.html.j2", folders=[Path(__file__).parent], **content)
         page.put(path, html.encode(), "the page ")
@@ -117,8 +117,8 @@ def compare(run: str, other: str, labels: str | None = None) -> Comparison:
         target = evaluation.flat_values(targets.get(id, {}))
         cells = _differences(ours[id], theirs[id], attributes.get(category, {}), target)
         if cells:
-            place = (first["source"], int(first["row"]))
-            documents.append(DifferingDocument(id, category, place, cells))
+            position = (first["source"], int(first["row"]))
+            documents.append(DifferingDocument(id, category, position, cells))
     documents.sort(key=lambda document: -len(document.rows))
     same = agreement.compare(
         [agreement.normal_values(theirs[id]) for id in common],

@@ -20,6 +20,7 @@ import re
 import shlex
 import subprocess
 import sys
+import textwrap
 import time
 from collections import defaultdict
 from collections.abc import Sequence
@@ -48,46 +49,8 @@ _PAGE = Path(__file__).parents[1] / "docs" / "quality.md"
 _DONE = (layout.MANIFEST, layout.TRAINING, "config.json")
 _DATA_FILE = re.compile(r"\{data\}/([\w./]+(\[\d+:\d+\])?)")
 _SECTION = re.compile(r"<!-- table (\S+) -->\n(.*?)<!-- end -->", re.DOTALL)
-_HEAD = (
-    "# The papers' tables\n"
-    "\n"
-    "This page is for people who know the papers. It shows their tables as raypd reproduces them, "
-    "each beside the paper's row.\n"
-    "This command runs the trainings and the measurements of a table, and writes it into this "
-    "page:\n"
-    "\n"
-    "    make table NAME=... DATA=...\n"
-    "\n"
-    "The model is SmolLM2-135M, or what a table's command names (Qwen2.5-Coder in 4 bits, from a "
-    "GGUF file). Both are smaller\n"
-    "than any model of the papers, so compare rows.\n"
-    "\n"
-    "Where the methods lose here. HPD: stacked documents that see each other, as the paper's do, "
-    "are six points of F1 behind\n"
-    "isolated ones (raypd's default) and no faster, since the instruction is computed once either "
-    "way. IPPD: against a prompt\n"
-    "a question whose context is cached it gains a fifth at most (on SQuAD the paper's loses to "
-    "prefix caching), and in\n"
-    "bfloat16 a quarter of the answers differ on SQuAD, of an untrained model that seldom ends by "
-    "itself, and 7% on RACE,\n"
-    "where accuracy stays the same. APAR: nothing is gained where nothing is parallel (coding, "
-    "math), and in MT bench's\n"
-    "extraction its threads hold more in the cache than the flat text; one text at a time it is "
-    "1.6 times as fast as the\n"
-    "plain model, but Medusa's heads, trained for half an hour, draft 9 tokens for half a token "
-    "more a pass, and on two cores\n"
-    "slow both down (0.8 of the plain model, with APAR 1.2). SPACE: its masks cost arithmetic, and "
-    "two cores have\n"
-    "none to spare: one text at a time (human-eval) two masks are best (1.9 times; the "
-    "paper's five 1.2), four at a\n"
-    "time (MT bench) one (1.5), from eight on none pays. In bfloat16 a quarter of the texts "
-    "differ, and trained with masks\n"
-    "the model is two points of ROUGE-L below one trained without (0.190, 0.210; the intervals "
-    "overlap). PASTA: two\n"
-    "preference rounds over 50 prompts, six steps each, judged by ROUGE-L, change neither speed "
-    "nor quality; predicted\n"
-    "lengths are as good as fixed ones, and as the oracle's.\n"
-)
+_WIDTH = 140  # of the notes on the page
+_MISSING = re.compile(r"<!-- missing -->\n.*?<!-- end -->\n", re.DOTALL)
 
 
 class Maker:
@@ -267,7 +230,7 @@ def _answer_figure(column: str, run: Path, ids: set[str] | None) -> str:
         # The length of answers differs between models, so documents/s cannot be compared.
         tokens = sum(row["tokens"] for row in rows) / len(by_document)
         return f"{_speed(_manifest(run)) * tokens:.3g}"
-    if column == "tokens an answer":
+    if column == "tokens per answer":
         return f"{fmean(row['tokens'] for row in rows):.1f}"
     if column == "parallel":
         return f"{fmean((_counter(row, 'threads') or 0) > 1 for row in rows):.0%}"
@@ -368,7 +331,8 @@ def section(name: str, table: dict[str, Any], maker: Maker, steps: dict[str, str
             paper = run.paper[group] if group else run.paper
             lines.append(_line([_row_name(run.name, group, ids), str(paper), *cells]))
     about = _about(name, maker, is_judged)
-    return "\n".join([f"## {table['title']}", "", about, "", *lines, ""])
+    note = [textwrap.fill(table["note"], _WIDTH), ""] if "note" in table else []
+    return "\n".join([f"## {table['title']}", "", *note, about, "", *lines, ""])
 
 
 def _line(cells: Sequence[str]) -> str:
@@ -535,25 +499,37 @@ def _file(name: str) -> str:
 def page(text: str, registry: dict[str, Any], new_sections: dict[str, str]) -> str:
     """Return the page with new sections in place of those that it had.
 
+    What people have written before and after the tables stays.
+
     Args:
         text: The page as it is.
         registry: All tables.
         new_sections: The new sections by table.
     """
     sections = dict(_SECTION.findall(text)) | new_sections
-    lines = [_HEAD]
+    introduction, remarks = _written_parts(text)
+    lines = [introduction.rstrip() + "\n"] if introduction else []
     missing = []
     for key, table in registry["tables"].items():
         if key in sections:
             lines.append(f"<!-- table {key} -->\n{sections[key]}<!-- end -->\n")
         else:
-            reason = [table["why"]] if table.get("why") else []
-            missing.append(": ".join([f"* `{key}`", table["title"], *reason]))
+            missing.append(f"| `{key}`: {table['title']} | {table.get('why', 'not run yet')} |")
+    lines.append("<!-- missing -->")
     if missing:
-        lines += ["## Not made yet", "", *missing, ""]
-    lines += ["## Cannot be made here", ""]
-    lines += [f"* {key}: {reason}" for key, reason in registry["missing"].items()]
-    return "\n".join(lines) + "\n"
+        lines += ["## Not made yet", "", "| table | why |", "|---|---|", *missing, ""]
+    lines += ["## Cannot be made here", "", "| what | why |", "|---|---|"]
+    lines += [f"| {key} | {reason} |" for key, reason in registry["missing"].items()]
+    return "\n".join([*lines, "<!-- end -->", ""]) + remarks
+
+
+def _written_parts(text: str) -> tuple[str, str]:
+    """Return what people have written before the tables of a page, and what after them."""
+    tables = [match.start() for match in _SECTION.finditer(text)]
+    missing = _MISSING.search(text)
+    if missing is None:
+        return text[: min(tables, default=0)], ""
+    return text[: min([*tables, missing.start()])], text[missing.end() :]
 
 
 def main(

@@ -94,7 +94,7 @@ class Run:
         from raypd.report import answer_check
 
         manifest = self.manifest
-        progress = answer_check.Progress(
+        progress = answer_check.RunProgress(
             state="complete",
             documents=manifest.documents,
             failed=manifest.failed,

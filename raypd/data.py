@@ -543,8 +543,8 @@ def _check_columns(
     existing = [name for name in added_names if name in names]
     if existing:
         raise ConfigError(
-            f"the input has columns {', '.join(existing)}, as the answers do: give ProcessorConfig "
-            "a prefix"
+            f"the input and the answers both have columns {', '.join(existing)}: give "
+            "ProcessorConfig a prefix"
         )
     if not missing:
         return

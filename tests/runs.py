@@ -19,6 +19,7 @@ from raypd.decoding.counts import Finished
 from raypd.errors import RunError
 from raypd.run import manifest
 from raypd.run.lease import RunLease
+from raypd.run.retry_policy import Attempt
 from raypd.run.unit import UnitSummary
 from raypd.tasks.base import Document, Record
 from raypd.tasks.columns import GENERATION
@@ -26,6 +27,8 @@ from tests.processes import start
 
 # Section `input` over what `write_jsonl` writes.
 TITLES = {"text_columns": ["title"], "category_column": None}
+# Section `model` of a run whose answers are made up in almost no time.
+FAKE = {"name": "fake", "fake": {"step_seconds": 0.001}}
 _CLUSTER_KEYS = (
     "readers",
     "cpus_per_worker",
@@ -207,16 +210,17 @@ def run_here(
     from tests.cluster import fakes
 
     build = build or (components.build if config.model.is_fake else fakes.build)
-    output = config.output.path
-    manifest.claim(config, output)
-    lease = RunLease(output)
-    planned = planned or planner.plan(config, output)
-    worker = DecodeWorker(WorkerSpec(config, output, lease.id, build=build))
+    output = config.output
+    manifest.claim(config, output.path)
+    lease = RunLease(output.path)
+    planned = planned or planner.plan(config, output.path)
+    worker = DecodeWorker(WorkerSpec(config, output.path, lease.id, build=build))
     for number, unit in enumerate(planned):
         if number == most:
             lease.end("failed")
             raise RunError("cut off")
-        worker.run_unit(unit)
+        if not writer.is_committed(output.path, unit.id, output.partition):
+            worker.process(unit, Attempt())
     lease.end("complete")
     return planned
 

@@ -21,6 +21,10 @@ REPLACED = {
     "held to": "must match, must be, is compared with",
     "called as": "named like",
     "tried again": "retried",
+    "anew": "again",
+    "this is a fault of raypd": "internal error, please report this",
+    "best all the same": "best nevertheless",
+    "surely at": "certain to reach",
 }
 PATTERN = re.compile(r"\b(" + "|".join(REPLACED).replace(" ", r"\s+") + r")\b", re.IGNORECASE)
 PAGES = (

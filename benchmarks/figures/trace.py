@@ -184,7 +184,7 @@ class _Recorder:
         return self._attend(step, layer, query, key, value)
 
     def _record(self, step: Step) -> None:
-        sequences = {seq.start: seq for seq in self._engine.sequences}
+        sequences = {seq.region.start: seq for seq in self._engine.sequences}
         rows_of_pass: list[Row] = []
         for span in step.spans:
             sequence = sequences[span.key_start]
@@ -206,7 +206,7 @@ class _Recorder:
 
     def _rows(self, sequence: EngineSequence, visibility: np.ndarray) -> list[Row]:
         """Return the rows of a sequence in this pass."""
-        owner = sequence.owner[: sequence.high]
+        owner = sequence.region.owner[: sequence.region.high]
         rows: list[Row] = []
         for number, sees in zip(sequence.pending_tokens().tolist(), visibility, strict=True):
             rows.append(

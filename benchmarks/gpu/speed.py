@@ -45,7 +45,7 @@ from raypd.decoding.quantized import quantize
 from raypd.decoding.size_counter import model_sizes
 from raypd.decoding.sizes import ModelSizes
 from raypd.estimation.data_sheets import GPUS, gpu_named
-from raypd.estimation.roofline import DocumentTokens, Limits, seconds_of
+from raypd.estimation.roofline import DocumentTokens, PassLimits, seconds_of
 
 # The seconds that a row takes at most, and those of the first row of a model, which is built and
 # whose kernels are compiled.
@@ -122,9 +122,9 @@ class Speed:
         self.works = works(rehearse)
         self.product_rate = product_rate(256 if rehearse else 8192)
         self.meter = PowerMeter(gpu_uuid())
-        self.limits = Limits(_MAX_BATCHED_TOKENS, _MAX_NUM_SEQS)
+        self.limits = PassLimits(_MAX_BATCHED_TOKENS, _MAX_NUM_SEQS)
         if rehearse:
-            self.limits = Limits(64, 2)
+            self.limits = PassLimits(64, 2)
         self._subject: Subject | None = None
         self._of: tuple[str, str] | None = None
 
@@ -224,7 +224,7 @@ def power_figures(power: Power) -> Figures:
     return {"joules": power.joules, "megahertz": power.megahertz, "no_power": power.refusal}
 
 
-def predicted(sizes: ModelSizes, work: Work, limits: Limits, fp8: bool) -> float | None:
+def predicted(sizes: ModelSizes, work: Work, limits: PassLimits, fp8: bool) -> float | None:
     """Return the documents per second that data sheets give for this GPU; None without one."""
     if DEVICE.type != "cuda":
         return None

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from raypd.answering.request_queue import (
         Cancelled as Cancelled,
         EngineBroken as EngineBroken,
-        Progress as Progress,
         RequestQueue as RequestQueue,
+        UnitProgress as UnitProgress,
         UnitState as UnitState,
         end_process as end_process,
     )
@@ -38,8 +38,8 @@ __getattr__ = LazyExports(
         "request_queue": (
             "Cancelled",
             "EngineBroken",
-            "Progress",
             "RequestQueue",
+            "UnitProgress",
             "UnitState",
             "end_process",
         ),

@@ -64,13 +64,15 @@ def reached(budget: float, spent: float, done: int, documents: int, exact: bool 
     )
     if done <= 0:
         return (
-            f"{message}. Starting the workers may cost more than that alone: raise cost.budget_usd"
+            f"{message}. Starting the workers alone may cost more than the budget: raise "
+            "cost.budget_usd"
         )
     remaining_usd = spent / done * max(0, documents - done)
     next_budget = math.ceil((spent + _BUDGET_MARGIN * remaining_usd) * 100) / 100
     return (
-        f"{message} ({usd(1000 * spent / done)} per 1,000). The rest takes about "
-        f"{usd(remaining_usd)}: the same command with cost.budget_usd={next_budget:.2f} resumes"
+        f"{message} ({usd(1000 * spent / done)} per 1,000). The rest will cost about "
+        f"{usd(remaining_usd)}. To resume, run the same command with "
+        f"cost.budget_usd={next_budget:.2f}"
     )
 
 

@@ -109,8 +109,8 @@ def _handles(nvml: Any) -> list[Any]:
 
 def together(uses: Iterable[GpuUse | None]) -> GpuUse | None:
     """Combine the use of several workers' GPUs, or return None if none is known."""
-    known = [use for use in uses if use is not None]
-    return reduce(GpuUse.plus, known) if known else None
+    measured_uses = [use for use in uses if use is not None]
+    return reduce(GpuUse.plus, measured_uses) if measured_uses else None
 
 
 def kwh(reports: Iterable[WorkerTime]) -> float | None:

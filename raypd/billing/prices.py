@@ -65,7 +65,7 @@ class Price:
 
 
 # (instance type, region or availability zone, market) -> price
-Table = dict[tuple[str, str, str], Price]
+PriceTable = dict[tuple[str, str, str], Price]
 
 _SOURCES = {
     "price-list": "AWS price list",
@@ -115,9 +115,9 @@ def hosted(cost: CostConfig) -> list[HostedPrice]:
 
 
 @cache
-def shipped() -> Table:
+def shipped() -> PriceTable:
     """Return the prices that raypd ships."""
-    table: Table = {}
+    table: PriceTable = {}
     for row in _csv("on_demand.csv"):
         mark = "" if row["verified"] == "yes" else ", one source only"
         price = Price(
@@ -137,7 +137,7 @@ def refreshed_path() -> Path:
     return user_cache_path("raypd") / "prices.json"
 
 
-def refreshed() -> Table:
+def refreshed() -> PriceTable:
     """Return what `raypd prices refresh` has written, or nothing if it never ran.
 
     Raises:
@@ -155,7 +155,7 @@ def refreshed() -> Table:
         ) from None
 
 
-def write_refreshed(table: Table) -> Path:
+def write_refreshed(table: PriceTable) -> Path:
     """Add prices to the refreshed file, and return its path.
 
     Raises:
@@ -178,7 +178,7 @@ def write_refreshed(table: Table) -> Path:
     return path
 
 
-def table() -> Table:
+def table() -> PriceTable:
     """Return shipped and refreshed prices; the newer one counts.
 
     Raises:
@@ -198,7 +198,7 @@ def price(
     cost: CostConfig,
     *,
     zone: str | None = None,
-    rows: Table | None = None,
+    rows: PriceTable | None = None,
 ) -> Price:
     """Return the price of one machine for one hour.
 
@@ -230,7 +230,7 @@ def price(
             continue
         listed = rows[instance_type, area, market]
         if is_old(listed.date):
-            advice = "more than six months ago: `raypd prices refresh`"
+            advice = "older than six months; `raypd prices refresh` updates it"
             return replace(listed, source=f"{listed.source}; {advice}")
         return listed
     raise PriceUnknown(
@@ -266,5 +266,5 @@ def price_or_bound(
     bound = price_or_bound(instance_type, region, "on-demand", cost, **options)
     if bound is None:
         return None
-    source = f"on-demand price, as no spot price is known ({bound.source})"
+    source = f"on-demand price, because no spot price is known ({bound.source})"
     return replace(bound, source=source)

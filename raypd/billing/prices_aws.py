@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.table import Column, Table as Grid
 
 import raypd.billing.prices as pricing
-from raypd.billing.prices import INSTANCES, Price, Table
+from raypd.billing.prices import INSTANCES, Price, PriceTable
 from raypd.config import CostConfig
 from raypd.errors import ConfigError
 from raypd.text import iso
@@ -42,13 +42,14 @@ def refresh(regions: Sequence[str] = SHIPPED_REGIONS) -> Path:
         ConfigError: If credentials or permissions are missing, if AWS does not answer, or if a
             region has no prices.
     """
-    table: Table = {}
+    table: PriceTable = {}
     for region in regions:
         on_demand = _on_demand(region)
         spot = _spot(region)
         if not on_demand and not spot:
             raise ConfigError(
-                f"--region {region}: AWS lists no price of any instance type there; is it a region?"
+                f"--region {region}: AWS lists no price of any instance type there; is this the "
+                "name of a region?"
             )
         spot_types = {instance_type for instance_type, _, _ in spot}
         print(
@@ -91,10 +92,10 @@ def _ask(action: str, call: Callable[[], Any]) -> Any:
         ) from None
 
 
-def _on_demand(region: str) -> Table:
+def _on_demand(region: str) -> PriceTable:
     """Return the on-demand prices of a region."""
     client = _client("pricing", _PRICE_LIST_REGION)
-    table: Table = {}
+    table: PriceTable = {}
     for instance_type in INSTANCES:
         criteria = {"regionCode": region, **_ON_DEMAND_FILTERS, "instanceType": instance_type}
         filters = [
@@ -125,7 +126,7 @@ def _hourly_prices(product: dict[str, Any]) -> list[float]:
     return prices
 
 
-def _spot(region: str) -> Table:
+def _spot(region: str) -> PriceTable:
     """Return the current spot prices of each zone, and their means for the region."""
     client = _client("ec2", region)
     instance_types = list(INSTANCES)
@@ -143,7 +144,7 @@ def _spot(region: str) -> Table:
                 key = (row["InstanceType"], row["AvailabilityZone"])
                 offer = (row["Timestamp"], float(row["SpotPrice"]))
                 newest[key] = max(newest.get(key, offer), offer)
-    table: Table = {}
+    table: PriceTable = {}
     zone_prices: dict[str, list[float]] = {}
     today = iso()[:10]
     for (instance_type, zone), (_, usd) in newest.items():
@@ -191,7 +192,7 @@ def show(region: str, instance_type: str | None = None) -> None:
         _print_hosted(console)
 
 
-def _grid(table: Table, region: str, instance_types: Sequence[str]) -> Grid:
+def _grid(table: PriceTable, region: str, instance_types: Sequence[str]) -> Grid:
     """Lay out the prices of a region."""
     grid = Grid(
         Column("instance", no_wrap=True),

@@ -110,16 +110,16 @@ def _value_tokens(categories: Mapping[str, Category]) -> int:
     The longest value of an attribute must fit. No tokenizer is loaded here, so that its tokens are
     counted from its bytes, rather too many than too few.
     """
-    most = 0
+    longest = 0
     for category in categories.values():
         for attribute in category.attributes:
             tokens = _longest_value(attribute)
             if attribute.many:
                 tokens = max((attribute.min_items or 1) * (tokens + 2), _LIST_TOKENS)
-            most = max(most, tokens)
-    if most <= DecodingConfig().max_value_tokens:
+            longest = max(longest, tokens)
+    if longest <= DecodingConfig().max_value_tokens:
         return 0
-    return -(-most // 10) * 10
+    return -(-longest // 10) * 10
 
 
 def _longest_value(attribute: Attribute) -> int:

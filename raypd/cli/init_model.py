@@ -67,10 +67,10 @@ def toy() -> ModelChoice:
     """Return the embedded model, whose answers only show how raypd works."""
     return ModelChoice(
         {},
-        "the embedded toy answers; its answers only show how raypd works",
+        "the embedded toy; its answers only show how raypd works",
         [
-            "The model is the embedded toy: small, and not trained for your documents. For others:",
-            "`raypd init --for laptop` (or gpu, api).",
+            "The model is the embedded toy: small, and not trained for your documents.",
+            "`raypd init --for laptop` (or gpu, api) chooses another one.",
         ],
     )
 
@@ -79,7 +79,7 @@ def _for_laptop() -> ModelChoice:
     free = free_memory_gib()
     for needed, name in _ON_CPU:
         if free >= needed:
-            summary = f"{name} answers: it needs about {needed:g} GiB, {free:.0f} GiB are free"
+            summary = f"{name} (needs about {needed:g} GiB of memory; {free:.0f} GiB are free)"
             return _of_the_hub(name, summary)
     choice = toy()
     choice.summary = (
@@ -91,12 +91,12 @@ def _for_laptop() -> ModelChoice:
 
 def _for_gpu() -> ModelChoice:
     memory = gpu_memory_gib()
-    here = f"the GPU here has {memory:.0f} GiB" if memory else ""
+    here = f"the GPU of this machine has {memory:.0f} GiB" if memory else ""
     if not memory:
-        here = f"no GPU is here, so it is for one of {_USUAL_GPU_GIB:g} GiB"
+        here = f"for a GPU with {_USUAL_GPU_GIB:g} GiB, because this machine has none"
         memory = _USUAL_GPU_GIB
     name = next(name for needed, name in _ON_GPU if memory >= needed)
-    return _of_the_hub(name, f"{name} answers: {here}")
+    return _of_the_hub(name, f"{name} ({here})")
 
 
 def _of_the_hub(name: str, summary: str) -> ModelChoice:
@@ -123,14 +123,14 @@ def _for_api() -> ModelChoice:
             if len(names) > 1:
                 others = f" (it also serves {', '.join(names[1:6])})"
             section = _endpoint(names[0], url, key_variable=None)
-            return ModelChoice(section, f"{names[0]} of {server} at {url} answers{others}")
-    comments = ["Any server with OpenAI's chat API: set name and url. Servers of your own are at"]
+            return ModelChoice(section, f"{names[0]}, served by {server} at {url}{others}")
+    comments = ["Any server with OpenAI's chat API can answer: set name and url."]
+    comments += ["A server on this machine needs key_variable: null, and usually listens at"]
     comments += [f"  {url} ({server})" for server, url in _LOCAL_SERVERS.items()]
-    comments += ["with key_variable: null."]
     section = _endpoint("gpt-4o-mini", "https://api.openai.com/v1", "OPENAI_API_KEY")
-    summary = "no server answers on this machine, so gpt-4o-mini of api.openai.com does"
+    summary = "gpt-4o-mini at api.openai.com, because no server runs on this machine"
     if not os.environ.get("OPENAI_API_KEY"):
-        summary += "; put its key into OPENAI_API_KEY first"
+        summary += "; set OPENAI_API_KEY to its key first"
     return ModelChoice(section, summary, comments)
 
 

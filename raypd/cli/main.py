@@ -39,7 +39,9 @@ app = typer.Typer(
 )
 _config_app = typer.Typer(help="Look at configurations.", no_args_is_help=True)
 app.add_typer(_config_app, name="config")
-_model_app = typer.Typer(help="Prepare a model for a decoding method.", no_args_is_help=True)
+_model_app = typer.Typer(
+    help="List models, and prepare one for a decoding method.", no_args_is_help=True
+)
 app.add_typer(_model_app, name="model")
 _schema_app = typer.Typer(help="Find out which attributes documents have.", no_args_is_help=True)
 app.add_typer(_schema_app, name="schema")
@@ -73,7 +75,7 @@ def _print_next(step: str) -> None:
 
 @app.command()
 def quickstart(folder: o.QuickstartTo = "configs") -> None:
-    """Write the quickstart, its data, and configurations of trainings into a folder."""
+    """Write the quickstart example, its data and training configurations into a new folder."""
     if os.path.exists(folder):
         raise ConfigError(f"{folder} already exists; choose another folder")
     shutil.copytree(Path(__file__).parents[1] / "configs", folder)
@@ -120,8 +122,8 @@ def extract(
 ) -> None:
     """Extract attributes from every document.
 
-    raypd extract run.yaml, or data.jsonl --schema product.json. A second run with the same
-    output.path resumes.
+    Examples: raypd extract run.yaml; raypd extract data.jsonl --schema product.json. A second run
+    with the same output.path resumes.
     """
     config = config_over(
         source,
@@ -155,8 +157,9 @@ def answer(
 ) -> None:
     """Answer the questions of every context.
 
-    raypd answer questions.jsonl (columns context and questions; or a CSV with context, question and
-    choices), contexts.csv --questions questions.txt, or a YAML with further settings.
+    Examples: raypd answer questions.jsonl (columns context and questions; or a CSV with context,
+    question and choices); raypd answer contexts.csv --questions questions.txt. A YAML can have
+    further settings.
     """
     config = config_over(
         source,
@@ -190,7 +193,7 @@ def generate(
 ) -> None:
     """Write an answer to every prompt.
 
-    raypd generate prompts.jsonl --method space, or a YAML with further settings.
+    Example: raypd generate prompts.jsonl --method space. A YAML can have further settings.
     """
     config = config_over(
         source,
@@ -225,7 +228,7 @@ def nightly(
     """Bring a table up to tonight's input.
 
     Extracts only what is new or changed since the last successful night. Run the same command again
-    to resume an interrupted night. Of two at the same time, the second stops with a message.
+    to resume an interrupted night. If two commands use one folder, the second ends with a message.
     """
     from raypd.nights import run_night
 
@@ -266,7 +269,7 @@ def train(config: o.Config, overrides: o.Overrides = None, verbose: o.Verbose = 
 
 @app.command()
 def fit(config: o.Config, overrides: o.Overrides = None, verbose: o.Verbose = False) -> None:
-    """Find the cheapest model that holds an F1 on your documents.
+    """Find the cheapest model that reaches an F1 on your documents.
 
     Labels a sample, trains candidates, scores and prices each, and writes the configuration to run.
     Section `fit` contains the settings. Run the same command again to resume.
@@ -307,7 +310,7 @@ def evaluate(
         # The scores are valid without the page.
         path = f"no page: {error}"
     if path is not None:
-        print(clean(f"what was wrong: {path}"))
+        print(clean(f"wrong values: {path}"))
     labelled = max((measure.documents for measure in evaluation.measures), default=0)
     if evaluation.calibration_error is not None and labelled < LABELS_NEEDED:
         _print_next(
@@ -383,10 +386,7 @@ def errors(
         Option("--output", "-o", help="Write all failures into a file: .csv, .jsonl or .parquet"),
     ] = None,
 ) -> None:
-    """List the documents without an answer.
-
-    They are grouped by reason, with the units that failed.
-    """
+    """List the documents without an answer, grouped by reason, and the units that failed."""
     from raypd.verify import dead_letters, export, findings
 
     load.load_record(run, overrides or [])
@@ -432,7 +432,7 @@ def compact(run: o.Run, overrides: o.Overrides = None) -> None:
     """Copy a run's rows into few large table files, and delete the units.
 
     A large run does so at its end (output.target_file_mb). Other programs then read the table files
-    of current/files.txt; all commands read them, too.
+    that current/files.txt lists. The commands of raypd read them, too.
     """
     from raypd.dataset import compaction
 
@@ -504,7 +504,7 @@ def tune(
     sample: o.Sample = 32,
     minutes: o.Minutes = None,
     budget_usd: Annotated[
-        float | None, Option(help="Limit of the cost of measuring, at the price of one node")
+        float | None, Option(help="Maximum cost of the measurement, at the price of one node")
     ] = None,
     agreement: Annotated[
         float, Option(help="Smallest share of values that must agree with the reference")
@@ -512,7 +512,8 @@ def tune(
     judge: o.Judge = "low",
     reference: o.Reference = "auto",
     instance: Annotated[
-        str | None, Option("--instance", help="Instance type by whose price settings are compared")
+        str | None,
+        Option("--instance", help="Instance type whose price is used to compare settings"),
     ] = None,
     fresh: Annotated[bool, Option("--fresh", help="Discard earlier measurements")] = False,
     cascade: o.CascadeLabels = None,
@@ -523,8 +524,8 @@ def tune(
 
     Measures a sample, and writes a configuration whose answers still agree.
 
-    With --cascade LABELS: finds when the second model (cascade.model) must be asked to hold a
-    minimal F1.
+    With --cascade LABELS: finds the threshold below which the second model (cascade.model) must be
+    asked to reach a minimum F1.
     """
     import raypd.cli.tune as tune_command
 
@@ -605,14 +606,14 @@ def review(
     if apply is None:
         page, table = reviews.write(root, documents or LABELS_NEEDED, overrides or [])
         print(clean(f"page:  {page}\ntable: {table}"))
-        _print_next(f"correct either, then `raypd review {run} --apply FILE`")
+        _print_next(f"correct one of them, then `raypd review {run} --apply FILE`")
         return
     labels, count, new = reviews.apply(root, apply, output, overrides or [])
     print(clean(f"labels: {labels} ({counted(count, 'document')}, {new:,} of them from {apply})"))
     if count < LABELS_NEEDED:
         print(
-            f"`raypd fit` needs about {LABELS_NEEDED} labelled documents: {LABELS_NEEDED - count} "
-            "are missing"
+            f"`raypd fit` needs about {LABELS_NEEDED} labelled documents: label "
+            f"{LABELS_NEEDED - count} more"
         )
     _print_next(f"`raypd evaluate {run} {labels}`")
 
@@ -672,7 +673,7 @@ def schema_suggest(
 ) -> None:
     """Propose attributes that documents have, as YAML to edit for task.categories_file.
 
-    Runs in this process.
+    The model runs in this process.
     """
     from raypd.estimation import suggest
 
@@ -730,7 +731,7 @@ def add_heads(
     drafts = len(heads_config.tree.paths)
     print(f"{output}: {shape} for {model}, which draft a tree of {drafts} tokens")
     print(
-        "The heads are not trained yet: any heads give the right text, trained ones give it faster."
+        "The heads are not trained yet. Any heads give the right text; trained ones give it faster."
     )
     _print_next(f"`raypd train CONFIG decoding.options.heads={output}` trains them")
 
@@ -746,7 +747,7 @@ def prices_refresh(region: o.Regions = None) -> None:
 
 @_prices_app.command("show")
 def prices_show(instance_type: o.InstanceType = None, region: o.Region = "us-east-1") -> None:
-    """Print the prices that a bill would use, and where each is from."""
+    """Print the prices that a bill would use, and their sources."""
     from raypd.billing import prices_aws
 
     prices_aws.show(region, instance_type)

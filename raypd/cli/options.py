@@ -34,7 +34,11 @@ ConfigTo = Annotated[
 
 Target = Annotated[
     Literal["laptop", "gpu", "api", "toy"] | None,
-    Option("--for", help="A model that fits the memory, or the GPU; a server; or the embedded toy"),
+    Option(
+        "--for",
+        help="Model to write: one that fits the memory (laptop) or the GPU (gpu) of this machine, "
+        "a server (api), or the embedded model (toy)",
+    ),
 ]
 
 # ------------------------------------------------------------------------
@@ -79,7 +83,8 @@ AllErrors = Annotated[
 Labels = Annotated[
     str,
     Argument(
-        help="Ids and values (.csv, .xlsx), or JSON lines of {id, target | questions | reference}"
+        help="File of labels: ids and values (.csv, .xlsx), or JSON Lines of {id, target | "
+        "questions | reference}"
     ),
 ]
 Against = Annotated[
@@ -87,7 +92,7 @@ Against = Annotated[
 ]
 LabelsColumn = Annotated[str, Option(help="Column with the labels, like training.labels_column")]
 Tolerance = Annotated[
-    float, Option(min=0, help="Share by which a number may differ from its label")
+    float, Option(min=0, help="Relative difference that a number may have from its label")
 ]
 CalibrationTo = Annotated[
     str | None,
@@ -157,8 +162,8 @@ Reference = Annotated[
     Literal["auto", "document", "guided"],
     Option(
         help="Answers to compare with. document: the model writes freely; guided: the keys are "
-        "given, and one value follows the other; auto: document, unless too many of its answers "
-        "are broken"
+        "given, and values are decoded one after the other; auto: document, unless too many of its "
+        "answers are broken"
     ),
 ]
 OfCategory = Annotated[
@@ -189,7 +194,7 @@ ForMethods = Annotated[
     list[str], Option("--for", help="Method: apar, pasta or space; may be given more than once")
 ]
 Seed = Annotated[int, Option(help="Seed of the embedding of space's [Mask]")]
-Heads = Annotated[int, Option(min=1, help="Number of heads; each drafts one token more")]
+Heads = Annotated[int, Option(min=1, help="Number of heads; each drafts one more token")]
 Layers = Annotated[int, Option(min=0, help="Layers (residual blocks) of a head")]
 Regions = Annotated[
     list[str] | None, Option("--region", help="AWS region; may be given more than once")

@@ -220,7 +220,7 @@ def _report_failures(manifest: Manifest, max_failed_share: float) -> None:
     # Units of earlier versions do not tell their reasons to the manifest.
     reason = next(iter(manifest.reasons), None) or dead_letters.most_frequent(manifest.output)
     if reason:
-        message += f", most because: {clean(reason, 300)}"
+        message += f", most often because: {clean(reason, 300)}"
     message += (
         f"\n`raypd errors {manifest.output}` lists them; --retry-errors retries those that may "
         "succeed"

@@ -53,7 +53,7 @@ def print_summary(manifest: Manifest, console: Console | None = None) -> str:
 
 def _print_check(manifest: Manifest, console: Console) -> str:
     """Print what the answers show without labels, and return the next step."""
-    progress = answer_check.Progress(
+    progress = answer_check.RunProgress(
         state="complete",
         documents=manifest.documents,
         failed=manifest.failed,
@@ -87,7 +87,7 @@ def _print_totals(manifest: Manifest, console: Console) -> None:
         truncated = counted(manifest.truncated, "document")
         console.print(
             f"cut to fit the model's context: {truncated} (column `truncated`; "
-            "task.long_documents says what else becomes of them)"
+            "task.long_documents has other ways to read them)"
         )
     if manifest.units_unreadable:
         units = counted(manifest.units_unreadable, "unit")

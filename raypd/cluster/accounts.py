@@ -229,7 +229,7 @@ class Accounts:
                 f"{counted(remaining, 'document')} left, "
                 f"{counted(cluster.max_workers, 'worker')} (cluster.max_workers), "
                 f"{number(per_worker * cluster.max_workers)} documents/s: done at about "
-                f"{budget.clock(now + seconds)}, {duration(late)} late; {enough} would do",
+                f"{budget.clock(now + seconds)}, {duration(late)} late; {enough} would be enough",
             )
         return min(max(workers, cluster.min_workers, 1), cluster.max_workers)
 

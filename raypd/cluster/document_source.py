@@ -16,7 +16,7 @@ from raypd.errors import InputError
 from raypd.run import Unit
 
 # Columns beside those of the documents.
-_PLACE = pa.schema([("read_error", pa.string()), ("source", pa.string()), ("row", pa.int64())])
+_ORIGIN = pa.schema([("read_error", pa.string()), ("source", pa.string()), ("row", pa.int64())])
 
 
 class DocumentSource(data.Datasource):
@@ -96,13 +96,13 @@ def _table(unit: Unit, config: RunConfig, columns: Sequence[str]) -> pa.Table:
         table[name] = pa.array([_text(value) for value in values], pa.string())
     for name in columns:
         table.setdefault(name, pa.array([document.fields.get(name) for document in documents]))
-    place = {
+    origin = {
         "read_error": [document.error for document in documents],
         "source": [document.source for document in documents],
-        "row": [document.place for document in documents],
+        "row": [document.row for document in documents],
     }
-    for field in _PLACE:
-        table[field.name] = pa.array(place[field.name], field.type)
+    for field in _ORIGIN:
+        table[field.name] = pa.array(origin[field.name], field.type)
     return pa.table(table)
 
 

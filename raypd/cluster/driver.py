@@ -123,7 +123,9 @@ def run_extract(
             if len(done) < planned.units:
                 session.stream()
         except KeyboardInterrupt:
-            raise Interrupted(f"interrupted: {session.state()}; the same command resumes") from None
+            raise Interrupted(
+                f"interrupted: {session.state()}; run the same command again to resume"
+            ) from None
         finally:
             session.summaries.flush()
     done = writer.committed(output)
@@ -171,9 +173,9 @@ def finish(
     records.write(path, result)
     if unreadable.units and not result.documents:
         raise RunError(
-            f"nothing could be read of the input, {unreadable.units} units of it:\n"
-            f"{unreadable.shown()}{path} lists them. Such a run fails whatever input.on_damaged "
-            "says. The same command retries them"
+            f"none of the {unreadable.units} units of the input can be read:\n"
+            f"{unreadable.shown()}{path} lists them. Such a run fails even with "
+            "input.on_damaged=skip. Run the same command again to retry them"
         )
     if unreadable.units and config.input.on_damaged == "fail":
         advice = unreadable.advice(begun)
@@ -186,9 +188,11 @@ def finish(
 
 def _check_fingerprints(fingerprint: str, units: UnitTotals, output: str) -> None:
     """Raise RunError if a committed unit belongs to another configuration."""
-    for other, unit in units.fingerprints.items():
-        if other != fingerprint:
-            raise RunError(f"{output}: unit {unit} belongs to another configuration, {other}")
+    for unit_fingerprint, unit in units.fingerprints.items():
+        if unit_fingerprint != fingerprint:
+            raise RunError(
+                f"{output}: unit {unit} belongs to another configuration, {unit_fingerprint}"
+            )
 
 
 def _documents_done(planned: Plan, done: CommittedUnits, output: str) -> int:
@@ -275,7 +279,8 @@ class DriverSession:
         if self.unit_errors:
             unit, reason = next(iter(self.unit_errors.items()))
             raise self._error(
-                f"{len(self.unit_errors)} units failed, {unit} because: {reason.strip()}"
+                f"{counted(len(self.unit_errors), 'unit')} failed. The reason for {unit}: "
+                f"{reason.strip()}"
             )
 
     def _stream(self) -> None:
@@ -319,9 +324,9 @@ class DriverSession:
             raise accounts.reached()
 
     def _record_reading(self, pool: "WorkerPool") -> None:
-        """Store what was read ahead, which the report shows."""
+        """Store what was read ahead, or had to be read by workers; the report shows it."""
         reading = pool.reading
-        if not reading.units:
+        if not reading.units and not pool.read_by_workers:
             return
         reading.session = self.lease.id
         reading.read_by_workers = dict(pool.read_by_workers)
@@ -387,7 +392,7 @@ class DriverSession:
         self._display.update(self.done_documents + answered, self.failed_documents + failed, stream)
 
     def _error(self, reason: str) -> RunError:
-        return RunError(f"{reason}\n{self.state()}; the same command resumes")
+        return RunError(f"{reason}\n{self.state()}; run the same command again to resume")
 
     def _check_failed(self, unit: Unit) -> None:
         """Raise RunError if too many documents have failed for the run to be worth its money."""
@@ -400,9 +405,9 @@ class DriverSession:
         first_error = rows["error"].drop_null()[0]
         raise RunError(
             f"{failed:,} of {documents:,} documents have failed ({share(failed, documents)}; "
-            f"cluster.max_failed_share is {limit:g}), one because: {first_error}\n"
+            f"cluster.max_failed_share is {limit:g}), for example because: {first_error}\n"
             f"They are committed as failed. `raypd errors {self.output}` lists them. Remove the "
-            "cause, and --retry-errors retries them"
+            "cause, then retry them with --retry-errors"
         )
 
     def _take(self, unit: Unit, result: UnitResult) -> None:

@@ -113,5 +113,5 @@ class FaultLog:
         reason = last_death.decode(errors="replace").strip().rpartition("\n")[2]
         return (
             f"GPU {self._gpu} of node {self._node} is faulty and no longer used: "
-            f"{len(self._deaths)} worker processes died of it, the last one of: {reason}"
+            f"{len(self._deaths)} worker processes died because of it, the last one with: {reason}"
         )

@@ -25,7 +25,7 @@ _MARKETS = {
 }
 
 
-def look(cost: CostConfig, table: prices.Table, cpus: float, gpus: float) -> list[NodeTime]:
+def look(cost: CostConfig, table: prices.PriceTable, cpus: float, gpus: float) -> list[NodeTime]:
     """Return all nodes, dead ones included, with their prices.
 
     Args:
@@ -38,7 +38,7 @@ def look(cost: CostConfig, table: prices.Table, cpus: float, gpus: float) -> lis
 
 
 def _node(
-    info: dict[str, Any], cost: CostConfig, table: prices.Table, cpus: float, gpus: float
+    info: dict[str, Any], cost: CostConfig, table: prices.PriceTable, cpus: float, gpus: float
 ) -> NodeTime:
     labels = info["labels"]
     instance_type = (

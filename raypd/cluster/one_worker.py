@@ -91,7 +91,7 @@ class OneWorker:
                 f"no worker of the cluster has started within {_START_SECONDS / 60:.0f} minutes"
             ) from None
         except ray.exceptions.RayError as error:
-            raise RunError(f"the worker to measure on does not start: {error}") from None
+            raise RunError(f"the worker for the measurement does not start: {error}") from None
 
     def call(
         self, label: str, method: str, *arguments: Any, progress: Callable[[tuple[int, int]], None]

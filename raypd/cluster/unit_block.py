@@ -19,9 +19,9 @@ _FETCH_SECONDS = 30.0  # to wait for a block in a worker
 # Why a worker reads a unit itself, as the user reads it after "because".
 READING_FAILED = "reading ahead failed"
 BLOCK_LOST = "the block with their documents was lost"
-STREAM_STALLED = "the readers had delivered nothing for long"
+STREAM_STALLED = "the readers had delivered nothing for a long time"
 STREAM_FAILED = "the process of a reader died"
-READERS_BEHIND = "the readers were behind (more readers: cluster.readers)"
+READERS_BEHIND = "the readers were too slow (cluster.readers allows more of them)"
 
 
 @dataclass(frozen=True)
@@ -82,5 +82,5 @@ def fetch_documents(unit: Unit, block: UnitBlock) -> tuple[list[Document] | None
     return documents, ""
 
 
-def _log(unit: Unit, what: str) -> None:
-    print(f"raypd: unit {unit.id}: {what}", file=sys.stderr, flush=True)
+def _log(unit: Unit, event: str) -> None:
+    print(f"raypd: unit {unit.id}: {event}", file=sys.stderr, flush=True)

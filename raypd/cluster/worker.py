@@ -23,8 +23,8 @@ from raypd.answering import (
     Build,
     Cancelled,
     EngineBroken,
-    Progress,
     RequestQueue,
+    UnitProgress,
     UnitState,
     build,
     end_process,
@@ -120,7 +120,7 @@ class EngineActor:
         self.request_queue = RequestQueue(self.parts, self.meter)
         self.loaded = True
 
-    def progress(self) -> dict[str, Progress]:
+    def progress(self) -> dict[str, UnitProgress]:
         """Return the progress of each unit in flight."""
         return self.request_queue.progress() if self.loaded else {}
 
@@ -154,7 +154,7 @@ class EngineActor:
 
 
 class DecodeWorker(EngineActor):
-    """Processes units. The pool calls `run`, everybody else `run_unit`."""
+    """Processes units, of which several may be in flight at a time."""
 
     def __init__(self, spec: WorkerSpec) -> None:
         super().__init__(spec.config, spec.gpus, spec.ledger)
@@ -313,7 +313,7 @@ class DecodeWorker(EngineActor):
         """Run an attempt; if the process dies, whoever gave it the unit records that."""
         self._attempts[unit.id] = attempt
         try:
-            summary, commit = self._process(unit, attempt)
+            summary, commit = self.process(unit, attempt)
         except EngineBroken as error:
             self._die(error, [unit.id])
         finally:
@@ -345,28 +345,21 @@ class DecodeWorker(EngineActor):
 
         end_process(error, store_reason)
 
-    def run_unit(self, unit: Unit, attempt: Attempt | None = None) -> UnitSummary:
-        """Read, decode and commit a unit, unless it is committed already.
+    def process(self, unit: Unit, attempt: Attempt) -> tuple[UnitSummary, Commit | None]:
+        """Read, decode and commit a unit.
 
         Args:
             unit: The unit.
-            attempt: The attempt; None for the first.
+            attempt: The attempt at it.
+
+        Returns:
+            The summary of the unit, and the commit; None if another attempt has made it.
 
         Raises:
             InputError: If the unit cannot be read.
             OSError: If it cannot be written.
             EngineBroken: If the engine failed.
             Cancelled: If the unit was cancelled.
-        """
-        if writer.is_committed(self.spec.output, unit.id, self.config.output.partition):
-            return writer.read_summary(self.spec.output, unit.id)
-        summary, _ = self._process(unit, attempt or Attempt())
-        return summary
-
-    def _process(self, unit: Unit, attempt: Attempt) -> tuple[UnitSummary, Commit | None]:
-        """Read, decode and commit a unit, and return its summary; raises as `run_unit` does.
-
-        The commit is None if another attempt has made it.
         """
         output = self.spec.output
         partition = self.config.output.partition

@@ -9,28 +9,27 @@ finishes, and the rest it hands back. If fewer workers are wanted, some get no m
 Points in time are seconds of the monotonic clock.
 """
 
-import contextlib
 import math
 import posixpath
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 import ray
 
-from raypd.answering import Progress
 from raypd.cluster.document_stream import DocumentStream, StreamedUnit, StreamProgress
 from raypd.cluster.faulty_gpus import workers_left
-from raypd.cluster.nodes import NodeWatch, draining_message, is_alive
+from raypd.cluster.nodes import NodeWatch, draining_message
 from raypd.cluster.ray_session import WorkerResources
-from raypd.cluster.unit_block import UnitBlock
 from raypd.cluster.worker import DecodeWorker, WorkerSpec
+from raypd.cluster.worker_deaths import WorkerDeaths
+from raypd.cluster.worker_handle import Assignment, WorkerHandle
 from raypd.config import ClusterConfig
 from raypd.errors import RunError
-from raypd.run import ReadingRecord, Unit, UnitLog, UnitResult, retry_policy
+from raypd.run import ReadingRecord, Unit, UnitResult, retry_policy
 from raypd.text import Say
 
 _WAIT_SECONDS = 0.25  # for a result, before units are assigned again
@@ -40,16 +39,10 @@ _IDLE_SECONDS = 5.0  # a worker that idles this long while no unit is left to as
 # If an engine waits for input for a larger share of a unit's time, its worker overlaps more units.
 _MAX_WAITING_SHARE = 0.05
 _COMMIT_MARGIN = 5.0  # a unit must be committed this many seconds before its node ends
-_DEAD_PROCESS = "died"  # in place of a process id, in the record of a death
-_CANCEL_SECONDS = 2.0  # after which a cancellation that had no effect is repeated
-# A worker that dies this often while it loads its model will not start.
-_MAX_FAILED_STARTS = 4
-# Worker deaths without any commit in between that no single document can explain.
-_MAX_DEATHS_WITHOUT_COMMIT = 30
 
 
 @dataclass
-class Ended:
+class UnitEnded:
     """Event: a unit has ended."""
 
     unit: Unit
@@ -65,121 +58,6 @@ class Tick:
     workers: int  # workers that have loaded their model
     units: int = 0  # units in flight
     stream: StreamProgress | None = None  # None if nothing is read ahead
-
-
-@dataclass
-class Deaths:
-    """Worker processes that died since the last success, while loading and with a unit."""
-
-    loading: int = 0
-    with_units: int = 0
-
-    def check(self, pool_size: int, workers: int, cause: str = "") -> None:
-        """Raise RunError if too many workers have died.
-
-        Args:
-            pool_size: The number of workers that are wanted.
-            workers: The number of workers that are running.
-            cause: The reason of the last death, for the message.
-        """
-        if self.loading >= _MAX_FAILED_STARTS * max(1, pool_size):
-            raise RunError(
-                f"worker processes die while they load the model (out of memory?){cause}"
-            )
-        if self.with_units >= _MAX_DEATHS_WITHOUT_COMMIT + workers:
-            raise RunError(f"worker processes keep dying and no unit is committed{cause}")
-
-
-@dataclass(eq=False)
-class Assignment:
-    """A unit in flight on a worker."""
-
-    unit: Unit
-    block: UnitBlock | None = None  # its documents, if they were read ahead
-    since: float = field(default_factory=time.monotonic)
-    progress: Progress = field(default_factory=Progress)  # as last reported
-    reported: float = 0.0  # when it was reported
-    cancelled: float = -math.inf  # when it was last cancelled
-
-    @property
-    def is_cancelled(self) -> bool:
-        """Whether the unit may still be handed back.
-
-        A worker that has not received the unit yet ignores the cancellation.
-        """
-        return time.monotonic() - self.cancelled < _CANCEL_SECONDS
-
-    def seconds_left(self, typical: float) -> float:
-        """Estimate the seconds until the unit ends.
-
-        Args:
-            typical: Seconds that a unit takes, for a unit without progress.
-        """
-        if self.progress.seconds_left is not None:
-            return max(0.0, self.reported + self.progress.seconds_left - time.monotonic())
-        return max(0.0, self.since + typical - time.monotonic())
-
-
-@dataclass(eq=False)
-class WorkerHandle:
-    """A decode worker as the scheduler sees it."""
-
-    actor: Any
-    starting: Any = None  # reference to the answer of hello() while the worker loads its model
-    node: str = ""
-    # Units in flight by the reference to their result, oldest first.
-    assignments: dict[Any, Assignment] = field(default_factory=dict)
-    idle_since: float = 0.0
-    draining: bool = False  # whether its node is draining
-    retiring: bool = False  # whether it ends with its units in flight, because fewer are wanted
-    depth: int = 1  # units that it may have in flight
-    # Since when it has had nothing to do because no unit was read yet.
-    starved_since: float | None = None
-    reading_seconds: float = 0.0  # that its engine had waited for units it read itself
-    _report: Any = None  # reference to the progress that was requested
-
-    @property
-    def ready(self) -> bool:
-        """Whether the worker has loaded its model."""
-        return self.starting is None
-
-    @property
-    def takes_units(self) -> bool:
-        """Whether the worker may get more units."""
-        return self.ready and not self.draining and not self.retiring
-
-    def starved_seconds(self) -> float | None:
-        """Return for how long it has had nothing to do; None if it has a unit."""
-        if self.assignments:
-            return None
-        if self.starved_since is None:
-            return 0.0
-        return time.monotonic() - self.starved_since
-
-    def cancel(self, assignment: Assignment, only_waiting: bool) -> None:
-        """Ask the worker to hand a unit back.
-
-        Args:
-            assignment: The unit in flight.
-            only_waiting: Leave the unit alone if some of it has begun.
-        """
-        if not assignment.is_cancelled:
-            assignment.cancelled = time.monotonic()
-            self.actor.cancel.remote(assignment.unit.id, only_waiting)
-
-    def poll(self) -> None:
-        """Take the progress that was requested, if it has arrived, and request it again."""
-        if self._report is not None:
-            if not ray.wait([self._report], timeout=0)[0]:
-                return
-            # If the worker has died, the results of its units will show it.
-            with contextlib.suppress(ray.exceptions.RayError):
-                progress: dict[str, Progress] = ray.get(self._report)
-                for assignment in self.assignments.values():
-                    if assignment.unit.id in progress:
-                        assignment.progress = progress[assignment.unit.id]
-                        assignment.reported = time.monotonic()
-        self._report = self.actor.progress.remote() if self.assignments else None
 
 
 class WorkerPool:
@@ -212,8 +90,6 @@ class WorkerPool:
         self._max_workers = cluster.max_workers  # as many as have a GPU that is not faulty
         # Units that were in flight and are not committed.
         self._returned: deque[StreamedUnit] = deque()
-        # Ids of units that a worker may have begun, in this session or in an earlier one.
-        self._attempted: set[str] = set()
         # Workers that pin a faulty GPU so that nothing else is scheduled on it.
         self._pinning: list[WorkerHandle] = []
         self._source: Iterator[Unit] = iter(())
@@ -223,12 +99,12 @@ class WorkerPool:
         self.reading = ReadingRecord()
         self._exhausted = False  # whether the source has no more units
         self._remaining = 0  # units that have not ended
-        self._deaths = Deaths()
+        self._deaths = WorkerDeaths(spec, say)
         self._shown_waits = {""}  # what workers wait for, as shown to the user
         self._polled = 0.0
         self._unit_seconds = 0.0  # moving average of the seconds that a unit takes
 
-    def run(self, units: Iterable[Unit], done: Set[str], count: int) -> Generator[Ended | Tick]:
+    def run(self, units: Iterable[Unit], done: Set[str], count: int) -> Generator[UnitEnded | Tick]:
         """Run units until all have ended.
 
         Args:
@@ -237,7 +113,7 @@ class WorkerPool:
             count: The number of units that are not.
 
         Yields:
-            `Ended` for each unit, and `Tick` for progress.
+            `UnitEnded` for each unit, and `Tick` for progress.
 
         Raises:
             RunError: If no worker can start, or if too many die.
@@ -245,7 +121,7 @@ class WorkerPool:
         self._source = (unit for unit in units if unit.id not in done)
         self._remaining = count
         self._exhausted = False
-        self._attempted |= retry_policy.attempted(self.spec.output)
+        self._deaths.attempted |= retry_policy.attempted(self.spec.output)
         if self.cluster.readers != 0:
             self._stream = DocumentStream(
                 posixpath.basename(self.spec.output),
@@ -261,7 +137,7 @@ class WorkerPool:
                 self._stream.close()
                 self._stream = None
 
-    def _run(self) -> Iterator[Ended | Tick]:
+    def _run(self) -> Iterator[UnitEnded | Tick]:
         while True:
             self._watch_nodes()
             self._retire()
@@ -379,7 +255,7 @@ class WorkerPool:
             streamed.unit,
             block=streamed.block,
             starved=starved,
-            again=streamed.unit.id in self._attempted,
+            again=streamed.unit.id in self._deaths.attempted,
         )
         worker.assignments[reference] = Assignment(streamed.unit, streamed.block)
 
@@ -484,7 +360,7 @@ class WorkerPool:
                 if needed > seconds_left - _COMMIT_MARGIN:
                     worker.cancel(assignment, only_waiting=False)
 
-    def _wait(self) -> Iterator[Ended]:
+    def _wait(self) -> Iterator[UnitEnded]:
         """Wait a moment for results, and yield the units that have ended."""
         owners: dict[Any, WorkerHandle] = {}
         for worker in self.workers:
@@ -510,7 +386,7 @@ class WorkerPool:
             for worker in self.workers:
                 worker.poll()
 
-    def _take(self, worker: WorkerHandle, reference: Any) -> Iterator[Ended]:
+    def _take(self, worker: WorkerHandle, reference: Any) -> Iterator[UnitEnded]:
         """Take a result of a worker, which is that of a unit or of its start."""
         try:
             result = ray.get(reference)
@@ -527,7 +403,7 @@ class WorkerPool:
             worker.node, faulty_gpu = result
             if faulty_gpu is not None:
                 self._pin(worker, faulty_gpu)
-            self._deaths.loading = 0
+            self._deaths.while_loading = 0
         else:
             assignment = worker.assignments.pop(reference)
             self._adapt_depth(worker, assignment, result)
@@ -543,7 +419,7 @@ class WorkerPool:
         if waited > _MAX_WAITING_SHARE * seconds:
             worker.depth = min(worker.depth + 1, self.cluster.max_units_in_flight)
 
-    def _ended(self, assignment: Assignment, result: UnitResult) -> Iterator[Ended]:
+    def _ended(self, assignment: Assignment, result: UnitResult) -> Iterator[UnitEnded]:
         if result.fatal:
             raise RunError(result.error)
         if result.handed_back:
@@ -554,50 +430,13 @@ class WorkerPool:
         if result.error is None:
             seconds = time.monotonic() - assignment.since
             self._unit_seconds += 0.2 * (seconds - self._unit_seconds)
-            self._deaths.with_units = 0
+            self._deaths.since_commit = 0
         self._remaining -= 1
-        yield Ended(assignment.unit, result)
+        yield UnitEnded(assignment.unit, result)
 
     def _lost(self, worker: WorkerHandle, error: Exception) -> None:
-        """Reassign the units of a worker that died.
-
-        The next worker reads on storage whether a unit is to blame (UnitLog).
-        """
+        """Reassign the units of a worker that died."""
         self._end(worker)  # the process may only be out of reach
         for assignment in reversed(worker.assignments.values()):
             self._returned.appendleft(StreamedUnit(assignment.unit, assignment.block))
-        units = [assignment.unit for assignment in worker.assignments.values()]
-        self._attempted.update(unit.id for unit in units)
-        preempted = worker.draining or getattr(error, "preempted", False)
-        node_lost = preempted or (worker.node and not is_alive(worker.node))
-        if node_lost:
-            name = f"Node {worker.node[:8]}" if worker.node else "A node"
-            self.say(f"{name} was lost; its units will be processed elsewhere.")
-        elif units:
-            self._record_death(worker, units)
-            self._deaths.with_units += 1
-            cause = ""
-            if "low on memory" in str(error):
-                cause = " because the machine ran out of memory"
-            self.say(f"A worker process died{cause}; its units will be retried.")
-        if not worker.ready and not node_lost:
-            self._deaths.loading += 1
-        self._deaths.check(self.wanted, len(self.workers), f": {self._cause(error, units)}")
-
-    def _record_death(self, worker: WorkerHandle, units: list[Unit]) -> None:
-        """Record on storage that a worker died with its units in flight."""
-        log = UnitLog(self.spec.output, self.spec.session, worker.node, _DEAD_PROCESS, is_alive)
-        # If storage does not answer, this death of the units is not counted.
-        with contextlib.suppress(OSError):
-            for unit in units:
-                log.died(unit.id)
-
-    def _cause(self, error: Exception, units: list[Unit]) -> str:
-        """Describe why a worker died: Ray's last line, and what the worker wrote before."""
-        lines = str(error).strip().splitlines() or [type(error).__name__]
-        cause = lines[-1].strip()
-        for name in [unit.id for unit in units] or [retry_policy.START]:
-            reason = retry_policy.failure_reason(self.spec.output, name)
-            if reason:
-                return f"{cause}\nthe last error of a worker ({name}): {reason.strip()}"
-        return cause
+        self._deaths.take(worker, error, self.wanted, len(self.workers))

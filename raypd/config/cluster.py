@@ -26,10 +26,13 @@ class ClusterConfig(Section, use_attribute_docstrings=True):
         description="Address of the Ray cluster; null: RAY_ADDRESS, then a running cluster, then a "
         "local one",
     )
-    min_workers: int = Field(
-        1, ge=0, description="Workers with which a run begins; 0: wait for an autoscaler"
+    min_workers: int = Field(1, ge=0)
+    """The fewest workers: idle workers above this number are released, and with cost.deadline a run
+    begins with this many (at least one)
+    """
+    max_workers: int = Field(
+        1, ge=1, description="Maximum number of workers, which a run requests at its start"
     )
-    max_workers: int = Field(1, ge=1, description="The most workers of a run")
     cpus_per_worker: float | None = Field(
         None,
         gt=0,
@@ -39,20 +42,20 @@ class ClusterConfig(Section, use_attribute_docstrings=True):
         None, ge=0, description="GPUs of a worker; null: 1 if the cluster has GPUs, otherwise 0"
     )
     unit_documents: int = Field(256, ge=1)
-    """The most documents of a unit, which is committed as a whole (JSON Lines: about as many)"""
+    """Maximum documents of a unit, which is committed as a whole (JSON Lines: about this many)"""
     unit_bytes: int = Field(
-        64 << 20, ge=1, description="The most bytes of a unit; it counts if documents are large"
+        64 << 20, ge=1, description="Maximum bytes of a unit, for large documents"
     )
     max_failed_share: float = Field(1.0, ge=0, le=1)
     """A run ends early if a larger share of its documents has failed, counted from the hundredth
     document on; 1.0: only if all have failed
     """
     readers: Literal["auto"] | Annotated[int, Field(ge=0)] = "auto"
-    """The most tasks that read and parse input ahead of the workers; auto: one for each CPU that
+    """Maximum tasks that read and parse input ahead of the workers; auto: one for each CPU that
     workers leave free; 0: workers read their input themselves
     """
     read_ahead_mb: int = Field(
-        256, ge=1, description="The most megabytes of documents that are read ahead per worker"
+        256, ge=1, description="Maximum megabytes of documents that are read ahead per worker"
     )
     units_in_flight: Literal["auto"] | Annotated[int, Field(ge=1)] = "auto"
     """Units that a worker processes at the same time, so that its engine never runs empty; auto: 2,
@@ -79,7 +82,7 @@ class ClusterConfig(Section, use_attribute_docstrings=True):
 def _prices_fit(prices: dict[str, float]) -> dict[str, float]:
     for key in prices:
         if "/" in key and key.rpartition("/")[2] not in ("spot", "on-demand"):
-            raise ValueError(f"{key}: after the slash stands a market, spot or on-demand")
+            raise ValueError(f"{key}: after the slash comes a market, spot or on-demand")
     return prices
 
 
@@ -92,12 +95,12 @@ def _hosted_prices_fit(prices: dict[str, list[float]]) -> dict[str, list[float]]
     return prices
 
 
-def _is_a_time(given: Any) -> Any:
+def _is_a_time(deadline: Any) -> Any:
     """YAML reads 2026-11-30 as a date."""
-    given = given.isoformat() if isinstance(given, date) else given
-    if isinstance(given, str):
-        deadline_at(given, 0.0)
-    return given
+    deadline = deadline.isoformat() if isinstance(deadline, date) else deadline
+    if isinstance(deadline, str):
+        deadline_at(deadline, 0.0)
+    return deadline
 
 
 class CostConfig(Section, use_attribute_docstrings=True):
@@ -132,22 +135,28 @@ class CostConfig(Section, use_attribute_docstrings=True):
     """Market of nodes that do not report theirs; null: on-demand"""
 
 
-def deadline_at(given: str, now: float) -> float:
-    """The unix second of a time (local without a zone) or a duration from `now`.
+def deadline_at(deadline: str, now: float) -> float:
+    """Return the unix second of a time (local without a zone) or of a duration from `now`.
 
-    Raises ValueError: it is neither.
+    Args:
+        deadline: `cost.deadline`.
+        now: The unix second from which a duration counts.
+
+    Raises:
+        ValueError: It is neither a time nor a duration.
     """
-    given = given.strip()
-    if given and (match := _DURATION.fullmatch(given)):
-        return now + sum(
-            float(part or 0) * s
-            for part, s in zip(match.groups(), (86400, 3600, 60, 1), strict=True)
-        )
+    deadline = deadline.strip()
+    duration = _DURATION.fullmatch(deadline)
+    if deadline and duration is not None:
+        seconds = 0.0
+        for part, unit_seconds in zip(duration.groups(), (86400, 3600, 60, 1), strict=True):
+            seconds += float(part or 0) * unit_seconds
+        return now + seconds
     try:
-        return datetime.fromisoformat(given).timestamp()
+        return datetime.fromisoformat(deadline).timestamp()
     except ValueError:
         raise ValueError(
-            f"{given!r} is neither a time (2026-11-30T18:00) nor a duration (8h, 1h30m)"
+            f"{deadline!r} is neither a time (2026-11-30T18:00) nor a duration (8h, 1h30m)"
         ) from None
 
 

@@ -164,31 +164,32 @@ class InputConfig(Section, use_attribute_docstrings=True):
         if self.format in TABLES and not isinstance(self.path, str):
             raise ValueError(f"format {self.format}: the path is one table")
         if self.format not in TABLES and self.version is not None:
-            raise ValueError("version: of a table alone (format delta or iceberg)")
+            raise ValueError("version: only for a table (format delta or iceberg)")
         if self.reader is not None and self.format != "auto":
             raise ValueError("reader: reads files of any format; leave format at auto")
         return self
 
 
-def _plain_names(given: dict[str, str]) -> dict[str, str]:
-    for key, value in given.items():
+def _plain_names(partition: dict[str, str]) -> dict[str, str]:
+    for key, value in partition.items():
         if not re.fullmatch(r"[a-z][a-z0-9_]*", key):
-            advice = (
-                "and begins with a letter: readers of tables pass by folders whose names begin "
-                "with _"
+            advice = "because table readers skip folders whose names begin with _"
+            raise ValueError(
+                f"{key!r}: use only a-z, 0-9 and _, as Athena requires, and begin with a letter, "
+                f"{advice}"
             )
-            raise ValueError(f"{key!r}: a key is of a-z, 0-9 and _, as Athena wants it, {advice}")
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", value):
-            raise ValueError(f"{value!r}: a value is of letters, digits and . _ -")
-    return given
+            raise ValueError(f"{value!r}: use only letters, digits and . _ -")
+    return partition
 
 
-def _as_written(given: Any) -> Any:
+def _as_written(partition: Any) -> Any:
     """YAML reads 2026-11-21 as a date and 7 as a number."""
-    if not isinstance(given, dict):
-        return given
+    if not isinstance(partition, dict):
+        return partition
     return {
-        key: str(value) if isinstance(value, (int, date)) else value for key, value in given.items()
+        key: str(value) if isinstance(value, (int, date)) else value
+        for key, value in partition.items()
     }
 
 
@@ -214,8 +215,8 @@ class OutputConfig(Section, use_attribute_docstrings=True):
     units/date=2026-11-21/. It is the same for everything that one session writes
     """
     target_file_mb: int | None = Field(128, ge=1)
-    """Size of table files. At its end, a run whose units together hold as much is compacted: few
-    large files in table/ replace the units; null: only by `raypd compact`
+    """Size of table files. At its end, a run whose units together are at least as large is
+    compacted: few large files in table/ replace the units; null: only by `raypd compact`
     """
 
 

@@ -25,15 +25,15 @@ Keys = Annotated[dict[str, Any], AfterValidator(check_secrets)]
 class FakeConfig(Section):
     """What `model: fake` costs; it has no weights and makes up its answers."""
 
-    load_seconds: float = Field(2.0, ge=0, description="Seconds that a worker takes to start")
+    load_seconds: float = Field(0.0, ge=0, description="Seconds that a worker takes to start")
     step_seconds: float = Field(
         0.02, ge=0, description="Fixed seconds of a forward pass, whatever it computes"
     )
     prefill_tokens_per_second: float = Field(
-        20_000, gt=0, description="Tokens of prompts computed in a further second"
+        20_000, gt=0, description="Prompt tokens that a pass computes per additional second"
     )
     decode_tokens_per_second: float = Field(
-        10_000, gt=0, description="Tokens of answers computed in a further second"
+        10_000, gt=0, description="Answer tokens that a pass computes per additional second"
     )
     characters_per_token: float = Field(4.0, gt=0, description="Characters of a text per token")
     value_tokens: int = Field(
@@ -165,12 +165,12 @@ class DecodingConfig(Section, use_attribute_docstrings=True):
     """The decoding method and its limits."""
 
     method: Method = Field("hyper_parallel", json_schema_extra={"shown": "auto"})
-    """auto: the method that the weights or adapter were trained for, by the card beside them;
-    without a card guided for extraction, intra_prompt for question_answering, and autoregressive
-    for generation
+    """auto: the method that the weights or adapter were trained for, by the model card beside
+    them; without one, guided for extraction, intra_prompt for question_answering, and
+    autoregressive for generation
     """
     max_value_tokens: int = Field(30, ge=1)
-    """K_max: the most tokens of a value (HPD, guided), and the position gap (HPD)"""
+    """K_max: maximum tokens of a value (HPD, guided), and the position gap (HPD)"""
     stacked_documents: int = Field(6, ge=1)
     """J: documents of one category stacked in a prompt (HPD with isolate: none)"""
     isolate: Literal["none", "documents", "values"] = "documents"
@@ -178,12 +178,13 @@ class DecodingConfig(Section, use_attribute_docstrings=True):
     see each other; documents: no other document; values: no other value either
     """
     skeleton: Literal["keys", "slots"] = "keys"
-    """HPD: what stands between the values. keys: a JSON object, as in the paper; slots: the first
+    """HPD: what is between the values. keys: a JSON object, as in the paper; slots: the first
     tokens of each key that distinguish it from the others and a colon, texts without quotes,
-    documents without tags. slots is for weights trained with it, whose card makes it the default
+    documents without tags. slots is for weights that were trained with it; their model card
+    makes it the default
     """
     max_new_tokens: int = Field(512, ge=1)
-    """The most tokens of an answer, all threads together (generation, autoregressive extraction)"""
+    """Maximum tokens of an answer, over all threads (generation, autoregressive extraction)"""
     options: Annotated[dict[str, Any], OptionsOf(METHOD_OPTIONS, chosen_by="method")] = Field({})
     """Options of this method only, such as {mask_tokens: 3} of space"""
     sampling: SamplingConfig = SamplingConfig()
@@ -248,11 +249,11 @@ class EngineConfig(Section, use_attribute_docstrings=True):
     """
     max_num_seqs: int | Literal["auto"] = Field(
         "auto",
-        description="b: the most prompts in decoding at once; auto: as many as fill a pass and fit "
-        f"the cache, at most {MOST_SEQS}",
+        description="b: maximum prompts that decode at the same time; auto: as many as fill a pass "
+        f"and fit the cache, at most {MOST_SEQS}",
     )
     max_num_batched_tokens: int | Literal["auto"] = "auto"
-    """The most tokens of a forward pass; longer prompts are computed in chunks; auto: 8192 on a
+    """Maximum tokens of a forward pass; longer prompts are computed in chunks; auto: 8192 on a
     GPU, otherwise 2048
     """
     cache_tokens: int | None = Field(None, ge=256)

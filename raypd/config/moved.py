@@ -46,23 +46,24 @@ MOVED = {
 # Keys that are gone, and what to use instead.
 REMOVED = {
     "cluster.executor": (
-        "this key is gone, because a pool of workers is the only executor: use cluster.readers, "
-        "the number of tasks in which Ray Data reads the input ahead of the pool"
+        "this key was removed, because a pool of workers is the only executor: use "
+        "cluster.readers, the number of tasks in which Ray Data reads the input ahead of the pool"
     ),
     "training.batch_tokens": (
-        "this key is gone: a pass has at most 4,096 tokens, or one longer example; set "
+        "this key was removed: a pass has at most 4,096 tokens, or one longer example; set "
         "training.batch_size to make passes smaller"
     ),
-    "cost.watts_per_gpu": "this key is gone, because the energy of a bill is what NVML counts",
+    "cost.watts_per_gpu": "this key was removed, because the energy of a bill is what NVML counts",
     "cost.co2e_grams_per_kwh": (
-        "this key is gone, because the energy of a bill is what NVML counts; multiply it yourself"
+        "this key was removed, because the energy of a bill is what NVML counts; multiply it "
+        "yourself"
     ),
     "cost.bill_head": (
-        "this key is gone, because the head node costs money like any other: to leave it out, give "
-        "its instance type the price 0 in cost.prices"
+        "this key was removed, because the head node costs money like any other: to leave it out, "
+        "give its instance type the price 0 in cost.prices"
     ),
     "cost.reserve_seconds": (
-        "this key is gone: the price of 10 seconds of all nodes is kept of the budget; change "
+        "this key was removed: the price of 10 seconds of all nodes is always reserved; change "
         "cost.budget_usd instead"
     ),
 }

@@ -77,10 +77,10 @@ class OptionsOf:
 
     def _unknown(self, name: str, choice: str) -> str:
         """Say what an unknown option could have been meant to be."""
-        known = list(self.sections[choice].model_fields)
-        hint = did_you_mean(name, known)
-        if not hint and known:
-            hint = f"choose from {', '.join(known)}"
+        names = list(self.sections[choice].model_fields)
+        hint = did_you_mean(name, names)
+        if not hint and names:
+            hint = f"choose from {', '.join(names)}"
         if not self.chosen_by:
             return f"unknown option; {hint}"
         owners = [owner for owner, section in self.sections.items() if name in section.model_fields]

@@ -106,7 +106,7 @@ class RunConfig(Section):
         kind = self.task.kind
         if method not in METHODS[kind]:
             raise ValueError(
-                f"decoding.method {method} does not do {kind}; choose from "
+                f"decoding.method {method} does not support {kind}; choose from "
                 f"{', '.join(METHODS[kind])}"
             )
         if REGISTRY[method].heads and self.decoding.heads is None:
@@ -133,7 +133,7 @@ class RunConfig(Section):
         for name in self.input.html_columns:
             if name not in texts:
                 raise ValueError(
-                    f"input.html_columns: {name!r} is none of the columns of text "
+                    f"input.html_columns: {name!r} is not one of the text columns "
                     f"({', '.join(texts)})"
                 )
 
@@ -152,8 +152,7 @@ class RunConfig(Section):
     def _check_cascade(self) -> None:
         if not isinstance(self.task, ExtractionConfig):
             raise ValueError(
-                "cascade: a second model answers for the first in an extraction, not in "
-                f"{self.task.kind}"
+                f"cascade: only an extraction can have a second model, not {self.task.kind}"
             )
         try:
             self.second_model()
@@ -187,7 +186,7 @@ class RunConfig(Section):
     def _check_vllm(self, method: str) -> None:
         if method not in VLLM_METHODS:
             advice = f"set decoding.method to {' or '.join(VLLM_METHODS)}, or engine.kind: raypd"
-            raise ValueError(f"engine.kind vllm does not decode {method}: {advice}")
+            raise ValueError(f"engine.kind vllm does not support {method}: {advice}")
         for key, value in _VLLM_ONLY.items():
             section, _, name = key.partition(".")
             if getattr(getattr(self, section), name) != value:
@@ -364,7 +363,7 @@ def _columns_differ(task: ExtractionConfig) -> None:
 
 def _columns_of(attribute: Attribute) -> dict[str, str]:
     """What an attribute's columns hold, by their names in lower case."""
-    path = [name.casefold() for name in attribute.place]
+    path = [name.casefold() for name in attribute.key_path]
     columns = {}
     for end in range(1, len(path)):
         columns[".".join(path[:end])] = "object"

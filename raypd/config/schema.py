@@ -88,7 +88,7 @@ def categories_of(schema: str | Tree, folder: Path) -> Tree:
     except (_Refused, OverflowError, ValueError) as error:
         raise ConfigError(f"task.schema: {error}") from None
     if not flat.attributes:
-        raise ConfigError("task.schema: $: it has no properties: name what is to be extracted")
+        raise ConfigError("task.schema: $: it has no properties: name what to extract")
     category: Tree = {"attributes": [a.model_dump(exclude_defaults=True) for a in flat.attributes]}
     if tree.get("description"):
         category["description"] = _description(tree)
@@ -163,7 +163,7 @@ def _imported(target: str, folder: Path) -> Any:
     module, _, name = target.partition(":")
     if not module or not name:
         raise ConfigError(
-            f"task.schema: {target!r} is no file (.json, .yaml), and no pydantic model "
+            f"task.schema: {target!r} is neither a file (.json, .yaml) nor a pydantic model "
             "(module:Class)"
         )
     try:
@@ -242,7 +242,7 @@ class _Flattened:
         self.properties += len(properties)
         if self.properties > MOST_PROPERTIES:
             raise _Refused(
-                f"{json_path}: with what it refers to the schema has more than "
+                f"{json_path}: including what it refers to, the schema has more than "
                 f"{MOST_PROPERTIES:,} properties"
             )
         required = schema.get("required", [])
@@ -363,7 +363,7 @@ class _Flattened:
     ) -> tuple[Tree, bool, tuple[str, ...]]:
         """As `_resolved`; the result may still have several types and any keyword."""
         if depth > DEEPEST:
-            raise _Refused(f"{json_path}: schemas in schemas, more than {DEEPEST} deep")
+            raise _Refused(f"{json_path}: schemas are nested more than {DEEPEST} deep")
         _check_types(schema, json_path)
         flat = {key: value for key, value in schema.items() if key not in _COMBINING}
         flat, nullable = _without_null(flat)
@@ -371,7 +371,7 @@ class _Flattened:
             ref = schema["$ref"]
             if ref in references:
                 raise _Refused(
-                    f"{json_path}: {ref} holds itself: a schema without an end cannot be decoded "
+                    f"{json_path}: {ref} contains itself: a recursive schema cannot be decoded "
                     "in slots"
                 )
             references = (*references, ref)
@@ -399,13 +399,13 @@ class _Flattened:
         self, options: list[Any], json_path: str, references: tuple[str, ...], depth: int
     ) -> tuple[Tree, bool, tuple[str, ...]]:
         """The one schema that stands for the options of anyOf or oneOf."""
-        left = [option for option in options if not _is_null(option)]
-        nullable = len(left) < len(options)
+        non_null = [option for option in options if not _is_null(option)]
+        nullable = len(non_null) < len(options)
         # A message about a single option names the property: null beside it is no choice.
-        option_path = json_path.rpartition(".")[0] if len(left) == 1 else json_path
+        option_path = json_path.rpartition(".")[0] if len(non_null) == 1 else json_path
         flat = []
         all_references = references
-        for option in left:
+        for option in non_null:
             inner, is_null, inner_references = self._flat(option, option_path, references, depth)
             flat.append(inner)
             nullable |= is_null
@@ -611,14 +611,14 @@ def _keys_of_values(values: list[Any], json_path: str) -> Tree:
         raise _Refused(f"{json_path}.enum: its other keywords permit none of the values")
     if len(values) > _MAX_VALUES:
         raise _Refused(
-            f"{json_path}.enum: {len(values)} values; {_MAX_VALUES} at most are ready in a few "
-            "seconds"
+            f"{json_path}.enum: {len(values)} values; at most {_MAX_VALUES} can be compiled in "
+            "a few seconds"
         )
     for value_type in reversed(TYPES.values()):
         keys = value_type.from_values(values)
         if keys is not None:
             return keys
     raise _Refused(
-        f"{json_path}.enum: values other than texts, or numbers, cannot be decoded as an enum; "
+        f"{json_path}.enum: values other than texts or numbers cannot be decoded as an enum; "
         "quote them"
     )

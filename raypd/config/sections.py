@@ -58,8 +58,8 @@ def drop_options(tree: dict[str, Any], method: str) -> None:
 
 def _known_options(options: dict[str, Any], method: str) -> dict[str, Any]:
     """Return the options that a decoding method has."""
-    known = METHOD_OPTIONS.get(method, Section).model_fields
-    return {name: value for name, value in options.items() if name in known}
+    fields = METHOD_OPTIONS.get(method, Section).model_fields
+    return {name: value for name, value in options.items() if name in fields}
 
 
 def with_current_keys(recorded: dict[str, Any]) -> dict[str, Any]:

@@ -187,7 +187,7 @@ class QuestionAnsweringConfig(TaskSection, use_attribute_docstrings=True):
         True, description="Tell the model to answer null if the context does not state the answer"
     )
     max_answer_tokens: int = Field(
-        32, ge=1, description="The most tokens of an answer; the letter of a choice takes one"
+        32, ge=1, description="Maximum tokens of an answer; the letter of a choice takes one"
     )
     long_documents: Literal["head", "reject"] = "head"
     """What happens to a context that is too long for the model. head: its beginning is read;

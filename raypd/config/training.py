@@ -97,7 +97,7 @@ class TrainingConfig(Section, use_attribute_docstrings=True):
     """Learning rates to try; the weights with the lowest validation loss are kept"""
     epochs: float = Field(3.0, gt=0, description="Passes over the documents")
     batch_size: int = Field(8, ge=1)
-    """The most examples of a pass of one worker; all have the same instruction, or none"""
+    """Maximum examples in a pass of one worker; all have the same instruction, or none"""
     trainer: Keys = Field({})
     """Fields of transformers' TrainingArguments that replace raypd's, such as {warmup_steps: 0.1,
     weight_decay: 0.01, gradient_accumulation_steps: 4}; docs/training.md has the defaults
@@ -112,9 +112,9 @@ class TrainingConfig(Section, use_attribute_docstrings=True):
     sharding: Literal["none", "fsdp"] = "none"
     """fsdp: split the weights and the optimizer over the workers, if one GPU cannot hold them"""
     mask_groups: int = Field(1, ge=1)
-    """space: places of an answer that are masked in one example. 1, as in the paper: half of the
-    examples have no masks, the others are cut behind their masks; more: the text with all these
-    masks beside it
+    """space: number of places at which the answer of an example is masked. 1, as in the paper: half
+    of the examples have no masks, and the others end after their masks; more: the whole text, with
+    all of these masks beside it
     """
     max_skipped_share: float = Field(0.1, ge=0, le=1)
     """Limit of the share of documents, or of labels, that cannot be used; above it nothing is
@@ -130,7 +130,7 @@ class TrainingConfig(Section, use_attribute_docstrings=True):
 
 def _shares(shares: list[float]) -> list[float]:
     if not all(0 < share < 1 for share in shares):
-        raise ValueError(f"{shares}: shares of the training part lie between 0 and 1")
+        raise ValueError(f"{shares}: shares of the training part must be between 0 and 1")
     return sorted(set(shares))
 
 
@@ -138,11 +138,9 @@ def _named_and_known(candidates: dict[str, dict[str, Any]]) -> dict[str, dict[st
     check_secrets(candidates)
     for name, keys in candidates.items():
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
-            raise ValueError(f"{name!r}: a name is of letters, digits and . _ -")
+            raise ValueError(f"{name!r}: use only letters, digits and . _ -")
         if name == "teacher":
-            raise ValueError(
-                "'teacher' is the name of what fit.teacher is: give the candidate another"
-            )
+            raise ValueError("'teacher' is the name of the model in fit.teacher: choose another")
         for key in keys:
             if key.partition(".")[0] not in _SECTIONS or "." not in key:
                 raise ValueError(

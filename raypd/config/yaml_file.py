@@ -61,7 +61,8 @@ def _compose(text: str) -> Node | None:
 
     if node is not None and size(node) > _MOST_ALIASED + 10 * len(sizes):
         raise MarkedYAMLError(
-            problem="its aliases (*name) stand for more than they may", problem_mark=node.start_mark
+            problem="its aliases (*name) expand to more than is allowed",
+            problem_mark=node.start_mark,
         )
     return node
 
@@ -120,20 +121,20 @@ class YamlFile:
             )
         return source
 
-    def _number(self, node: Node | None, place: tuple[str | int, ...]) -> None:
+    def _number(self, node: Node | None, key_path: tuple[str | int, ...]) -> None:
         if isinstance(node, MappingNode):
             for key, value in node.value:
                 where = f"{self.path}:{key.start_mark.line + 1}"
                 if isinstance(key, CollectionNode):
                     raise ConfigError(f"{where}: a key is a word, not a list or a mapping")
-                if (*place, key.value) in self.lines:
+                if (*key_path, key.value) in self.lines:
                     raise ConfigError(f"{where}: the key {key.value!r} occurs twice")
-                self.lines[(*place, key.value)] = key.start_mark.line + 1
-                self._number(value, (*place, key.value))
+                self.lines[(*key_path, key.value)] = key.start_mark.line + 1
+                self._number(value, (*key_path, key.value))
         elif isinstance(node, SequenceNode):
             for i, value in enumerate(node.value):
-                self.lines[(*place, i)] = value.start_mark.line + 1
-                self._number(value, (*place, i))
+                self.lines[(*key_path, i)] = value.start_mark.line + 1
+                self._number(value, (*key_path, i))
 
     def where(self, key: tuple[str | int, ...]) -> str:
         """Return where a key was set; "" if that is not known.

@@ -29,7 +29,7 @@ _COLUMNS = ["row", "status", "error", "sample", "text", "finish_reason", "tokens
 _NAME_DIGITS = 24
 
 
-class _Answer(NamedTuple):
+class _AnsweredRequest(NamedTuple):
     """The committed rows of one request."""
 
     offset: int  # of the request's line
@@ -57,8 +57,8 @@ def check(config: RunConfig) -> None:
         first = line_of_id.setdefault(custom_id, line.number)
         if first != line.number:
             raise InputError(
-                f"{config.input.path}:{line.number}: custom_id {one_line(custom_id, 80)!r} stands "
-                f"on line {first} already; give each request its own"
+                f"{config.input.path}:{line.number}: custom_id {one_line(custom_id, 80)!r} "
+                f"also occurs on line {first}; give each request its own"
             )
 
 
@@ -83,8 +83,8 @@ def write(config: RunConfig, output: str) -> tuple[int, int]:
         answer = next(answers, None)
         if answer is None or answer.offset != line.offset:
             raise RunError(
-                f"{config.input.path}:{line.number}: {output} has no rows of it; was the file "
-                "changed?"
+                f"{config.input.path}:{line.number}: {output} has no rows for this "
+                "request; was the file changed?"
             )
         digest = hashlib.sha256(f"{config.fingerprint()}/{line.offset}".encode()).hexdigest()
         name = digest[:_NAME_DIGITS]
@@ -134,7 +134,7 @@ def _object_of(line: Line) -> dict[str, Any] | None:
     return fields if isinstance(fields, dict) else None
 
 
-def _answers(output: str) -> Iterator[_Answer]:
+def _answers(output: str) -> Iterator[_AnsweredRequest]:
     """Yield the committed rows of every request, in the order of the input."""
     units: list[dict[str, Any]] = []
     for table in summaries.read(CommittedUnits(output)):
@@ -144,17 +144,19 @@ def _answers(output: str) -> Iterator[_Answer]:
     tables = unit_rows.of_paths(paths, _COLUMNS)
     for unit, table in zip(units, tables, strict=True):
         for offset, rows in groupby(table.to_pylist(), key=itemgetter("row")):
-            yield _Answer(offset, int(unit["committed_at"]), list(rows))
+            yield _AnsweredRequest(offset, int(unit["committed_at"]), list(rows))
 
 
-def _first_error(answer: _Answer) -> str | None:
+def _first_error(answer: _AnsweredRequest) -> str | None:
     for row in answer.rows:
         if row["status"] != "ok":
             return str(row["error"])
     return None
 
 
-def _completion(config: RunConfig, name: str, answer: _Answer, model: str) -> dict[str, Any]:
+def _completion(
+    config: RunConfig, name: str, answer: _AnsweredRequest, model: str
+) -> dict[str, Any]:
     """Return a chat.completion.
 
     Args:

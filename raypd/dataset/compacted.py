@@ -295,7 +295,7 @@ class CompactedTable:
         except (pa.ArrowException, OSError) as error:
             outage = storage.outage(error, path)
             if outage is not None:
-                raise RunError(f"{outage}; the same command resumes") from None
+                raise RunError(f"{outage}; run the same command again to resume") from None
             raise Damaged(
                 f"{path}: damaged, not a whole table file of raypd ({error}); delete it, and the "
                 "same command of the run processes its documents again"
@@ -349,7 +349,7 @@ def read_unit_rows(path: str, columns: Sequence[str] | None = None) -> pa.Table:
     except (pa.ArrowException, OSError) as error:
         outage = storage.outage(error, path)
         if outage is not None:
-            raise RunError(f"{outage}; the same command resumes") from None
+            raise RunError(f"{outage}; run the same command again to resume") from None
         raise Damaged(
             f"{path}: damaged ({error}); delete the table file with the same number below "
             f"{layout.TABLE}, and the same command of the run processes its documents again"
@@ -389,9 +389,9 @@ def table_of(output: str) -> CompactedTable | None:
     folder = storage.join(output, layout.TABLE, compaction.id)
     present = frozenset(item.name for item in storage.walk(folder))
     with _tables_lock:
-        known = _tables.get(output)
-        if known is not None and known[0] == data and known[1].present == present:
-            return known[1]
+        cached = _tables.get(output)
+        if cached is not None and cached[0] == data and cached[1].present == present:
+            return cached[1]
         table = CompactedTable(output, compaction, present)
         _tables[output] = (data, table)
         return table
@@ -411,8 +411,8 @@ def holding(path: str, refresh: bool = False) -> tuple[CompactedTable, Any] | No
     output, separator, name = path.rpartition(f"/{layout.UNITS}/")
     if not separator:
         return None
-    known = _tables.get(output)
-    table = known[1] if known is not None else None
+    cached = _tables.get(output)
+    table = cached[1] if cached is not None else None
     if refresh:
         table = table_of(output)
     if table is None:

@@ -54,7 +54,7 @@ _LOOSE = np.dtype([("id", "u8"), ("version", "u8"), ("partition", "i4")])
 
 
 @dataclass(frozen=True)
-class Replacement:
+class NewRows:
     """New rows for some units, which a retry brings.
 
     Attributes:
@@ -67,7 +67,7 @@ class Replacement:
 
 
 @dataclass(frozen=True)
-class _Source:
+class _UnitSource:
     """Where the rows of a unit are now."""
 
     unit_id: str
@@ -83,7 +83,7 @@ class _Source:
         return f"{prefix}{self.unit_id}.parquet"
 
 
-class _Sources:
+class _UnitSources:
     """All committed units of a run, in the order of its plan: 24 bytes of memory for each."""
 
     def __init__(self, output: str, table: CompactedTable | None) -> None:
@@ -113,7 +113,7 @@ class _Sources:
         """The number of units that have objects of their own."""
         return len(self._loose)
 
-    def _find(self, unit: Unit) -> _Source | None:
+    def _find(self, unit: Unit) -> _UnitSource | None:
         """Return where the rows of a unit are; None if it is not committed."""
         value = digest(unit.id)
         if self.table is not None:
@@ -121,15 +121,15 @@ class _Sources:
             if location is not None:
                 partition = self._file_partitions[location["file"]]
                 version = self.table.version_of(value) or 0
-                return _Source(unit.id, value, version, partition, location)
+                return _UnitSource(unit.id, value, version, partition, location)
         position = int(np.searchsorted(self._loose["id"], np.uint64(value)))
         if position == len(self._loose) or int(self._loose["id"][position]) != value:
             return None
         row = self._loose[position]
         partition = self._loose_partitions[row["partition"]]
-        return _Source(unit.id, value, int(row["version"]), partition)
+        return _UnitSource(unit.id, value, int(row["version"]), partition)
 
-    def in_order(self, plan: Iterable[Unit]) -> Iterator[_Source]:
+    def in_order(self, plan: Iterable[Unit]) -> Iterator[_UnitSource]:
         """Yield the units of each partition, in the order of the plan."""
         for partition in self.partitions:
             for unit in plan:
@@ -142,7 +142,7 @@ class _Sources:
 class _UnitJob:
     """A unit whose rows are to be written."""
 
-    source: _Source
+    source: _UnitSource
 
 
 @dataclass(frozen=True)
@@ -219,7 +219,7 @@ def after_run(config: RunConfig, output: str, plan: Plan, committed: CommittedUn
 
     Raises:
         RunError: The run is complete, but could not be compacted.
-        Interrupted: At SIGINT or SIGTERM; the same command resumes.
+        Interrupted: At SIGINT or SIGTERM. The same command resumes.
     """
     if not _is_due(config, committed):
         return
@@ -229,7 +229,8 @@ def after_run(config: RunConfig, output: str, plan: Plan, committed: CommittedUn
             result = compact(output, _current_plan(config, output, plan), target_mb)
     except KeyboardInterrupt:
         raise Interrupted(
-            "interrupted: the run is complete, and was not compacted yet; the same command resumes"
+            "interrupted: the run is complete, and was not compacted yet; run the same command "
+            "again to resume"
         ) from None
     except (RunError, OSError) as error:
         raise RunError(
@@ -273,7 +274,7 @@ def compact_run(config: RunConfig, output: str) -> Compacted:
     Raises:
         ConfigError: The folder is a part of nightly runs or of a retry, or no unit is committed.
         RunError: Another session works on the run, or it could not be compacted.
-        Interrupted: At SIGINT or SIGTERM; the same command resumes.
+        Interrupted: At SIGINT or SIGTERM. The same command resumes.
     """
     if layout.is_nightly(output) or storage.exists(storage.join(output, layout.NIGHT)):
         raise ConfigError(f"{output}: holds nightly runs, whose objects `raypd nightly` manages")
@@ -286,7 +287,7 @@ def compact_run(config: RunConfig, output: str) -> Compacted:
         with signals():
             return compact(output, _current_plan(config, output, stored(output)), target_mb)
     except KeyboardInterrupt:
-        raise Interrupted("interrupted; the same command resumes") from None
+        raise Interrupted("interrupted; run the same command again to resume") from None
 
 
 def compact(output: str, plan: Iterable[Unit], target_mb: int) -> Compacted:
@@ -305,7 +306,7 @@ def compact(output: str, plan: Iterable[Unit], target_mb: int) -> Compacted:
         for part in (layout.TABLE, layout.TABLE_UNITS):
             storage.clean_temporary(storage.join(output, part))
         table = compacted.table_of(output)
-        sources = _Sources(output, table)
+        sources = _UnitSources(output, table)
         loose = sources.loose
         if loose or table is None or len(table.present) < len(table.compaction.files):
             table = _replace_table(output, plan, sources, target_mb, None, lease)
@@ -313,7 +314,7 @@ def compact(output: str, plan: Iterable[Unit], target_mb: int) -> Compacted:
 
 
 def rewrite(
-    config: RunConfig, output: str, plan: Plan, replacement: Replacement, lease: RunLease
+    config: RunConfig, output: str, plan: Plan, replacement: NewRows, lease: RunLease
 ) -> None:
     """Replace the rows of some units of a run that was compacted.
 
@@ -325,16 +326,16 @@ def rewrite(
         lease: The lease on the run, which the caller holds.
     """
     target_mb = config.output.target_file_mb or DEFAULT_TARGET_MB
-    sources = _Sources(output, compacted.table_of(output))
+    sources = _UnitSources(output, compacted.table_of(output))
     settle(_replace_table(output, plan, sources, target_mb, replacement, lease))
 
 
 def _replace_table(
     output: str,
     plan: Iterable[Unit],
-    sources: _Sources,
+    sources: _UnitSources,
     target_mb: int,
-    replacement: Replacement | None,
+    replacement: NewRows | None,
     lease: RunLease,
 ) -> CompactedTable:
     """Write the table files of all committed units, and make them the commit."""
@@ -397,10 +398,10 @@ class _Writing:
     def __init__(
         self,
         output: str,
-        sources: _Sources,
+        sources: _UnitSources,
         compaction_id: str,
         target_bytes: int,
-        replacement: Replacement | None,
+        replacement: NewRows | None,
     ) -> None:
         self.units = 0
         self._output = output
@@ -488,7 +489,7 @@ class _Writing:
         sources.put_back(next_units)
         return None
 
-    def _unchanged(self, sources: "_Lookahead", first: _Source) -> _CopyJob | None:
+    def _unchanged(self, sources: "_Lookahead", first: _UnitSource) -> _CopyJob | None:
         """Take the next units if they are all units of a table file, which can be copied.
 
         Args:
@@ -543,19 +544,19 @@ class _Writing:
 class _Lookahead:
     """An iterator over units that can be put back."""
 
-    def __init__(self, sources: Iterator[_Source]) -> None:
+    def __init__(self, sources: Iterator[_UnitSource]) -> None:
         self._sources = sources
-        self._put_back: deque[_Source] = deque()
+        self._put_back: deque[_UnitSource] = deque()
 
-    def take(self, count: int) -> list[_Source]:
+    def take(self, count: int) -> list[_UnitSource]:
         """Return the next units, fewer at the end."""
-        taken: list[_Source] = []
-        while self._put_back and len(taken) < count:
-            taken.append(self._put_back.popleft())
-        taken += itertools.islice(self._sources, count - len(taken))
-        return taken
+        batch: list[_UnitSource] = []
+        while self._put_back and len(batch) < count:
+            batch.append(self._put_back.popleft())
+        batch += itertools.islice(self._sources, count - len(batch))
+        return batch
 
-    def put_back(self, sources: list[_Source]) -> None:
+    def put_back(self, sources: list[_UnitSource]) -> None:
         """Make units the next ones again."""
         self._put_back.extendleft(reversed(sources))
 

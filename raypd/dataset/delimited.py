@@ -43,7 +43,7 @@ class DelimitedRecord(NamedTuple):
 
 
 @dataclass
-class _Layout:
+class _Dialect:
     """How a file's bytes become records."""
 
     encoding: str
@@ -112,14 +112,14 @@ def table(path: str) -> Iterator[tuple[DelimitedRecord, dict[str, str]]]:
         names, records = whole(part, InputConfig(path=path, encoding=encodings.AUTO))
         for record in records:
             if record.error is not None or len(record.fields) != len(names):
-                counts = f"{counted(len(record.fields), 'field')} where the header has {len(names)}"
+                counts = f"{counted(len(record.fields), 'field')}, but the header has {len(names)}"
                 raise InputError(f"line {record.line}: {record.error or counts}")
             yield record, dict(zip(names, record.fields, strict=True))
 
 
 def _opened(
     part: Part, source: InputConfig
-) -> tuple[_Layout, list[str], Iterator[DelimitedRecord]]:
+) -> tuple[_Dialect, list[str], Iterator[DelimitedRecord]]:
     """Read a file's header.
 
     The delimiter is the one that a first line `sep=;` names, else that of the format, else the
@@ -127,33 +127,33 @@ def _opened(
     decimal.
 
     Returns:
-        The layout, the columns' names without the white space around them, and the records.
+        The dialect, the columns' names without the white space around them, and the records.
     """
     encoding = with_encoding(part, source).encoding or source.encoding
     usual = DELIMITERS[part.format]
     header = None
     for delimiter in (usual, *_MARKS.replace(usual, ""), usual):
-        layout = _Layout(encoding, delimiter)
-        records = _records(part, source, 0, 1, layout)
+        dialect = _Dialect(encoding, delimiter)
+        records = _records(part, source, 0, 1, dialect)
         header = next(filter(_is_filled, records), None)
-        if header is None or layout.declared:
+        if header is None or dialect.declared:
             break
         if header.error is None:
             has_columns = len(header.fields) > 1 or not {*header.fields[0]} & {*_MARKS}
             if has_columns:
                 break
     if header is None:
-        return layout, [], records
+        return dialect, [], records
     if header.error is not None:
         raise InputError(f"the header, line {header.line}: {header.error}")
     names = [name.strip() for name in header.fields]
     twice = [name for name in names if name and names.count(name) > 1]
     if twice:
         raise InputError(
-            f"the header, line {header.line}: {twice.count(twice[0])} columns are called "
+            f"the header, line {header.line}: {twice.count(twice[0])} columns are named "
             f"{twice[0]!r}"
         )
-    return layout, names, records
+    return dialect, names, records
 
 
 def _is_filled(record: DelimitedRecord) -> bool:
@@ -166,16 +166,16 @@ def ranged(part: Part, source: InputConfig) -> tuple[list[str], Iterator[Delimit
 
     Raises as `whole` does.
     """
-    layout, names, records = _opened(part, source)
+    dialect, names, records = _opened(part, source)
     if can_seek(part, source):
-        records = _records(part, source, part.start, part.line, layout)
+        records = _records(part, source, part.start, part.line, dialect)
     return names, dropwhile(
         lambda r: r.offset < part.start, takewhile(lambda r: r.offset < part.end, records)
     )
 
 
 def _records(
-    part: Part, source: InputConfig, offset: int, line: int, layout: _Layout
+    part: Part, source: InputConfig, offset: int, line: int, dialect: _Dialect
 ) -> Iterator[DelimitedRecord]:
     """Yield the records from an offset on.
 
@@ -184,15 +184,15 @@ def _records(
         source: Section `input`.
         offset: Of the first record's first byte.
         line: The number of the line there, from 1.
-        layout: At offset 0 it takes the line ends and the delimiter that the file itself shows.
+        dialect: At offset 0 it takes the line ends and the delimiter that the file itself shows.
     """
     with open_lines(part.path, part.compression, offset, part.version) as file:
         if offset == 0:
-            _look_at_head(file, layout)
-        text = _Text(file, source, layout, offset, line)
-        if offset == 0 and layout.declared:
+            _look_at_head(file, dialect)
+        text = _RecordLines(file, source, dialect, offset, line)
+        if offset == 0 and dialect.declared:
             next(text, None)
-        reader = csv.reader(text, delimiter=layout.delimiter, strict=True)
+        reader = csv.reader(text, delimiter=dialect.delimiter, strict=True)
         blank_bytes = 0
         while True:
             text.begin_record()
@@ -205,7 +205,7 @@ def _records(
             except csv.Error as error:
                 if text.ended:
                     raise InputError(
-                        f"line {line}: a quoted field of this record never ends"
+                        f"line {line}: a quoted field of this record is never closed"
                     ) from None
                 lines = (
                     f" (lines {line} to {text.line - 1} were read as one record)"
@@ -222,24 +222,24 @@ def _records(
                     raise too_many_blanks(BLANK_LIMIT)
 
 
-def _look_at_head(file: BinaryIO, layout: _Layout) -> None:
-    """Put the line ends, and a delimiter that the first line names, into the layout."""
-    head = file.peek(_HEAD_BYTES)[:_HEAD_BYTES].decode(layout.encoding, "replace")  # type: ignore[attr-defined]
+def _look_at_head(file: BinaryIO, dialect: _Dialect) -> None:
+    """Put the line ends, and a delimiter that the first line names, into the dialect."""
+    head = file.peek(_HEAD_BYTES)[:_HEAD_BYTES].decode(dialect.encoding, "replace")  # type: ignore[attr-defined]
     # A line break may lie in a quoted field, and a half of \r\n at the end of the head.
     for text in (head, _QUOTED.sub("", head)):
         if "\r" in text.rstrip("\r") and "\n" not in text:
-            layout.line_end = "\r"
+            dialect.line_end = "\r"
     separator = _SEPARATOR.match(head)
     if separator is not None:
-        layout.delimiter = separator[1]
-        layout.declared = True
+        dialect.delimiter = separator[1]
+        dialect.declared = True
 
 
-class _Text:
+class _RecordLines:
     """The lines of a file, for csv.reader, which takes as many of them as a record has."""
 
     def __init__(
-        self, file: BinaryIO, source: InputConfig, layout: _Layout, offset: int, line: int
+        self, file: BinaryIO, source: InputConfig, dialect: _Dialect, offset: int, line: int
     ) -> None:
         # Of the next line.
         self.offset = offset
@@ -247,20 +247,20 @@ class _Text:
         self.ended = False
         self.error: str | None = None  # what is wrong with the record's bytes
         self._file = file
-        self._file_encoding = layout.encoding
-        self._encoding = layout.encoding  # of the lines' bytes
+        self._file_encoding = dialect.encoding
+        self._encoding = dialect.encoding  # of the lines' bytes
         self._document_limit = source.max_document_bytes
         self._limit = line_limit(source.max_document_bytes)
         self._text: io.TextIOWrapper | None = None
         # Lines that a file of bytes cannot split are split as text, and become bytes again in the
         # encoding of `_text_bytes`.
         self._text_bytes = "utf-8"
-        if not _has_byte_lines(layout.encoding):
-            self._text = io.TextIOWrapper(file, layout.encoding, newline=layout.line_end)
+        if not _has_byte_lines(dialect.encoding):
+            self._text = io.TextIOWrapper(file, dialect.encoding, newline=dialect.line_end)
             self._encoding = "utf-8"
-        elif layout.line_end != "\n":
+        elif dialect.line_end != "\n":
             # As Latin-1 every byte stays what it is.
-            self._text = io.TextIOWrapper(file, "latin-1", newline=layout.line_end)
+            self._text = io.TextIOWrapper(file, "latin-1", newline=dialect.line_end)
             self._text_bytes = "latin-1"
         self.begin_record()
 
@@ -285,7 +285,7 @@ class _Text:
             raise InputError(
                 f"line {self.line - 1}: its record has more than {self._limit} bytes so "
                 "far: either a quoted field "
-                f"never ends, or input.max_document_bytes, {self._document_limit}, is too "
+                f"is never closed, or input.max_document_bytes, {self._document_limit}, is too "
                 "small for this file"
             )
         if first:
@@ -293,7 +293,7 @@ class _Text:
         try:
             return data.decode(self._encoding)
         except UnicodeDecodeError as error:
-            advice = "input.encoding can be another, such as cp1252, or auto to detect it"
+            advice = "set input.encoding to another, such as cp1252, or to auto to detect it"
             self.error = self.error or (
                 f"not {self._encoding.upper()}: {error.reason} at byte {error.start} of line "
                 f"{self.line - 1}; {advice}"

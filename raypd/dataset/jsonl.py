@@ -110,7 +110,7 @@ def stream_error(error: Exception, part: Part, line: int) -> Exception:
     reason = "it is damaged or cut short"
     if _LARGE_WINDOW_ERROR in str(error):
         reason = (
-            "its window is too large: compress it anew, "
+            "its window is too large: compress it again, "
             f"zstd -dc --long=31 {shlex.quote(part.path)} | zstd -o NEW.zst"
         )
     return InputError(f"cannot be read as {part.compression} after line {line}: {error}; {reason}")

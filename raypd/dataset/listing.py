@@ -202,8 +202,8 @@ def _unsupported(path: str, setting: str) -> str:
             return f"{path}: {what_is_read(other_setting)}"
     endings = [ending for name in settings for ending in formats.endings_of(name)]
     return (
-        f"{path}: {what_is_read('auto')}, whole {', '.join(endings)}; if it is one of these under "
-        "another name, set input.format; input.reader names a function for others"
+        f"{path}: {what_is_read('auto')}, and {', '.join(endings)} as whole files; if it is one of "
+        "these under another name, set input.format; input.reader names a function for others"
     )
 
 

@@ -75,7 +75,7 @@ def parse(kind: str, data: bytes, limit: int = 0, page: int = 0) -> bytes:
         process = _idle_process(idle) or _started(kind)
         try:
             header, body = _exchange(process, request, data)
-        except _Ended:
+        except _ProcessEnded:
             _end(process)
             raise ValueError(_reason(kind, process.returncode)) from None
         except BaseException:  # such as Ctrl-C: what the process sends later is of this file
@@ -91,7 +91,7 @@ def parse(kind: str, data: bytes, limit: int = 0, page: int = 0) -> bytes:
     return body
 
 
-class _Ended(Exception):
+class _ProcessEnded(Exception):
     """The process ended before it answered."""
 
 
@@ -147,14 +147,14 @@ def _exchange(
         process.stdin.flush()
         line = process.stdout.readline()
         if not line.endswith(b"\n"):
-            raise _Ended
+            raise _ProcessEnded
         header = json.loads(line)
         body = process.stdout.read(header["bytes"])
         if len(body) < header["bytes"]:
-            raise _Ended
+            raise _ProcessEnded
         return header, body
     except BrokenPipeError:
-        raise _Ended from None
+        raise _ProcessEnded from None
     finally:
         timer.cancel()
 
@@ -175,7 +175,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 def _reason(kind: str, exit_code: int) -> str:
     if exit_code == -signal.SIGXCPU:
-        return f"{_NAMES[kind]} that is not read within {SECONDS[kind]} s"
+        return f"{_NAMES[kind]} that could not be read within {SECONDS[kind]} s"
     memory = (_OCR_MEMORY if kind == "ocr" else _MEMORY) >> 30
     return f"{_NAMES[kind]} whose parser crashed or needed more than {memory} GiB of memory"
 

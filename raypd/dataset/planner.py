@@ -92,9 +92,9 @@ def _named_errors(config: RunConfig) -> Iterator[None]:
 
 
 def _interrupted(outage: Exception) -> str:
-    message = f"{outage}; planning ended there, and no document is given up for it"
-    if "the same command resumes" not in str(outage):
-        message += "; the same command resumes"
+    message = f"{outage}; planning stopped there, and no document counts as failed"
+    if "run the same command again to resume" not in str(outage):
+        message += "; run the same command again to resume"
     return message
 
 
@@ -230,7 +230,7 @@ class _Planning:
             has_readable = self._kept_units or self._readable_files
             if not has_readable and self.objects >= _MAX_UNREADABLE:
                 raise InputError(
-                    f"{self._first_damage}\nand so it is with the first {self.objects} objects"
+                    f"{self._first_damage}\nNone of the first {self.objects} objects can be read"
                 )
             yield item
 

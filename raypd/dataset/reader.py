@@ -40,29 +40,29 @@ def read_unit(unit: Unit, config: RunConfig, columns: Sequence[str] = ()) -> lis
         raise InputError(unit.damaged)
     documents: list[Document] = []
     rows = 0
-    wanted = None
+    numbers = None
     if unit.only is not None:
-        wanted = frozenset(unit.only)
+        numbers = frozenset(unit.only)
     for part in unit.parts:
-        rows += _read_part(part, config, columns, rows, wanted, documents)
+        rows += _read_part(part, config, columns, rows, numbers, documents)
     if unit.only and unit.only[-1] >= rows:
         raise InputError(
-            f"{unit.parts[0].path}: has changed {SINCE_PLANNED}: fewer documents than were "
-            "wanted of it"
+            f"{unit.parts[0].path}: has changed {SINCE_PLANNED}: it has fewer "
+            "documents than were planned"
         )
     return documents
 
 
-def may_have(unit: Unit, source: str, place: int) -> bool:
+def may_have(unit: Unit, source: str, row: int) -> bool:
     """Return whether a unit may have a document.
 
     Args:
         unit: A unit of a plan.
         source: The name of the document's file.
-        place: `Document.place`.
+        row: `Document.row`.
     """
     parts = (part for part in unit.parts if part.name == source)
-    return any(FORMATS[part.format].may_have(part, place) for part in parts)
+    return any(FORMATS[part.format].may_have(part, row) for part in parts)
 
 
 def _read_part(
@@ -70,7 +70,7 @@ def _read_part(
     config: RunConfig,
     columns: Sequence[str],
     first_number: int,
-    wanted: frozenset[int] | None,
+    numbers: frozenset[int] | None,
     documents: list[Document],
 ) -> int:
     """Read the documents of one part.
@@ -80,7 +80,7 @@ def _read_part(
         config: The run's configuration.
         columns: Columns to read besides those of the configuration.
         first_number: The number of the first document in its unit.
-        wanted: The numbers of the documents to read; None for all.
+        numbers: The numbers of the documents to read; None for all.
         documents: Gets them.
 
     Returns:
@@ -100,7 +100,7 @@ def _read_part(
             rows = FORMATS[part.format].read(part, source, needed)
         for number, row in enumerate(rows, first_number):
             count += 1
-            if wanted is None or number in wanted:
+            if numbers is None or number in numbers:
                 documents.append(_document(number, row, part, config, path_fields))
     except storage.Changed as error:
         raise InputError(str(error)) from None
@@ -114,7 +114,7 @@ def _read_part(
             raise outage from error
         raise InputError(f"{part.path}: cannot be read: {error}") from error
     if part.rows not in (None, count):
-        counts = f"{count} documents where {part.rows} were planned"
+        counts = f"{count} documents, but {part.rows} were planned"
         raise InputError(f"{part.path}: has changed {SINCE_PLANNED}: {counts}")
     return count
 
@@ -134,7 +134,7 @@ def _document(
     if row.position:
         default_id = f"{part.name}:{row.offset}"
         position = f"{part.name}, {row.position}"
-    document = Document(number, default_id, source=part.name, place=row.offset)
+    document = Document(number, default_id, source=part.name, row=row.offset)
     return filled(document, config, path_fields, row.read_fields, f"{position}: ")
 
 
@@ -292,5 +292,5 @@ def read_table(table: pa.Table, config: RunConfig) -> list[Document]:
     documents = []
     for row in range(table.num_rows):
         fields = {name: values[row] for name, values in columns.items()}
-        documents.append(filled(Document(row, str(row), place=row), config, fields))
+        documents.append(filled(Document(row, str(row), row=row), config, fields))
     return documents

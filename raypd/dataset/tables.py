@@ -89,14 +89,14 @@ def folder(source: InputConfig) -> str:
     return path
 
 
-def optional_columns(source: InputConfig, wanted: Collection[str]) -> set[str]:
+def optional_columns(source: InputConfig, columns: Collection[str]) -> set[str]:
     """Return the columns of a table's version that are null in files which lack them.
 
     Files lack a column if they were written before it was added.
 
     Args:
         source: Section `input`; a table has its version.
-        wanted: The columns that the input must have.
+        columns: The columns that the input must have.
 
     Raises:
         ConfigError: The package that reads such tables is not installed.
@@ -108,11 +108,11 @@ def optional_columns(source: InputConfig, wanted: Collection[str]) -> set[str]:
         optional, renamed = _iceberg_columns(source)
     else:
         return set()
-    missing = renamed.intersection(wanted)
+    missing = renamed.intersection(columns)
     if missing:
         raise InputError(
-            f"{source.path}: column {min(missing)!r} was renamed, or replaces another: write the "
-            "table anew"
+            f"{source.path}: column {min(missing)!r} was renamed, or replaces another: "
+            "rewrite the table"
         )
     return optional
 
@@ -170,7 +170,7 @@ def _delta_files(root: str, version: int | None) -> set[str]:
     table = _delta(root, version)
     if "deletionVectors" in (table.protocol().reader_features or ()):
         raise InputError(
-            f"{root}: the table may have deletion vectors, rows deleted beside its files: REORG "
+            f"{root}: the table may have deletion vectors, which raypd does not read: run REORG "
             "TABLE ... APPLY (PURGE), then ALTER TABLE ... DROP FEATURE deletionVectors"
         )
     actions = pa.table(table.get_add_actions(flatten=True))
@@ -191,8 +191,8 @@ def _iceberg_files(root: str, version: int | None) -> set[str]:
     for task in tasks:
         if task.delete_files:
             raise InputError(
-                f"{root}: rows were deleted beside the table's files: rewrite_data_files puts them "
-                "into these"
+                f"{root}: the table has delete files, which raypd does not read: run "
+                "rewrite_data_files first"
             )
         path = task.file.file_path
         if not path.startswith(location):
@@ -222,7 +222,9 @@ def _delta(root: str, version: int | None) -> Any:
                 time.sleep(_RETRY_SECONDS)
                 continue
             if _STORE_ERROR.search(reason):
-                raise storage.Unavailable(f"{root}: {reason}; the same command resumes") from None
+                raise storage.Unavailable(
+                    f"{root}: {reason}; run the same command again to resume"
+                ) from None
             suffix = "" if version is None else f" in version {version}"
             raise InputError(f"{root}: the Delta table cannot be read{suffix}: {reason}") from None
 

@@ -103,6 +103,6 @@ def _may_have(first_id: str | None, last_id: str | None, ordered: Sequence[str])
 
 
 def _rows_with(paths: Iterable[str], ids: Collection[str]) -> Iterator[dict[str, Any]]:
-    wanted = pa.array(sorted(ids), pa.string())
+    id_set = pa.array(sorted(ids), pa.string())
     for table in of_paths(paths):
-        yield from writer.as_records(table.filter(pc.is_in(table["id"], wanted)))
+        yield from writer.as_records(table.filter(pc.is_in(table["id"], id_set)))

@@ -16,11 +16,11 @@ _LARGE_BYTES = 64 << 20
 # Objects that notes name, and Parquet files whose row groups are looked at.
 _SHOWN = 3
 _KINDS = {"json": "a JSON array", "excel": "a workbook"}
-_GROUPS = "row groups are read side by side"
+_GROUPS = "row groups are read in parallel"
 
 
 @dataclass
-class _Object:
+class _LargeObject:
     """An object of the input, and how many units have a part of it."""
 
     part: Part
@@ -31,13 +31,13 @@ class UnsplitObjects:
     """Collects large objects of a plan, in memory that grows with their number alone."""
 
     def __init__(self) -> None:
-        self._objects: dict[str, _Object] = {}
+        self._objects: dict[str, _LargeObject] = {}
 
     def add(self, unit: Unit) -> None:
         """Add the objects of a unit."""
         for part in unit.parts:
             if part.size >= _LARGE_BYTES:
-                self._objects.setdefault(part.path, _Object(part)).units += 1
+                self._objects.setdefault(part.path, _LargeObject(part)).units += 1
 
     def notes(self) -> list[str]:
         """Return a note for each of the largest objects that cannot be split."""
@@ -45,7 +45,7 @@ class UnsplitObjects:
         return list(_notes(nlargest(_SHOWN, several, key=lambda item: item.part.size)))
 
 
-def _notes(objects: Iterable[_Object]) -> Iterator[str]:
+def _notes(objects: Iterable[_LargeObject]) -> Iterator[str]:
     """Yield what cannot be split, what that costs, and what to do."""
     for item in objects:
         part = item.part

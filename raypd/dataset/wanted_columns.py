@@ -9,12 +9,12 @@ from raypd.errors import did_you_mean
 _MAX_SHOWN = 20  # columns in a message
 # What to do about a missing column, by the key that names it.
 _ADVICE = {
-    "input.id_column": "; input.id_column=null numbers the documents",
+    "input.id_column": "; set input.id_column=null to number the documents instead",
     "input.category_column": (
-        "; input.category_column=null with input.category gives all the same"
+        "; to give all documents one, set input.category_column=null and input.category"
     ),
     "input.text_columns": (
-        "; input.text_columns=[NAME] says which hold text, and `raypd init` finds them"
+        "; set input.text_columns=[NAME] to the columns with text (`raypd init` finds them)"
     ),
 }
 
@@ -76,8 +76,8 @@ class WantedColumns:
             return None
         if not self._objects:
             return (
-                f"{self._first_file}: none of its first rows is a JSON object; one of several "
-                "lines wants a name in .json"
+                f"{self._first_file}: none of its first rows is a JSON object; a file with "
+                "objects of several lines needs a name that ends in .json"
             )
         for key, name in self._wanted.items():
             if name not in self._seen:

@@ -73,7 +73,7 @@ def output_schema(task_columns: pa.Schema, partition: Iterable[str] = ()) -> pa.
     repeated = set(tasks_columns.OWN.names) & set(task_columns.names)
     if repeated:
         raise ValueError(
-            f"the task's columns {sorted(repeated)} are names that every output has already"
+            f"the task's columns {sorted(repeated)} have names that every output already uses"
         )
     schema = pa.schema([*tasks_columns.OWN, *task_columns])
     for key in partition:
@@ -115,7 +115,9 @@ def make_table(
         table = pa.Table.from_pylist([_writable(row, schema) for row in rows], schema)
     repeated = _repeated_rows(table)
     if repeated:
-        raise RunError(f"{repeated} answers of a unit stand in it twice; this is a fault of raypd")
+        raise RunError(
+            f"internal error: {repeated} answers of a unit occur twice. Please report this"
+        )
     return table
 
 
@@ -373,12 +375,12 @@ def _opened(path: str, item: storage.Object | None = None) -> Iterator[pq.Parque
     except storage.Changed:
         raise
     except storage.StorageError as error:
-        raise RunError(f"{error}; the same command resumes") from None
+        raise RunError(f"{error}; run the same command again to resume") from None
     except (pa.ArrowException, OSError, KeyError, TypeError, ValueError) as error:
         # Errors of pyarrow about the content have no number.
         if isinstance(error, OSError) and error.errno not in (None, errno.ENOENT):
             raise RunError(f"{path}: cannot be read: {error}") from None
-        advice = "delete it and the same command redoes it"
+        advice = "delete it, and the same command processes it again"
         raise Damaged(f"{path}: damaged, not a whole unit of raypd ({error}); {advice}") from None
 
 

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
         joined as joined,
         one_of as one_of,
     )
+    from raypd.decoding.cache_region import MIN_REGION_SLOTS as MIN_REGION_SLOTS
     from raypd.decoding.contract import EngineContract as EngineContract
     from raypd.decoding.counts import Finished as Finished, TokenCounts as TokenCounts
     from raypd.decoding.draft_model import DraftModel as DraftModel
@@ -52,7 +53,7 @@ if TYPE_CHECKING:
     from raypd.decoding.methods.pasta import Interpreter as Interpreter
     from raypd.decoding.methods.pasta_lang import (
         Lexer as Lexer,
-        Piece as Piece,
+        MarkupPiece as MarkupPiece,
         readable as readable,
     )
     from raypd.decoding.methods.registry import (
@@ -90,7 +91,7 @@ if TYPE_CHECKING:
         Program as Program,
     )
     from raypd.decoding.quantized import quantize as quantize
-    from raypd.decoding.recurrence.chains import Run as Run
+    from raypd.decoding.recurrence.chains import RecurrentRun as RecurrentRun
     from raypd.decoding.recurrence.gradients import (
         FedText as FedText,
         GradientPass as GradientPass,
@@ -98,7 +99,6 @@ if TYPE_CHECKING:
     )
     from raypd.decoding.recurrence.states import MIN_STATES as MIN_STATES
     from raypd.decoding.sampling import Sampling as Sampling
-    from raypd.decoding.sequence import MIN_REGION_SLOTS as MIN_REGION_SLOTS
     from raypd.decoding.size_counter import model_sizes as model_sizes
     from raypd.decoding.sizes import (
         AttentionSizes as AttentionSizes,
@@ -144,6 +144,7 @@ __getattr__ = LazyExports(
             "joined",
             "one_of",
         ),
+        "cache_region": ("MIN_REGION_SLOTS",),
         "contract": ("EngineContract",),
         "counts": ("Finished", "TokenCounts"),
         "draft_model": ("DraftModel",),
@@ -157,7 +158,7 @@ __getattr__ = LazyExports(
         "methods.intra_prompt": ("Context", "PromptTree", "Question", "intra_prompt"),
         "methods.medusa": ("MedusaHeads",),
         "methods.pasta": ("Interpreter",),
-        "methods.pasta_lang": ("Lexer", "Piece", "readable"),
+        "methods.pasta_lang": ("Lexer", "MarkupPiece", "readable"),
         "methods.registry": (
             "CHILD",
             "CLOSE",
@@ -184,11 +185,10 @@ __getattr__ = LazyExports(
         "pack": ("pack_model",),
         "program": ("ANY_OBJECT", "Feed", "Predictions", "Program"),
         "quantized": ("quantize",),
-        "recurrence.chains": ("Run",),
+        "recurrence.chains": ("RecurrentRun",),
         "recurrence.gradients": ("FedText", "GradientPass", "runs_of_texts"),
         "recurrence.states": ("MIN_STATES",),
         "sampling": ("Sampling",),
-        "sequence": ("MIN_REGION_SLOTS",),
         "size_counter": ("model_sizes",),
         "sizes": ("AttentionSizes", "ModelSizes", "dense_sizes"),
         "text": ("GeneratedText", "Prompt", "TextAnswer", "TextMethod", "TextModel"),

@@ -193,7 +193,7 @@ class Graphs:
         try:
             graph.replay = captured(run, self.cache.device, self.pool, self.stream)
         except RuntimeError as error:
-            _log.warning("no CUDA graphs, passes go on without: %s", error)
+            _log.warning("no CUDA graphs, passes continue without them: %s", error)
             self.failed = True
             self.graphs.clear()
             return False

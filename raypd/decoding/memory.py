@@ -144,7 +144,7 @@ class TokenBudget:
             return False
         self.tokens = max(MIN_PASS_TOKENS, min(tokens, self.tokens) // 2)
         _log.warning(
-            "A step of %d tokens ran out of memory. Steps now hold at most %d tokens.",
+            "A pass of %d tokens ran out of memory. Passes now hold at most %d tokens.",
             tokens,
             self.tokens,
         )

@@ -237,7 +237,7 @@ def scaled(
     return out
 
 
-class Runs(NamedTuple):
+class RecurrentRuns(NamedTuple):
     """Runs of recurrent layers.
 
     The runs of a group are computed one after the other, each behind those that it continues from.
@@ -338,7 +338,7 @@ def mamba_rates(
 
 def delta_scan(
     states: torch.Tensor,
-    runs: Runs,
+    runs: RecurrentRuns,
     mixed: torch.Tensor,
     kept: torch.Tensor,
     beta: torch.Tensor,
@@ -368,7 +368,7 @@ def delta_scan(
 
 def mamba_scan(
     states: torch.Tensor,
-    runs: Runs,
+    runs: RecurrentRuns,
     mixed: torch.Tensor,
     steps: torch.Tensor,
     kept: torch.Tensor,

@@ -23,7 +23,7 @@ from raypd.decoding.linear import is_possible, pack_linears
 from raypd.decoding.models.decoder import DecoderModel, Family
 from raypd.decoding.models.registry import find_family
 from raypd.decoding.quantized import Fp8Linear, quantize
-from raypd.decoding.recurrence.chains import Run
+from raypd.decoding.recurrence.chains import RecurrentRun
 from raypd.decoding.recurrence.plan import RecurrentPass
 from raypd.decoding.recurrence.states import EMPTY, StatePool
 from raypd.decoding.visibility import POSITION, one_segment
@@ -165,7 +165,7 @@ def _check_logits(model: DecoderModel, attend: Attend) -> torch.Tensor:
     step = Step(cache, [PrefixGroup([span])], numbers, numbers, attend)
     if model.recurrences:
         shapes = [recurrence.state for recurrence in model.recurrences]
-        run = Run(np.arange(_CHECK_TOKENS), start=EMPTY, end=EMPTY + 1, level=0)
+        run = RecurrentRun(np.arange(_CHECK_TOKENS), start=EMPTY, end=EMPTY + 1, level=0)
         pool = StatePool(shapes, 1, device)
         step.recurrence = RecurrentPass([run], _CHECK_TOKENS, pool)
     logits, _ = model(numbers, numbers, step)

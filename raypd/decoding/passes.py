@@ -9,7 +9,7 @@ import torch
 from raypd.decoding.attention.step import Attend, PrefixGroup, Span, Step
 from raypd.decoding.few_tokens import FewTokens
 from raypd.decoding.kv_cache import KVCache
-from raypd.decoding.recurrence.chains import Run
+from raypd.decoding.recurrence.chains import RecurrentRun
 from raypd.decoding.recurrence.plan import RecurrentPass
 from raypd.decoding.recurrence.states import StatePool
 from raypd.decoding.sampling import AllowedTokens, SampleRequests
@@ -127,9 +127,9 @@ def pack_inputs(
     return Inputs(ids, positions, step)
 
 
-def _runs(chunks: list[Chunk]) -> list[Run]:
+def _runs(chunks: list[Chunk]) -> list[RecurrentRun]:
     """Return the runs of all chunks, with their rows in the pass."""
-    runs: list[Run] = []
+    runs: list[RecurrentRun] = []
     for chunk in chunks:
         runs += [replace(run, rows=chunk.start + run.rows) for run in chunk.runs]
     return runs
@@ -155,20 +155,21 @@ def _prefix_groups(chunks: list[Chunk]) -> list[PrefixGroup]:
 def _span(chunk: Chunk, prefix_length: int) -> Span:
     """Describe a chunk to attention."""
     seq = chunk.seq
+    region = seq.region
     rows = seq.table[:TOKEN]  # Position, segment and step of each own token, [3, tokens].
-    if seq.high > chunk.tokens[-1]:
+    if region.high > chunk.tokens[-1]:
         # Every token is still in the slot of its number.
-        keys = rows[:, : seq.high]
+        keys = rows[:, : region.high]
     else:
         # Some tokens left the cache, so others may stand in their slots.
-        owner = seq.owner[: seq.high]
+        owner = region.owner[: region.high]
         keys = rows[:, owner]
         keys[SEGMENT, owner == NO_TOKEN] = NO_TOKEN
     return Span(
         query_start=chunk.start,
         query_end=chunk.start + len(chunk.tokens),
-        key_start=seq.start,
-        key_count=seq.high,
+        key_start=region.start,
+        key_count=region.high,
         reach=seq.reach,
         queries=rows[:, chunk.table_index],
         keys=keys,

@@ -13,7 +13,7 @@ from raypd.decoding.counts import Finished
 from raypd.decoding.kv_cache import KVCache, OutOfSlots
 from raypd.decoding.memory import TokenBudget
 from raypd.decoding.program import Feed, Predictions, Program, ProgramError, StatesFull
-from raypd.decoding.recurrence.chains import Chains, Piece, Run
+from raypd.decoding.recurrence.chains import ChainPiece, Chains, RecurrentRun
 from raypd.decoding.recurrence.states import EMPTY, StatePool
 from raypd.decoding.sequence import Indices, Prefix, Sequence
 
@@ -42,7 +42,7 @@ class Chunk:
     # The rows of this chunk behind which these samples come.
     sample_rows: Indices
     # The runs of recurrent layers in it; none if the model has no such layers.
-    runs: list[Run] = field(default_factory=list)
+    runs: list[RecurrentRun] = field(default_factory=list)
     # The row of the packed pass at which the chunk begins.
     start: int = 0
 
@@ -152,15 +152,16 @@ class Scheduler:
             return seq.first_feed
         feed = next(seq.program)
         if self.states is not None:
-            most = self.states.limit - _FURTHER_STATES
-            if len(feed.continues) > most:
+            max_segments = self.states.limit - _FURTHER_STATES
+            if len(feed.continues) > max_segments:
                 message = (
                     f"{len(feed.continues)} recurrent states are needed at the same time, and "
-                    f"there is memory for {most} of {self.states.state_bytes / 1e6:.3g} MB each"
+                    f"there is memory for {max_segments} of "
+                    f"{self.states.state_bytes / 1e6:.3g} MB each"
                 )
-                feed = seq.program.throw(StatesFull(message, most))
-                if len(feed.continues) > most:
-                    raise StatesFull(message, most)
+                feed = seq.program.throw(StatesFull(message, max_segments))
+                if len(feed.continues) > max_segments:
+                    raise StatesFull(message, max_segments)
             seq.chains = Chains(self.states)
         seq.first_feed = feed
         return feed
@@ -234,7 +235,7 @@ class Scheduler:
             tokens = pending[id(seq)][:room]
             if not len(tokens) or self.budget.tokens - room >= limit:
                 break
-            pieces: list[Piece] = []
+            pieces: list[ChainPiece] = []
             try:
                 if seq.chains is not None:
                     pieces = seq.chains.pieces(seq.table, tokens)
@@ -315,7 +316,7 @@ class Scheduler:
         fails.
         """
         for candidate in reversed([*self.sequences, *self.paused.values()]):
-            if candidate is not seq and len(candidate.owner):
+            if candidate is not seq and candidate.region.slots:
                 candidate.release(self.cache)
                 return
         for key, prefix in self.prefixes.items():
@@ -362,7 +363,7 @@ class Scheduler:
         """
         for chunk in chunks:
             if chunk.seq.chains is None:
-                chunk.seq.deallocate(chunk.tokens.tolist())
+                chunk.seq.region.deallocate(chunk.tokens.tolist())
             else:
                 # Some layers have overwritten their states, and others have not.
                 chunk.seq.release(self.cache)
@@ -370,10 +371,10 @@ class Scheduler:
         if self.budget.shrink(tokens) or not alone:
             return []
         if self.budget.hopeless:
-            raise RuntimeError(f"not even the smallest steps fit the memory any more: {reason}")
+            raise RuntimeError(f"even the smallest passes do not fit the memory any more: {reason}")
         sequences = [chunk.seq for chunk in chunks]
-        largest = max(sequences, key=lambda seq: len(seq.owner) + seq.shared)
-        return self._fail(largest, f"out of memory, and no step is smaller: {reason}")
+        largest = max(sequences, key=lambda seq: seq.region.slots + seq.shared)
+        return self._fail(largest, f"out of memory, and passes cannot get smaller: {reason}")
 
     def advance(self, chunk: Chunk) -> bool:
         """Count a chunk that went through the model.
@@ -401,11 +402,12 @@ class Scheduler:
         """Hand the region of a sequence that computed a prefix over to the prefix."""
         assert seq.prefix is not None
         self.sequences.remove(seq)
-        seq.prefix.start = seq.start
+        region = seq.region
+        seq.prefix.start = region.start
         seq.prefix.ready = True
         if seq.chains is not None:
             seq.prefix.state = seq.chains.hand_over()
-        self.cache.free(seq.start + seq.size, len(seq.owner) - seq.size)
+        self.cache.free(region.start + seq.size, region.slots - seq.size)
         idle_prefixes = sum(prefix.users == 0 for prefix in self.prefixes.values())
         if idle_prefixes > _MAX_IDLE_PREFIXES:
             self.evict_prefix()

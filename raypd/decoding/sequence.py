@@ -6,19 +6,18 @@ from typing import Any
 
 import numpy as np
 
+from raypd.decoding.cache_region import CacheRegion
 from raypd.decoding.counts import TokenCounts
 from raypd.decoding.kv_cache import KVCache
 from raypd.decoding.program import Feed, Predictions, Program, ProgramError
 from raypd.decoding.recurrence.chains import Chains
 from raypd.decoding.recurrence.states import EMPTY
 from raypd.decoding.sampling import GREEDY, Sampling
-from raypd.decoding.visibility import NO_TOKEN, POSITION, SEGMENT, STEP, grown, one_segment
+from raypd.decoding.visibility import POSITION, SEGMENT, STEP, grown, one_segment
 
 # The last row of a sequence's table. The rows before it are those of the visibility rule.
 TOKEN = 3
-MIN_REGION_SLOTS = 64
-_NO_SLOT = -1  # The offset of a token that is not in the cache.
-_MIN_HOLES = 16  # Fewer free slots are not worth a move.
+_MIN_TOKENS = 64  # Tokens that the arrays of a new sequence have room for.
 
 Indices = abc.Sequence[int]
 
@@ -35,19 +34,11 @@ class Prefix:
 
 
 def _empty_table() -> np.ndarray:
-    return np.zeros((4, MIN_REGION_SLOTS), dtype=np.int32)
-
-
-def _no_offsets() -> np.ndarray:
-    return np.full(MIN_REGION_SLOTS, _NO_SLOT, dtype=np.int64)
+    return np.zeros((4, _MIN_TOKENS), dtype=np.int32)
 
 
 def _no_flags() -> np.ndarray:
-    return np.zeros(MIN_REGION_SLOTS, dtype=bool)
-
-
-def _no_slots() -> np.ndarray:
-    return np.zeros(0, dtype=np.int64)
+    return np.zeros(_MIN_TOKENS, dtype=bool)
 
 
 @dataclass(eq=False)
@@ -67,8 +58,6 @@ class Sequence:
     shared: int = 0
     # Position, segment, step and id of each own token, [4, tokens].
     table: np.ndarray = field(default_factory=_empty_table)
-    # The slot of each own token as an offset in the region, [tokens].
-    offsets: np.ndarray = field(default_factory=_no_offsets)
     # Whether each own token left the cache for good, [tokens].
     dropped: np.ndarray = field(default_factory=_no_flags)
     has_dropped: bool = False
@@ -76,14 +65,8 @@ class Sequence:
     size: int = 0
     # Own tokens before this one have been through the model.
     cached: int = 0
-    # First slot of the region.
-    start: int = 0
-    # The own token in each slot of the region, [slots]; NO_TOKEN for a free slot.
-    owner: np.ndarray = field(default_factory=_no_slots)
-    # Slots of the region from this offset on are free.
-    high: int = 0
-    # Offsets of free slots below `high`.
-    holes: list[int] = field(default_factory=list)
+    # Where its own tokens are in the cache.
+    region: CacheRegion = field(default_factory=CacheRegion)
     # What each segment sees of each other, [segments, segments] of Reach.
     reach: np.ndarray = field(default_factory=one_segment)
     # Feeds that were answered.
@@ -190,7 +173,7 @@ class Sequence:
     def _feed_again(self, first: int) -> None:
         """Take the own tokens from `first` on out of the cache, to be fed again."""
         tokens = np.arange(first, self.cached)
-        self.deallocate(tokens[~self.dropped[first : self.cached]].tolist())
+        self.region.deallocate(tokens[~self.dropped[first : self.cached]].tolist())
         self.cached = first
 
     def _edit_rows(self, feed: Feed) -> None:
@@ -201,7 +184,7 @@ class Sequence:
             token = row - self.shared
             self.dropped[token] = True
             self.has_dropped = True
-            self.deallocate([token])
+            self.region.deallocate([token])
         if feed.drop and self.chains is not None:
             tokens = [row - self.shared for row in feed.drop]
             first_again = self.chains.drop(self.table, self.dropped, tokens)
@@ -212,12 +195,12 @@ class Sequence:
 
     def _reserve(self, size: int) -> None:
         """Make room for `size` own tokens in the arrays, which double when they are full."""
+        self.region.reserve(size)
         capacity = self.table.shape[1]
         if size <= capacity:
             return
         extra = max(size - capacity, capacity)
         self.table = np.append(self.table, np.zeros((4, extra), dtype=np.int32), axis=1)
-        self.offsets = np.append(self.offsets, np.full(extra, _NO_SLOT))
         self.dropped = np.append(self.dropped, np.zeros(extra, dtype=bool))
 
     def pending_tokens(self) -> np.ndarray:
@@ -284,82 +267,11 @@ class Sequence:
         Raises:
             OutOfSlots: If the cache has no larger region. Nothing has changed then.
         """
-        reused = min(len(chunk), len(self.holes))
-        if self.high + len(chunk) - reused > len(self.owner):
-            # Ask for the whole feed at once, so that its later chunks do not move the region again.
-            self._grow_region(self.high + self.size - self.cached - reused, cache)
-        end = self.high + len(chunk) - reused
-        offsets = np.arange(self.high, end)
-        if reused:
-            holes = [self.holes.pop() for _ in range(reused)]
-            offsets = np.append(holes, offsets)
-        self.high = end
-        self.offsets[chunk] = offsets
-        self.owner[offsets] = chunk
-        self._release_early(self.size - int(chunk[-1]) - 1, cache)
-        return self.start + self.offsets[chunk]
-
-    def deallocate(self, tokens: list[int]) -> None:
-        """Take some own tokens out of the cache."""
-        offsets = self.offsets[tokens]
-        self.owner[offsets] = NO_TOKEN
-        self.holes += offsets.tolist()
-        self.offsets[tokens] = _NO_SLOT
-        while self.high and self.owner[self.high - 1] == NO_TOKEN:
-            self.high -= 1
-        self.holes = [hole for hole in self.holes if hole < self.high]
-
-    def _release_early(self, coming: int, cache: KVCache) -> None:
-        """Free the slots of tokens that left the cache (APAR, section 3.4).
-
-        Args:
-            coming: Tokens of the feed that need a slot later.
-            cache: The cache with the region.
-        """
-        # The tokens move together when more than one slot in four is a hole. So a dropped token
-        # costs the moves of at most three others.
-        compacts = len(self.holes) >= _MIN_HOLES and 4 * len(self.holes) > self.high
-        if compacts:
-            self._compact(cache)
-        needed = self.high + coming
-        if compacts or 4 * needed < len(self.owner):
-            # A quarter more than needed stays, for the sequence to grow in.
-            size = MIN_REGION_SLOTS * -(-5 * needed // (4 * MIN_REGION_SLOTS))
-            if size < len(self.owner):
-                cache.free(self.start + size, len(self.owner) - size)
-                self.owner = self.owner[:size].copy()
-
-    def _compact(self, cache: KVCache) -> None:
-        """Move the tokens together at the beginning of the region."""
-        occupied = np.flatnonzero(self.owner[: self.high] != NO_TOKEN)
-        cache.compact(self.start, occupied)
-        tokens = self.owner[occupied]
-        self.owner[: self.high] = NO_TOKEN
-        self.high = len(occupied)
-        self.holes = []
-        self.owner[: self.high] = tokens
-        self.offsets[tokens] = np.arange(self.high)
-
-    def _grow_region(self, needed: int, cache: KVCache) -> None:
-        """Move to a region of at least `needed` slots."""
-        size = max(MIN_REGION_SLOTS, len(self.owner))
-        while size < needed:
-            size *= 2
-        start = cache.alloc(size)
-        if len(self.owner):
-            cache.move(self.start, self.high, start)
-            cache.free(self.start, len(self.owner))
-        self.start = start
-        self.owner = np.append(self.owner, np.full(size - len(self.owner), NO_TOKEN))
+        return self.region.allocate(chunk, self.cached, self.size, cache)
 
     def release(self, cache: KVCache) -> None:
         """Give the region back. What was cached must be fed again, except what was dropped."""
         if self.chains is not None:
             self.chains.release()
-        if len(self.owner):
-            cache.free(self.start, len(self.owner))
-        self.owner = _no_slots()
-        self.high = 0
-        self.holes = []
+        self.region.release(cache)
         self.cached = 0
-        self.offsets[: self.size] = _NO_SLOT

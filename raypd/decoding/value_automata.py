@@ -168,22 +168,24 @@ class _ListState(NamedTuple):
 
 
 class ListOf(Automaton):
-    """A JSON list of `fewest` to `most` values.
+    """A JSON list of `min_items` to `max_items` values.
 
     Where the values are texts the list may be cut anywhere, and a text may break off.
     """
 
-    def __init__(self, item: TransitionTable, most: int | None = None, fewest: int = 0) -> None:
+    def __init__(
+        self, item: TransitionTable, max_items: int | None = None, min_items: int = 0
+    ) -> None:
         self.item = item
-        self.most = most
-        self.fewest = fewest
+        self.max_items = max_items
+        self.min_items = min_items
         self._states = [_ListState(_InList.START)]
         self._numbers = {self._states[0]: 0}
 
     def _number(self, part: _InList, count: int = 0, item_state: int = 0) -> int:
         """Return the number of a state; a new one is entered."""
         # Beyond the limit that counts last, all numbers of values are alike.
-        counted = min(count, self.most or self.fewest)
+        counted = min(count, self.max_items or self.min_items)
         key = _ListState(part, counted, item_state)
         if key not in self._numbers:
             self._numbers[key] = len(self._states)
@@ -198,7 +200,7 @@ class ListOf(Automaton):
             return state
         if part == _InList.ITEM:
             return self._next_in_item(count, item_state, char)
-        if part == _InList.OPENED and char == "]" and not self.fewest:
+        if part == _InList.OPENED and char == "]" and not self.min_items:
             return self._number(_InList.END)
         if part == _InList.BEHIND_COMMA and char == " ":
             return self._number(_InList.BEHIND_BLANK, count)
@@ -211,9 +213,9 @@ class ListOf(Automaton):
             return self._number(_InList.ITEM, count, after)
         if item_state not in self.item.finals:
             return DEAD
-        if char == "]" and count >= self.fewest:
+        if char == "]" and count >= self.min_items:
             return self._number(_InList.END)
-        if char == "," and (self.most is None or count < self.most):
+        if char == "," and (self.max_items is None or count < self.max_items):
             return self._number(_InList.BEHIND_COMMA, count)
         return DEAD
 

@@ -39,8 +39,7 @@ def estimate_from(config: RunConfig, options: EstimateOptions) -> Estimate:
     changed_keys = _changed_keys(config, earlier_config)
     if changed_keys:
         notes.append(
-            f"that run had other values of {', '.join(changed_keys[:6])}: its speed may not be "
-            "yours"
+            f"that run had other values of {', '.join(changed_keys[:6])}, so your speed may differ"
         )
     if options.documents:
         documents = bootstrap.exact(options.documents)
@@ -122,8 +121,8 @@ def add_server(result: Estimate, usd: float) -> None:
     """
     result.sample = {**(result.sample or {}), "server_usd": usd}
     result.notes.append(
-        f"the server's tokens cost {1000 * usd:.3g} USD per 1,000 documents on top: not in the "
-        "figures"
+        f"the server's tokens cost another {1000 * usd:.3g} USD per 1,000 documents, which the "
+        "figures do not include"
     )
 
 

@@ -82,7 +82,7 @@ def run(config: RunConfig | None, options: EstimateOptions, as_json: bool, verbo
         folder = path.rpartition("/")[0]
         print(f"estimate: {path}")
         print(
-            f"Next: `raypd report {folder}` shows it as a page, and after the run beside the bill"
+            f"Next: `raypd report {folder}` shows it as a page, and after the run next to the bill"
         )
 
 
@@ -215,8 +215,8 @@ def _measured_baseline(
     if cut:
         notes.append(
             f"autoregressive: {cut} of {counted(len(profiled.costs), 'answer')} did not end "
-            f"before decoding.max_new_tokens={max_new_tokens}: with weights trained to end it "
-            "costs less"
+            f"before decoding.max_new_tokens={max_new_tokens}: with weights trained to end "
+            "their answers it costs less"
         )
     return [speed]
 
@@ -272,8 +272,8 @@ def speed_of(sample: CorpusSample, profiled: Profile, notes: list[str]) -> Metho
         notes.append(f"{profiled.method}: {failed}, the first: {errors[0]}")
     if not profiled.complete:
         notes.append(
-            f"{profiled.method}: the time ended before the sample was done: a guess; raise "
-            "--minutes"
+            f"{profiled.method}: the time was up before the sample was done, so this is a guess; "
+            "raise --minutes"
         )
     machine_rng = np.random.default_rng([sampling.SEED, zlib.crc32(profiled.method.encode())])
     expected = [expected_seconds for expected_seconds, _ in profiled.samples]
@@ -357,7 +357,7 @@ def _with_given_speed(config: RunConfig | None, options: EstimateOptions) -> Est
     The corpus is planned unless its size is given.
     """
     notes: list[str] = []
-    corpus: sampling.Scan | None = None
+    corpus: sampling.CorpusScan | None = None
     if options.model is not None:
         instances = options.instances or prices.INSTANCES
         tokens = DocumentTokens(*(options.tokens or ()))

@@ -244,8 +244,8 @@ def _missing_instances(
         if gpu:
             advice += f", give --throughput '{gpu}=RATE', or predict with --model NAME"
         notes.append(
-            f"--instance {name} is not in the tables: the speed holds for {measured}, and says "
-            f"nothing about {kind}; {advice}"
+            f"--instance {name} is not in the tables: the speed was measured on {measured}, "
+            f"and says nothing about {kind}; {advice}"
         )
     return notes
 

@@ -9,7 +9,7 @@ from raypd.decoding import ModelSizes, dense_sizes
 from raypd.errors import ConfigError
 from raypd.estimation.data_sheets import GPUS
 from raypd.estimation.machines import MethodSpeed
-from raypd.estimation.roofline import DocumentTokens, Limits, seconds_of
+from raypd.estimation.roofline import DocumentTokens, PassLimits, seconds_of
 
 # The models of the HPD paper, so that they can be predicted without a network and without torch.
 SIZES = {
@@ -19,7 +19,7 @@ SIZES = {
     "microsoft/phi-4": dense_sizes(40, 5120, 17920, 40, 10, 128, 100_352),
 }
 # What the engine takes by default on a GPU.
-LIMITS = Limits(EngineConfig().batched_tokens(gpu=True), MOST_SEQS)
+LIMITS = PassLimits(EngineConfig().batched_tokens(gpu=True), MOST_SEQS)
 
 
 def sizes_of(name: str) -> ModelSizes:
@@ -62,14 +62,15 @@ def speeds(
     tokens = DocumentTokens(*counts)
     if not (tokens.own > 0 and tokens.passes > 0 and min(tokens) >= 0 and sum(tokens) < 1e9):
         raise ConfigError(
-            f"--tokens {' '.join(f'{count:g}' for count in tokens)}: no document has such counts"
+            f"--tokens {' '.join(f'{count:g}' for count in tokens)}: no document can have "
+            "these counts"
         )
     sizes = sizes_of(model)
     gpus = sorted({INSTANCES[name].gpu for name in types} & GPUS.keys())
     parallel = _speeds(sizes, gpus, tokens, "hyper_parallel")
     if not parallel:
-        names = ", ".join(gpus) or "GPU of these instance types"
-        raise ConfigError(f"{model}: fits in bfloat16 into the memory of no {names}")
+        names = ", ".join(gpus) or "the GPUs of these instance types"
+        raise ConfigError(f"{model}: does not fit into the memory of {names} in bfloat16")
     return parallel, _speeds(sizes, gpus, tokens, "autoregressive")
 
 

@@ -45,8 +45,6 @@ from raypd.text import counted
 _WINDOW_PARTS = 8
 _UNIT = "sample"
 _POLL_SECONDS = 0.05
-# Tokens by row and kind.
-Tokens = Mapping[str, Mapping[str, float]]
 # The columns of `SteppedMeter.readings`.
 _ANSWERED = 0
 _PREFILL_TOKENS = 3
@@ -634,15 +632,15 @@ def check_sample(profiled: Profile) -> None:
     failed = [cost for cost in answered if cost.error is not None]
     if answered and profiled.seconds <= 0:
         raise RunError(
-            f"{counted(len(answered), 'document')} took no time that can be measured: raise "
+            f"{counted(len(answered), 'document')} took too little time to measure: raise "
             "--sample; of the fake model, model.fake sets the costs (step_seconds, "
             "decode_tokens_per_second)"
         )
     if not answered:
         advice = "raise --minutes (of a fit: fit.sample_minutes) or lower engine.max_num_seqs"
         raise RunError(
-            f"none of {counted(len(profiled.costs), 'document')} was answered in the time "
-            f"given: {advice}"
+            f"none of {counted(len(profiled.costs), 'document')} was answered within the "
+            f"time limit: {advice}"
         )
     if len(failed) == len(answered):
         raise RunError(f"every document of the sample failed, the first because: {failed[0].error}")

@@ -49,7 +49,7 @@ class DocumentTokens(NamedTuple):
         )
 
 
-class Limits(NamedTuple):
+class PassLimits(NamedTuple):
     """The limits of a pass."""
 
     tokens: int  # Tokens of a pass.
@@ -81,7 +81,7 @@ def seconds_of(
     sheet: DataSheet,
     tokens: DocumentTokens,
     parallel: bool,
-    limits: Limits,
+    limits: PassLimits,
     fp8: bool = False,
 ) -> dict[str, float] | None:
     """Predict the seconds of a document, by part.
@@ -146,7 +146,7 @@ def _work_of(tokens: DocumentTokens, parallel: bool) -> _Work:
 
 
 def _max_sequences(
-    sizes: ModelSizes, sheet: DataSheet, work: _Work, limits: Limits, weight_bytes: int
+    sizes: ModelSizes, sheet: DataSheet, work: _Work, limits: PassLimits, weight_bytes: int
 ) -> int:
     """Return how many documents fit into a GPU beside the weights, at the same time."""
     free = _MEMORY_SHARE * sheet.gigabytes * 1e9 - _MARGIN - weight_bytes * sizes.weights
@@ -166,7 +166,7 @@ def _touched_share(sizes: ModelSizes, tokens: float) -> float:
     return 1 - (1 - sizes.expert_share) ** tokens
 
 
-def _padding_flops(sizes: ModelSizes, work: _Work, sequences: int, limits: Limits) -> float:
+def _padding_flops(sizes: ModelSizes, work: _Work, sequences: int, limits: PassLimits) -> float:
     """Return the operations for the rows by which products with experts are filled up."""
     if not sizes.experts:
         return 0.0

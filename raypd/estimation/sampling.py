@@ -35,12 +35,12 @@ class ScannedDocument:
 
     category: str
     length: int  # bytes of its text
-    unit: int  # index into Scan.units
+    unit: int  # index into CorpusScan.units
     row: int
 
 
 @dataclass
-class Scan:
+class CorpusScan:
     """The units that the first phase read."""
 
     units: list[Unit]
@@ -62,7 +62,7 @@ class Scan:
 class CorpusSample:
     """The drawn documents, shuffled, so that every part of them is like the corpus."""
 
-    scan: Scan
+    scan: CorpusScan
     readable: list[ScannedDocument]  # in their order; unreadable documents become error rows
     readable_indices: list[int]  # the index in `readable` of each of `documents`
     documents: list[Document]
@@ -107,23 +107,23 @@ def draw(
 
 
 def _read_documents(
-    corpus: Scan, drawn: list[ScannedDocument], config: RunConfig, columns: Sequence[str]
+    corpus: CorpusScan, drawn: list[ScannedDocument], config: RunConfig, columns: Sequence[str]
 ) -> list[Document]:
     """Read the drawn documents again.
 
     The scan keeps no document, so that its memory does not grow with the length of the documents.
     """
     positions = [(document.unit, document.row) for document in drawn]
-    wanted = set(positions)
+    drawn_rows = set(positions)
     documents: dict[tuple[int, int], Document] = {}
     for unit in {unit for unit, _ in positions}:
         for row, document in enumerate(read_unit(corpus.units[unit], config, columns)):
-            if (unit, row) in wanted:
+            if (unit, row) in drawn_rows:
                 documents[unit, row] = document
     return [documents[position] for position in positions]
 
 
-def scan(config: RunConfig) -> Scan:
+def scan(config: RunConfig) -> CorpusScan:
     """Scan units at equal distances along the plan.
 
     Raises:
@@ -158,7 +158,7 @@ def scan(config: RunConfig) -> Scan:
         rng = np.random.default_rng(SEED)
         unit_bytes = [unit.bytes for unit in units]
         total = bootstrap.ratio(counts, unit_bytes, rng, plan.units) * plan.bytes
-    return Scan(units, counts, scanned, total, plan.units, plan.left_out, plan.unsplit)
+    return CorpusScan(units, counts, scanned, total, plan.units, plan.left_out, plan.unsplit)
 
 
 def _unit_indices(plan: Plan) -> set[int]:

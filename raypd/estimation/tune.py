@@ -149,8 +149,8 @@ def _advice(search: Search) -> str:
     if errors and not any(trial.usable for trial in search.trials):
         return errors[0]
     return (
-        "raise --minutes or --budget-usd, or lower --sample; the same command resumes with the "
-        "measurements so far"
+        "raise --minutes or --budget-usd, or lower --sample; run the same command again to "
+        "resume with the measurements so far"
     )
 
 

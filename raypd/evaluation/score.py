@@ -179,7 +179,9 @@ def evaluate(
     answers, others = answers_for(run, gold)
     names = asked_attributes(run)
     with raised_as(
-        InputError, f"{labels}: labels of another kind of task than {run}, which lacks", KeyError
+        InputError,
+        f"{labels}: these labels are of another kind of task than {run}, which lacks",
+        KeyError,
     ):
         scores = _scores(answers, gold, tolerance, names)
     if not scores:
@@ -441,7 +443,7 @@ def describe(evaluation: Evaluation) -> str:
             f"{pair.ours - pair.theirs:+.3f} [{pair.low:+.3f} to {pair.high:+.3f}]"
         )
     for count, reason in (
-        (evaluation.failed, "failed: each counts as without any value"),
+        (evaluation.failed, "failed: each counts as having no values"),
         (evaluation.unlabelled, "without labels: left out"),
         (evaluation.missing, "with labels, not in the run: left out"),
     ):

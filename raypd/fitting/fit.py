@@ -124,7 +124,7 @@ def _write_recommended(result: FitResult, path: str, overrides: list[str]) -> No
     target = recommended
     if result.choice is None:
         target = below_floor
-        comment += f"; not surely at fit.f1_floor, {result.floor:g}"
+        comment += f"; not certain to reach fit.f1_floor, {result.floor:g}"
         result.best = choice.name
         result.best_configuration = str(target)
     else:
@@ -304,15 +304,15 @@ def missing(result: FitResult) -> str:
         # An interval narrows with the root of the number of documents.
         ratio = (best.f1.value - best.f1.low) / (best.f1.value - result.floor)
         reasons.append(
-            f"it is above the floor, but not surely (from {best.f1.low:.3f}): about "
-            f"{documents * ratio**2:,.0f} test documents would tell, and there are {documents} "
-            "(fit.documents)"
+            f"it is above the floor, but not certainly (from {best.f1.low:.3f}): about "
+            f"{documents * ratio**2:,.0f} test documents would settle it, and there are "
+            f"{documents} (fit.documents)"
         )
     fewer_labels = [score for score in result.curve if score.name == best.name]
     scored = [score.f1.value for score in fewer_labels if score.f1]
     if scored:
         gain = best.f1.value - scored[-1]
-        advice = "more labels would help" if gain > 0.01 else "more labels would help little"
+        advice = "more labels would help" if gain > 0.01 else "more labels would hardly help"
         reasons.append(
             f"from {max(score.labels for score in fewer_labels)} to {best.labels} labels it "
             f"gained {gain:+.3f}: {advice}"
@@ -342,11 +342,11 @@ def _begin(config: RunConfig, folder: str) -> FitResult:
     except FileNotFoundError:
         if set(storage.names(folder)) - {layout.LEASE, layout.SESSIONS}:
             raise ConfigError(
-                f"fit.path {folder}: is not empty, and no fit's; give another fit.path"
+                f"fit.path {folder}: is not empty and contains no fit; choose another fit.path"
             ) from None
         return result
     except records.RecordError as error:
-        raise ConfigError(f"{error}; give another fit.path") from None
+        raise ConfigError(f"{error}; choose another fit.path") from None
     if storage.exists(storage.join(folder, f"{PARTS[0]}.jsonl")):
         is_other = before.identity != result.identity
     else:
@@ -354,7 +354,7 @@ def _begin(config: RunConfig, folder: str) -> FitResult:
         has_asked = any(name.startswith(UNLABELLED) for name in storage.names(folder))
         is_other = has_asked and before.source != result.source
     if is_other:
-        advice = "give another fit.path, or go back to that configuration"
+        advice = "choose another fit.path, or restore that configuration"
         raise ConfigError(
             f"fit.path {folder}: holds the fit of other documents, labels or attributes; {advice}"
         )

@@ -144,7 +144,7 @@ def _check_labels(config: RunConfig, rows: list[Row]) -> None:
     column = config.training.labels_column
     attributes = set()
     for category in config.extraction.categories.values():
-        attributes |= {".".join(attribute.place) for attribute in category.attributes}
+        attributes |= {".".join(attribute.key_path) for attribute in category.attributes}
     labelled: set[str] = set()
     for row in rows:
         labelled |= flat_values(row[column]).keys()

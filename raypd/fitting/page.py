@@ -90,13 +90,13 @@ def describe(result: FitResult, reason: str) -> str:
     if result.stopped is not None:
         lines.append(f"stopped: {result.stopped}")
     if result.choice is None:
-        lines.append(f"none is surely at fit.f1_floor, {result.floor:g}: {reason}")
+        lines.append(f"none is certain to reach fit.f1_floor, {result.floor:g}: {reason}")
         if result.best_configuration is not None:
             lines.append(
-                f"best all the same: {result.best}; configuration: {result.best_configuration}"
+                f"best nevertheless: {result.best}; configuration: {result.best_configuration}"
             )
     else:
-        floor = f"surely at fit.f1_floor, {result.floor:g}, or above"
+        floor = f"certain to reach fit.f1_floor, {result.floor:g}"
         lines.append(f"recommended: {result.choice.name}, the cheapest that is {floor}")
         lines.append(f"configuration: {result.configuration}")
     lines.append(f"page: {storage.join(result.path, layout.REPORT)}")

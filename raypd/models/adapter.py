@@ -19,7 +19,7 @@ from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
 from raypd.config import ModelConfig
 from raypd.errors import ModelError, raised_as
-from raypd.models.source import HUB_ID, Source, explained, looks_local
+from raypd.models.source import HUB_ID, ModelSource, explained, looks_local
 
 _SETTINGS = "adapter_config.json"
 _WEIGHTS = "adapter_model.safetensors"
@@ -70,7 +70,7 @@ def find_adapter(config: ModelConfig) -> Adapter | None:
         raise ModelError(
             f"model.adapter {name!r} is neither a local folder nor a Hub id (owner/name)"
         )
-    source = Source(name, name, local=False, revision=None, trust_remote_code=False)
+    source = ModelSource(name, name, local=False, revision=None, trust_remote_code=False)
     with explained(source, "the adapter cannot be fetched"):
         try:
             settings = Path(hf_hub_download(name, _SETTINGS))
@@ -98,7 +98,7 @@ def _local_adapter(name: str) -> Adapter:
     return Adapter(name, folder / _SETTINGS, folder / _WEIGHTS)
 
 
-def check_adapter(adapter: Adapter, source: Source, base: PretrainedConfig) -> None:
+def check_adapter(adapter: Adapter, source: ModelSource, base: PretrainedConfig) -> None:
     """Check that an adapter is a LoRA of a model, by the names and shapes of all tensors.
 
     Args:
@@ -148,7 +148,7 @@ def _contradicts(trained_for: str, base: str) -> bool:
     return trained_for.rsplit("/", 1)[-1].lower() != base.rsplit("/", 1)[-1].lower()
 
 
-def _misfit(adapter: Adapter, source: Source, base: PretrainedConfig) -> str | None:
+def _misfit(adapter: Adapter, source: ModelSource, base: PretrainedConfig) -> str | None:
     """Return why an adapter does not fit its base model; None if it does.
 
     The adapter is put on a model without storage (device meta), and the names and shapes of all

@@ -41,7 +41,7 @@ def resolve_device(name: str) -> torch.device:
         device = torch.device(name)
     except RuntimeError:
         raise ModelError(
-            f"model.device {name!r} is no device: auto, cpu, cuda, cuda:1, ..."
+            f"model.device {name!r} is not a device: auto, cpu, cuda, cuda:1, ..."
         ) from None
     if device.type == "cuda":
         _check_cuda(name, device)

@@ -16,7 +16,7 @@ from weakref import WeakKeyDictionary
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from raypd.models.source import Source
+    from raypd.models.source import ModelSource
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ _NOTHING_KNOWN = _ModelFacts((), 0)
 _facts: WeakKeyDictionary[PreTrainedTokenizerBase, _ModelFacts] = WeakKeyDictionary()
 
 
-def remember_model(tokenizer: PreTrainedTokenizerBase, source: Source) -> None:
+def remember_model(tokenizer: PreTrainedTokenizerBase, source: ModelSource) -> None:
     """Reads what the functions below say about the model of a tokenizer.
 
     Raises:
@@ -74,7 +74,7 @@ def _ids(value: Any) -> list[int]:
     return [id for id in values if isinstance(id, int) and not isinstance(id, bool) and id >= 0]
 
 
-def _read_json(source: Source, name: str) -> dict[str, Any]:
+def _read_json(source: ModelSource, name: str) -> dict[str, Any]:
     """Reads a file of the model, empty where there is none.
 
     transformers' classes would fill in their own end token where the file names none.

@@ -97,7 +97,7 @@ def _check_path(endpoint: EndpointConfig, path: str) -> None:
             target = redact(urljoin(url, reply.headers["location"]))[:200]
             raise ConfigError(
                 f"model.endpoint.url: {url} redirects to {target}; documents are not sent there: "
-                "set the URL that answers by itself"
+                "set the URL that answers without a redirect"
             )
         if endpoint.batch and reply.status_code == 404:
             raise ConfigError(

@@ -54,5 +54,5 @@ def _training(types: tuple[str, ...]) -> str:
     """Say how models of some types are trained, by their default configurations."""
     configs = [AutoConfig.for_model(kind).get_text_config() for kind in types]
     if any(hasattr(config, key) for config in configs for key in _EXPERTS):
-        return "yes, with the routers as they are"
+        return "yes, with frozen routers"
     return "yes"

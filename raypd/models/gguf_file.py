@@ -81,8 +81,8 @@ def choose_file(files: list[str], kind: str | None, name: str) -> str:
         file for file in sorted(files) if file.endswith(SUFFIX) and not _ENCODER.search(file)
     ]
     if kind is not None:
-        wanted = re.compile(rf"(^|[-_./]){re.escape(kind)}([-_.]|$)", re.IGNORECASE)
-        choices = [file for file in choices if wanted.search(file)]
+        kind_in_name = re.compile(rf"(^|[-_./]){re.escape(kind)}([-_.]|$)", re.IGNORECASE)
+        choices = [file for file in choices if kind_in_name.search(file)]
     if not choices:
         of_kind = f" of type {kind}" if kind is not None else ""
         raise ModelError(f"model.name {name!r}: there is no GGUF file{of_kind} there")
@@ -166,11 +166,11 @@ def describe(file: Path, folder: Path) -> PretrainedConfig:
     tokenizer.model_max_length = config.get_text_config().max_position_embeddings
     tokenizer.save_pretrained(folder)
     end_tokens = [_value(reader, f"tokenizer.ggml.{key}") for key in _END_TOKENS]
-    known = sorted({int(token) for token in end_tokens if token is not None})
+    end_ids = sorted({int(token) for token in end_tokens if token is not None})
     if isinstance(config.eos_token_id, list):
-        known = sorted({*known, *config.eos_token_id})
-    if known:
-        GenerationConfig(eos_token_id=known).save_pretrained(folder)
+        end_ids = sorted({*end_ids, *config.eos_token_id})
+    if end_ids:
+        GenerationConfig(eos_token_id=end_ids).save_pretrained(folder)
     return config
 
 

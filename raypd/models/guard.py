@@ -114,7 +114,7 @@ def reason_in_rope(config: PretrainedConfig) -> str | None:
         if rope.get("long_factor") != rope.get("short_factor"):
             length = rope.get("original_max_position_embeddings")
             return (
-                "its long-rope takes other frequencies for all rows as soon as one is longer than "
+                "its long-rope uses other frequencies for all rows as soon as one is longer than "
                 f"{length} tokens; in a copy of its config.json, set `long_factor` to the values "
                 "of `short_factor` and `max_position_embeddings` to that length"
             )
@@ -217,7 +217,7 @@ def _reason_in_logits(packed: torch.Tensor, apart: torch.Tensor, tolerance: floa
     if error <= tolerance:
         return None
     return (
-        "two rows packed in one pass give other logits than apart (off by "
+        "two rows packed in one pass give other logits than each alone (off by "
         f"{error:.1e} of their spread, {tolerance:g} allowed): it does not honour position_ids, or "
         "it does more than attention between tokens"
     )

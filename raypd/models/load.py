@@ -37,7 +37,7 @@ from raypd.models.device import cpu_has, has_fp8, resolve_device, resolve_dtype
 from raypd.models.elsewhere import who_reads, who_runs
 from raypd.models.end_tokens import remember_model
 from raypd.models.guard import check_architecture, check_decodable
-from raypd.models.source import Source, explained, find_source, read_config
+from raypd.models.source import ModelSource, explained, find_source, read_config
 from raypd.models.text_part import KEY_MAPPING, has_text_part, text_tensors
 from raypd.models.unexpected_keys import important_keys, is_scale
 
@@ -194,7 +194,7 @@ class _Weights:
         tensors: The tensors of the files, once they were opened.
     """
 
-    source: Source
+    source: ModelSource
     config: PretrainedConfig
     format: CheckpointFormat | None
     product: str | None
@@ -411,7 +411,7 @@ def context_length(name: str, base: PretrainedConfig, tokenizer: PreTrainedToken
     if tokenizer.model_max_length < 1_000_000_000:  # transformers' "unknown" is 10^30
         return int(tokenizer.model_max_length)
     raise ModelError(
-        f"model {name!r}: its config.json says no context length (max_position_embeddings)"
+        f"model {name!r}: its config.json has no context length (max_position_embeddings)"
     )
 
 
@@ -438,7 +438,7 @@ def _load_weights(
     if lacking:
         lost = f"{len(lacking)} of its weights are missing or have another shape ({lacking[0]})"
         raise ModelError(
-            f"model {config.name!r}: {lost}: the files are not whole, or config.json is "
+            f"model {config.name!r}: {lost}: the files are incomplete, or config.json is "
             "another model's"
         )
     _check_unexpected(config.name, important_keys(report["unexpected_keys"], model.config))
@@ -512,7 +512,7 @@ def _check_unexpected(name: str, keys: list[str]) -> None:
     """Raises ModelError where a checkpoint has tensors that the model has no place for."""
     if not keys:
         return
-    tensors = f"{len(keys)} tensors that its model has no place for ({keys[0]})"
+    tensors = f"{len(keys)} tensors that its model does not have ({keys[0]})"
     if is_scale(keys[0]):
         raise ModelError(
             f"model {name!r}: its checkpoint has {tensors}: its weights are quantized in a way "
@@ -520,7 +520,7 @@ def _check_unexpected(name: str, keys: list[str]) -> None:
         )
     raise ModelError(
         f"model {name!r}: its checkpoint has {tensors}: config.json is another model's, or the "
-        "weights are to be merged first"
+        "weights have to be merged first"
     )
 
 

@@ -47,7 +47,7 @@ _GGUF_KIND = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")
 
 
 @dataclass(frozen=True)
-class Source:
+class ModelSource:
     """Where a model's files are.
 
     Attributes:
@@ -82,7 +82,7 @@ def looks_local(name: str) -> bool:
     return Path(name).expanduser().exists()
 
 
-def find_source(config: ModelConfig, weights: bool = False) -> Source:
+def find_source(config: ModelConfig, weights: bool = False) -> ModelSource:
     """Find the files of a model. May convert the embedded model or a GGUF file.
 
     Args:
@@ -108,10 +108,10 @@ def find_source(config: ModelConfig, weights: bool = False) -> Source:
             folder = gguf_file.converted(gguf, dtype)
         else:
             folder = gguf_file.described(gguf)
-        return Source(name, str(folder), True, None, config.trust_remote_code, gguf)
+        return ModelSource(name, str(folder), True, None, config.trust_remote_code, gguf)
     if local:
         folder = _local_folder(name, remote, weights)
-        return Source(name, str(folder), True, None, config.trust_remote_code)
+        return ModelSource(name, str(folder), True, None, config.trust_remote_code)
     if not HUB_ID.fullmatch(name):
         raise ModelError(
             f"model.name {name!r} is neither a folder (local or s3://) nor a Hub id (a/b) nor a "
@@ -121,14 +121,14 @@ def find_source(config: ModelConfig, weights: bool = False) -> Source:
         snapshot = _cached(name, config.revision)
         if snapshot is not None:
             folder = staged(str(snapshot))
-            return Source(name, str(folder), True, None, config.trust_remote_code)
-    source = Source(name, name, False, config.revision, config.trust_remote_code)
+            return ModelSource(name, str(folder), True, None, config.trust_remote_code)
+    source = ModelSource(name, name, False, config.revision, config.trust_remote_code)
     if not constants.is_offline_mode() and not _in_cache(source, weights):
         _check_hub(source)
     return source
 
 
-def _in_cache(source: Source, weights: bool) -> bool:
+def _in_cache(source: ModelSource, weights: bool) -> bool:
     """Return whether the Hub's cache holds what will be read of a model."""
     if weights:
         return _cached(source.location, source.revision) is not None
@@ -157,7 +157,7 @@ def why_unavailable(name: str) -> str:
     return f"{name} is not in the Hub's cache ({constants.HF_HUB_CACHE}), and {reason}"
 
 
-def _check_hub(source: Source) -> None:
+def _check_hub(source: ModelSource) -> None:
     """Raise ModelError at once if the Hub cannot be reached.
 
     The Hub's client would retry each file five times, for half a minute in all.
@@ -250,7 +250,7 @@ def _hub_gguf(config: ModelConfig, repository: str, kind: str | None) -> Path | 
                 f"the weights, as in {name}:Q4_K_M"
             )
         return None
-    source = Source(name, repository, False, config.revision, False)
+    source = ModelSource(name, repository, False, config.revision, False)
     with explained(source, "its GGUF file cannot be fetched"):
         file = gguf_file.choose_file(_hub_files(repository, config.revision), kind, name)
         return Path(hf_hub_download(repository, file, revision=config.revision))
@@ -288,8 +288,8 @@ def _checked_folder(name: str) -> Path:
         raise ModelError(f"model.name {name!r}: there is no folder {folder}")
     if not folder.is_dir():
         raise ModelError(
-            f"model.name {name!r} is a file, but no GGUF file; set model.name to a GGUF file, or "
-            "to a folder with config.json and the weights"
+            f"model.name {name!r} is a file, but not a GGUF file; set model.name to a GGUF file, "
+            "or to a folder with config.json and the weights"
         )
     if not (folder / "config.json").is_file():
         if (folder / "adapter_config.json").is_file():
@@ -333,12 +333,12 @@ def _way_out(folder: Path) -> str:
     if variants:
         return f"rename {variants[0]} to model.safetensors to use it"
     return (
-        "pickles (.bin) are not read, since they can run code; where you trust one, transformers' "
-        "from_pretrained and save_pretrained make safetensors of it"
+        "pickles (.bin) are not read, because they can run code; if you trust one, convert it to "
+        "safetensors with transformers' from_pretrained and save_pretrained"
     )
 
 
-def read_config(source: Source) -> PretrainedConfig:
+def read_config(source: ModelSource) -> PretrainedConfig:
     """Read the model's config.json, from the Hub if need be.
 
     Returns:
@@ -350,7 +350,7 @@ def read_config(source: Source) -> PretrainedConfig:
 
 
 @contextmanager
-def explained(source: Source, failure: str) -> Iterator[None]:
+def explained(source: ModelSource, failure: str) -> Iterator[None]:
     """Turn errors of transformers, the Hub's client and torch into a ModelError with advice.
 
     Args:
@@ -386,7 +386,7 @@ def _causes(error: BaseException) -> list[BaseException]:
     return causes
 
 
-def _explanation(error: BaseException, source: Source) -> str | None:
+def _explanation(error: BaseException, source: ModelSource) -> str | None:
     """Return what went wrong and what to do, for errors that are known; otherwise None."""
     causes = _causes(error)
 
@@ -427,7 +427,7 @@ def _explanation(error: BaseException, source: Source) -> str | None:
     return None
 
 
-def _missing_from_cache(source: Source) -> str:
+def _missing_from_cache(source: ModelSource) -> str:
     reason = "the Hub cannot be reached"
     if constants.is_offline_mode():
         reason = "HF_HUB_OFFLINE is set"

@@ -151,7 +151,7 @@ def unreadable(
         yield from failures
 
 
-def read_input(scratch: Scratch, plan: Plan, config: RunConfig, known: DigestSet) -> Input:
+def read_input(scratch: Scratch, plan: Plan, config: RunConfig, indexed_units: DigestSet) -> Input:
     """Read tonight's input into tables.
 
     Args:
@@ -159,7 +159,7 @@ def read_input(scratch: Scratch, plan: Plan, config: RunConfig, known: DigestSet
             and `damaged` (objects).
         plan: Tonight's plan.
         config: The configuration.
-        known: The keys of units whose documents are in last night's index, as numbers.
+        indexed_units: The keys of units whose documents are in last night's index, as numbers.
     """
     scratch.create("planned", _PLANNED)
     scratch.create("read", _READ)
@@ -176,7 +176,7 @@ def read_input(scratch: Scratch, plan: Plan, config: RunConfig, known: DigestSet
 
     def take(ordinal: int, unit: Unit) -> None:
         key = unit_key(unit)
-        if int(key, 16) not in known:
+        if int(key, 16) not in indexed_units:
             documents = read_unit(unit, config, extra_columns)
             scratch.add("read", _read_rows(documents, key, content_hash))
         scratch.add("planned", [{"unit": key, "ordinal": ordinal}])
@@ -201,7 +201,7 @@ def _read_rows(documents: list[Document], key: str, content_hash: _ContentHash) 
         "unit": [key] * len(documents),
         "position": [document.index for document in documents],
         "source": [document.source for document in documents],
-        "row": [document.place for document in documents],
+        "row": [document.row for document in documents],
     }
     return pa.table(columns, schema=_READ)
 

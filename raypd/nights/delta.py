@@ -35,7 +35,7 @@ _PROPERTIES = {
 
 
 @dataclass
-class _Table:
+class _DeltaTable:
     """The Delta table as it is now."""
 
     table: "DeltaTable | None"  # None if it does not exist yet
@@ -75,7 +75,7 @@ def register(root: str, night: str, objects: Iterable[str]) -> None:
     except (DeltaError, OSError, pa.ArrowException) as error:
         raise RunError(
             f"{root}: the night {night} is complete, and {layout.CURRENT} lists it; its Delta "
-            f"table could not be updated: {_one_line(error)}. The same command tries again"
+            f"table could not be updated: {_one_line(error)}. Run the same command to retry"
         ) from None
 
 
@@ -155,7 +155,7 @@ def difference(root: str, objects: Iterable[str]) -> str:
     )
 
 
-def _open(root: str) -> _Table:
+def _open(root: str) -> _DeltaTable:
     """Open the Delta table and list its objects."""
     from deltalake import DeltaTable
     from deltalake.exceptions import TableNotFoundError
@@ -163,11 +163,11 @@ def _open(root: str) -> _Table:
     try:
         table = DeltaTable(root, storage_options=storage.object_store(root))
     except TableNotFoundError:
-        return _Table(None)
+        return _DeltaTable(None)
     actions = pa.table(table.get_add_actions())
     paths = actions["path"].to_pylist()
     sizes = actions["size_bytes"].to_pylist()
-    return _Table(table, dict(zip(paths, sizes, strict=True)))
+    return _DeltaTable(table, dict(zip(paths, sizes, strict=True)))
 
 
 def _one_line(error: Exception) -> str:

@@ -315,19 +315,19 @@ class Index:
 
 def _pieces(tables: Iterator[pa.Table], rows: int) -> Iterator[pa.Table]:
     """Cut rows that are ordered by id into tables of a size, without separating equal ids."""
-    rest = _DOCUMENTS.empty_table()
+    pending = _DOCUMENTS.empty_table()
     for table in tables:
-        rest = pa.concat_tables([rest, table])
-        while len(rest) > rows:
-            last_id = rest["id"][rows - 1]
+        pending = pa.concat_tables([pending, table])
+        while len(pending) > rows:
+            last_id = pending["id"][rows - 1]
             # The ids are in order, so the documents up to the last one with this id come first.
-            cut = pc.sum(pc.less_equal(rest["id"], last_id)).as_py()
-            if cut == len(rest):
+            cut = pc.sum(pc.less_equal(pending["id"], last_id)).as_py()
+            if cut == len(pending):
                 break
-            yield rest.slice(0, cut)
-            rest = rest.slice(cut)
-    if len(rest):
-        yield rest
+            yield pending.slice(0, cut)
+            pending = pending.slice(cut)
+    if len(pending):
+        yield pending
 
 
 def _shard(file: str, first: str, table: pa.Table) -> Shard:

@@ -129,7 +129,7 @@ def run_night(
         night = night_run.run()
     if night.damaged.units and config.input.on_damaged == "fail":
         raise RunError(
-            f"{night.describe()}\nEvery night tries these objects again. Repair or remove them; "
+            f"{night.describe()}\nEvery night retries these objects. Repair or remove them; "
             "with input.on_damaged=skip they are left out without an error"
         )
     return night
@@ -193,12 +193,12 @@ class NightRun:
             everything=schema_changed,
         )
         usable = self._usable_answers()
-        more = True
-        while more:
+        has_grown = True
+        while has_grown:
             changes.decide(self.scratch, name, usable, keep_removed)
             changes.touched(self.scratch, all_units=schema_changed)
             # The object of a unit is written as a whole, so all of its documents are needed.
-            more = self.index.load_units("SELECT unit FROM touched")
+            has_grown = self.index.load_units("SELECT unit FROM touched")
 
     def _count(self, name: str, tonight: Input) -> Night:
         """Count the documents of the night."""
@@ -211,14 +211,14 @@ class NightRun:
 
     def _read_input(self, plan: Plan) -> Input:
         """Read what the last successful night did not know of the input into tables."""
-        known = self.index.live_units()
-        tonight = changes.read_input(self.scratch, plan, self.config, known)
+        indexed_units = self.index.live_units()
+        tonight = changes.read_input(self.scratch, plan, self.config, indexed_units)
         if not tonight.units:
             objects = counted(tonight.damaged.units, "object")
             raise RunError(
                 f"nothing of the input could be read, {objects}:\n{tonight.damaged.shown()}The "
-                "table stays as it is, whatever input.on_damaged says; the same command tries "
-                "them again"
+                "table stays as it is, even with input.on_damaged=skip. Run the same command "
+                "again to retry"
             )
         return tonight
 
@@ -304,7 +304,7 @@ class NightRun:
         if state.hash_column != config.nightly.hash_column:
             raise ConfigError(
                 f"nightly.hash_column was {state.hash_column} in the night {state.night}, so no "
-                "document could be recognised. Restore it, or extract everything again with --full"
+                "document could be recognized. Restore it, or extract everything again with --full"
             )
         if same:
             return None

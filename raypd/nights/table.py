@@ -85,7 +85,7 @@ def settle(scratch: Scratch, folder: str, everything_again: bool) -> None:
     if without_row:
         documents = counted(without_row, "document")
         raise RunError(
-            f"{documents} of the input without a row though tonight's run ended; run the "
+            f"{documents} of the input have no row although tonight's run ended; run the "
             "command again"
         )
     # An object of an earlier night that has more documents than the table shows cannot stay.
@@ -178,7 +178,7 @@ def _write(
     """
     files = {document["file"] for document in documents}
     files |= {document["added_file"] for document in documents if document["added_file"]}
-    answers = _Answers(root, sorted(files))
+    answers = _ObjectRows(root, sorted(files))
     if change is None:
         rows = answers.rows_of(documents)
     else:
@@ -186,7 +186,7 @@ def _write(
     write_object(storage.join(root, documents[0]["home"]), rows)
 
 
-class _Answers:
+class _ObjectRows:
     """The rows of some objects, by document.
 
     Args:
@@ -250,7 +250,7 @@ class _Answers:
 
 def _joined(
     documents: list[dict[str, Any]],
-    answers: _Answers,
+    answers: _ObjectRows,
     config: RunConfig,
     change: schema_change.Change,
 ) -> pa.Table:

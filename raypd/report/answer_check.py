@@ -67,7 +67,7 @@ class AnswerCheck:
 
 
 @dataclass(frozen=True)
-class Progress:
+class RunProgress:
     """How far a run is, as far as the next step depends on it.
 
     Attributes:
@@ -85,7 +85,7 @@ class Progress:
     on_gpu: bool = False
 
 
-def check_run(root: str, progress: Progress) -> AnswerCheck:
+def check_run(root: str, progress: RunProgress) -> AnswerCheck:
     """Check the answers of a run from some of its objects.
 
     Storage must be configured for the run.
@@ -112,7 +112,7 @@ def read_answers(root: str) -> AnswerSample:
     return sample
 
 
-def check(root: str, record: RunRecord, sample: AnswerSample, progress: Progress) -> AnswerCheck:
+def check(root: str, record: RunRecord, sample: AnswerSample, progress: RunProgress) -> AnswerCheck:
     """Check answers.
 
     Args:
@@ -195,14 +195,14 @@ def _card(config: Tree) -> Tree:
 
 
 @dataclass(frozen=True)
-class _Fault:
+class _AnswerFault:
     """A fault of an attribute's answers."""
 
     kind: str  # same, copied, null, cut or confidence
     text: str
 
 
-def warnings(config: Tree, sample: AnswerSample) -> list[_Fault]:
+def warnings(config: Tree, sample: AnswerSample) -> list[_AnswerFault]:
     """Return what is wrong with the answers of each attribute.
 
     Args:
@@ -237,7 +237,7 @@ def _faults(
     keys: Tree,
     prompt_texts: Sequence[str],
     config: Tree,
-) -> list[_Fault]:
+) -> list[_AnswerFault]:
     """Return what is wrong with the answers of one attribute."""
     total = attribute.statuses.total()
     if total < _FEW:
@@ -247,11 +247,11 @@ def _faults(
     cut = attribute.statuses["truncated"]
     if nulls >= _NULL * total:
         of = "all" if nulls == total else f"{count(nulls)} of"
-        faults.append(_Fault("null", f"{label} is null in {of} {count(total)} documents"))
+        faults.append(_AnswerFault("null", f"{label} is null in {of} {count(total)} documents"))
     if cut >= _CUT * total:
         limit = (config.get("decoding") or {}).get("max_value_tokens")
         faults.append(
-            _Fault(
+            _AnswerFault(
                 "cut",
                 f"{label} was cut in {count(cut)} of {count(total)} documents: its values are "
                 f"longer than decoding.max_value_tokens ({limit})",
@@ -262,7 +262,7 @@ def _faults(
         if copied and copied.total() >= max(2, _COPIED * total):
             text = copied.most_common(1)[0][0]
             faults.append(
-                _Fault(
+                _AnswerFault(
                     "copied",
                     f"{label} is copied from its description or the prompt in "
                     f"{count(copied.total())} of {count(total)} documents ({_shown(text)})",
@@ -270,10 +270,10 @@ def _faults(
             )
     same = _same(attribute, keys, total)
     if same is not None and not any(fault.kind == "copied" for fault in faults):
-        faults.append(_Fault("same", f"{label} {same}"))
+        faults.append(_AnswerFault("same", f"{label} {same}"))
     if _is_constant(attribute.confidences):
         faults.append(
-            _Fault(
+            _AnswerFault(
                 "confidence",
                 f"{label} has nearly the same confidence everywhere ({attribute.median}): it does "
                 "not tell right from wrong",
@@ -344,7 +344,7 @@ def _is_constant(confidences: Sequence[float]) -> bool:
 
 
 def _next_step(
-    root: str, config: Tree, card: Tree, faults: Sequence[_Fault], progress: Progress
+    root: str, config: Tree, card: Tree, faults: Sequence[_AnswerFault], progress: RunProgress
 ) -> str:
     """Return the one step that fits the state of a run; "" while it goes on well."""
     model = config.get("model") or {}
@@ -370,7 +370,7 @@ def _next_step(
     if progress.state != "complete":
         if progress.state == "running":
             return ""
-        return "the same command resumes the run"
+        return "run the same command again to resume"
     slow = progress.documents < _SLOW_PER_SECOND * progress.seconds
     on_cpu = not progress.on_gpu and model.get("endpoint") is None
     if slow and on_cpu and progress.seconds > _LONG_SECONDS:
@@ -385,8 +385,8 @@ def _next_step(
     if model.get("name") == EMBEDDED and not card:
         return _better_model(shown_root, model, task)
     return (
-        f"`raypd review {shown_root}`: nothing says yet how many values are right; correct some, "
-        "and `raypd evaluate` does"
+        f"`raypd review {shown_root}` lets you correct some values; then `raypd evaluate` says how "
+        "many are right"
     )
 
 

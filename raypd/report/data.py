@@ -16,7 +16,7 @@ from raypd.dataset import CommittedUnits, PlanTotals
 from raypd.errors import RunError, raised_as
 from raypd.estimation import Estimate
 from raypd.nights import NightState
-from raypd.report.answer_check import AnswerCheck, Progress, check
+from raypd.report.answer_check import AnswerCheck, RunProgress, check
 from raypd.report.ledger import read_bill
 from raypd.report.sample import read_sample
 from raypd.report.units import UnitReader, Units
@@ -198,7 +198,7 @@ class RunReport(RunFiles):
 
     def _check(self, config: dict[str, Any], model_card: dict[str, Any] | None) -> AnswerCheck:
         """Return what the answers show without labels."""
-        progress = Progress(
+        progress = RunProgress(
             state=self.state,
             documents=self.units.total("documents"),
             failed=self.units.total("failed"),
@@ -253,8 +253,7 @@ def _without_run(root: str) -> RunReport | None:
     report = RunReport(root, "", {}, {})
     if report.torn:
         raise RunError(
-            f"{report.torn[0]}: cannot be read, and there is no run here: make it again with "
-            "`raypd estimate`"
+            f"{report.torn[0]}: cannot be read, and there is no run here; repeat `raypd estimate`"
         )
     forecast = report.forecast
     if forecast is None:

@@ -21,7 +21,7 @@ _PART_NAMES = {
     "head": "the head machine",
     "other": "everything else",
     "endpoint": "tokens of the model's server",
-    "retry": "trying failed documents again",
+    "retry": "retrying failed documents",
 }
 
 

@@ -292,7 +292,7 @@ class _Labels:
         attribute = self._attribute(category, name)
         if attribute is None:
             raise InputError(
-                f"{self._file}:{line}: {name!r} is no attribute of {category!r} in this run"
+                f"{self._file}:{line}: {name!r} is not an attribute of {category!r} in this run"
             )
         document = f"{cells['source']}, row {cells['row']}"
         if self._category_of.setdefault(position, category) != category:
@@ -393,7 +393,7 @@ def documents_at(
     units = (unit for unit in planner.plan(config, root) if has_any(unit))
     for unit_documents in storage.in_threads(read, units, _THREADS):
         for document in unit_documents:
-            position = (document.source, int(document.place))
+            position = (document.source, int(document.row))
             if position in positions:
                 documents[position] = document
     return documents
@@ -466,7 +466,9 @@ def _rows(file: str, root: str, config: RunConfig) -> list[tuple[int, dict[str, 
                 f"{file}:1: no column {', '.join(sorted(missing))}; give a file of `raypd review`"
             )
         if not row["row"].isdecimal() or len(row["row"]) > _ROW_DIGITS:
-            raise InputError(f"{file}:{line}: not a line of `raypd review`: its row is no number")
+            raise InputError(
+                f"{file}:{line}: not a line of `raypd review`: its row is not a number"
+            )
         rows.append((line, {name: cell.removeprefix("'") for name, cell in row.items()}))
     if not rows:
         raise InputError(f"{file}: has no lines; give a file of `raypd review`")
@@ -499,7 +501,7 @@ def _exported_rows(file: str, root: str, config: RunConfig) -> list[tuple[int, d
         with raised_as(InputError, f"{file}:{line}", ValueError):
             labels = tasks_labels.labels_of(row, "", category.attributes, ()) or {}
         for attribute in category.attributes:
-            name = ".".join(attribute.place)
+            name = ".".join(attribute.key_path)
             if name not in labels:
                 continue
             answer_text = values.get(attribute.name) or ""
@@ -534,5 +536,5 @@ def _exported_position(file: str, line: int, row: Mapping[str, Any]) -> Position
     """Return the position of a row of `raypd export`."""
     number = str(row["row"])
     if not number.isdecimal() or len(number) > _ROW_DIGITS:
-        raise InputError(f"{file}:{line}: not a line of `raypd export`: its row is no number")
+        raise InputError(f"{file}:{line}: not a line of `raypd export`: its row is not a number")
     return str(row["source"]), int(number)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from raypd.billing import Bill
 from raypd.dataset import PlanTotals
-from raypd.report.answer_check import Progress, check, read_answers
+from raypd.report.answer_check import RunProgress, check, read_answers
 from raypd.report.data import RunFiles, is_fake
 from raypd.report.sample import AnswerSample, failed_documents
 from raypd.report.units import CommittedUnit, UnitReader, Units
@@ -175,7 +175,7 @@ class Watch:
         if status.units >= 2 * self._answered_units or status.state != "running":
             self._answers = read_answers(self.root)
             self._answered_units = status.units
-        progress = Progress(
+        progress = RunProgress(
             state=status.state,
             documents=status.documents,
             failed=status.failed,

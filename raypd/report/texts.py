@@ -43,7 +43,7 @@ def add(run: RunReport, overrides: Sequence[str] = ()) -> None:
         with raised_as(InputError, "--texts", InputError, storage.StorageError):
             documents = read_unit(unit, config)
         for document in documents:
-            sampled = by_position.get((clean(document.source, 200), document.place))
+            sampled = by_position.get((clean(document.source, 200), document.row))
             if sampled is not None and document.error is None:
                 spans = [
                     (entry.span, entry.name) for entry in sampled.entries if entry.span is not None

@@ -22,7 +22,7 @@ class LeftOutFiles:
 
 
 @dataclass
-class _Group:
+class _FilesOfReason:
     files: int = 0
     notable: list[str] = field(default_factory=list)
     plain: list[str] = field(default_factory=list)
@@ -32,7 +32,7 @@ class LeftOut:
     """Collects the files that are left out, in the order of the input."""
 
     def __init__(self) -> None:
-        self._groups: dict[str, _Group] = {}
+        self._groups: dict[str, _FilesOfReason] = {}
 
     def add(self, reason: str, name: str, notable: bool = True) -> None:
         """Count a file.
@@ -42,7 +42,7 @@ class LeftOut:
             name: The file's name below the input's folder.
             notable: Whether the file probably holds documents; such names are shown first.
         """
-        group = self._groups.setdefault(reason, _Group())
+        group = self._groups.setdefault(reason, _FilesOfReason())
         group.files += 1
         examples = group.notable if notable else group.plain
         if len(examples) < _EXAMPLES:
@@ -51,7 +51,7 @@ class LeftOut:
 
     def add_all(self, files: LeftOutFiles) -> None:
         """Count files that an earlier session has counted."""
-        group = self._groups.setdefault(files.reason, _Group())
+        group = self._groups.setdefault(files.reason, _FilesOfReason())
         group.files += files.files
         group.notable += files.examples
 

@@ -71,14 +71,14 @@ def readings(outputs: Sequence[str], sessions: Sequence[str]) -> list[ReadingRec
         outputs: The folders of the runs.
         sessions: The ids of the sessions.
     """
-    found = {}
+    readings = {}
     for output in outputs:
         folder = storage.join(output, layout.READING)
         for name in storage.names(folder):
             with contextlib.suppress(records.RecordError, OSError):
                 reading = records.read(ReadingRecord, storage.join(folder, name))
-                found[reading.session] = reading
-    return [found[session] for session in sessions if session in found]
+                readings[reading.session] = reading
+    return [readings[session] for session in sessions if session in readings]
 
 
 def failures(output: str) -> Iterator[tuple[str, str]]:

@@ -83,7 +83,7 @@ class Unreadable:
         if len(begun_files) < len(self.files):
             pronoun = "the others" if begun_files else "them"
             sentences.append(
-                f"Repair or remove the files, and the same command tries {pronoun} again."
+                f"Repair or remove the files, then run the same command to retry {pronoun}."
             )
         if not changed:
             sentences.append("With input.on_damaged=skip the run leaves them out and succeeds.")

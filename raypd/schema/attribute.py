@@ -46,7 +46,7 @@ class Attribute(Section):
         [], description="The values that an enum, a number or an integer may have"
     )
     many: bool = Field(False, description="Whether the value is a list")
-    max_items: int | None = Field(None, ge=1, description="The most values of a list")
+    max_items: int | None = Field(None, ge=1, description="Maximum number of values in a list")
     min_items: int | None = Field(None, ge=0, description="A list of fewer values is invalid")
     columns: list[Attribute] = Field(
         [], description="Keys of the objects of type rows, such as the lines of an invoice"
@@ -76,7 +76,7 @@ class Attribute(Section):
         return ListType(self, item) if self.many else item
 
     @property
-    def place(self) -> list[str]:
+    def key_path(self) -> list[str]:
         """Its keys in the record, from the outermost."""
         return self.path or [self.name]
 

@@ -51,9 +51,9 @@ def _main() -> None:
     resource.setrlimit(resource.RLIMIT_CPU, (CPU_SECONDS, CPU_SECONDS))
     with contextlib.suppress(ValueError, OSError):  # macOS has no such limit
         resource.setrlimit(resource.RLIMIT_AS, (_MEMORY, _MEMORY))
-    given = json.load(sys.stdin)
+    request = json.load(sys.stdin)
     try:
-        table, finals = table_of(*given)
+        table, finals = table_of(*request)
         large = sum(map(len, table)) > MOST_EDGES
         answer: list[Any] = [None, table, finals]
     except ValueError as error:

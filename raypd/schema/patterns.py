@@ -77,8 +77,8 @@ class Alternatives:
 @dataclass(frozen=True)
 class Repeat:
     item: "Node"
-    fewest: int
-    most: int | None  # None: without a limit
+    minimum: int
+    maximum: int | None  # None: without a limit
 
 
 Node = Literal | CharacterClass | Concatenation | Alternatives | Repeat
@@ -237,14 +237,14 @@ class _Anchors:
         raise UnsupportedPattern(r"a word boundary (\b) cannot be decoded")
 
     def _repeat(self, value: Any, starts: bool, ends: bool) -> Node | None:
-        fewest, most, inner = value
-        limit = None if most is codes.MAXREPEAT else int(most)
+        minimum, maximum, inner = value
+        limit = None if maximum is codes.MAXREPEAT else int(maximum)
         if any(self._anchors_in(inner)) and (limit is None or limit > 1):
             raise UnsupportedPattern("an anchor in a repetition cannot be decoded")
         item = self.resolved(inner, starts, ends)
         if item is None:
-            return EMPTY if fewest == 0 else None
-        return Repeat(item, int(fewest), limit)
+            return EMPTY if minimum == 0 else None
+        return Repeat(item, int(minimum), limit)
 
     def _anchors_in(self, items: Any) -> tuple[bool, bool]:
         """Whether `^` and whether `$` stands anywhere in some items."""
@@ -265,8 +265,8 @@ def _width_of_item(state: Any, item: Any) -> tuple[int, int]:
     """The fewest and the most characters of an item of Python's tree."""
     if item[0] is codes.AT:
         return 0, 0
-    fewest, most = parser.SubPattern(state, [item]).getwidth()
-    return int(fewest), int(most)
+    minimum, maximum = parser.SubPattern(state, [item]).getwidth()
+    return int(minimum), int(maximum)
 
 
 def _inner_sequences(code: Any, value: Any) -> Sequence[Any]:
@@ -291,9 +291,9 @@ def _is_empty(widths: Sequence[tuple[int, int]], matters: bool) -> bool:
 
     Raises UnsupportedPattern where they may be, and an anchor depends on it.
     """
-    if any(fewest > 0 for fewest, _ in widths):
+    if any(minimum > 0 for minimum, _ in widths):
         return False
-    may_be_longer = any(most > 0 for _, most in widths)
+    may_be_longer = any(maximum > 0 for _, maximum in widths)
     if may_be_longer and matters:
         raise UnsupportedPattern("an anchor beside a part that may be empty cannot be decoded")
     return not may_be_longer
@@ -340,11 +340,11 @@ def simplified(node: Node) -> Node:
         return options[0] if len(options) == 1 else Alternatives(options)
     if isinstance(node, Repeat):
         item = simplified(node.item)
-        if item == EMPTY or node.most == 0:
+        if item == EMPTY or node.maximum == 0:
             return EMPTY
-        if (node.fewest, node.most) == (1, 1):
+        if (node.minimum, node.maximum) == (1, 1):
             return item
-        return Repeat(item, node.fewest, node.most)
+        return Repeat(item, node.minimum, node.maximum)
     return node
 
 
@@ -353,24 +353,24 @@ def width(node: Node) -> tuple[int, int | None]:
     if isinstance(node, Literal | CharacterClass):
         return 1, 1
     if isinstance(node, Repeat):
-        fewest, most = width(node.item)
-        if most == 0 or node.most == 0:
+        minimum, maximum = width(node.item)
+        if maximum == 0 or node.maximum == 0:
             return 0, 0
-        if most is None or node.most is None:
-            return fewest * node.fewest, None
-        return fewest * node.fewest, most * node.most
+        if maximum is None or node.maximum is None:
+            return minimum * node.minimum, None
+        return minimum * node.minimum, maximum * node.maximum
     parts = [
         width(item) for item in (node.items if isinstance(node, Concatenation) else node.options)
     ]
-    limits = [most for _, most in parts]
-    known = [most for most in limits if most is not None]
+    limits = [maximum for _, maximum in parts]
+    finite = [maximum for maximum in limits if maximum is not None]
     if isinstance(node, Concatenation):
-        shortest = sum(fewest for fewest, _ in parts)
-        longest = sum(known)
+        shortest = sum(minimum for minimum, _ in parts)
+        longest = sum(finite)
     else:
-        shortest = min((fewest for fewest, _ in parts), default=0)
-        longest = max(known, default=0)
-    return shortest, longest if len(known) == len(limits) else None
+        shortest = min((minimum for minimum, _ in parts), default=0)
+        longest = max(finite, default=0)
+    return shortest, longest if len(finite) == len(limits) else None
 
 
 class LengthBounds:
@@ -379,75 +379,78 @@ class LengthBounds:
     def __init__(self) -> None:
         self._nodes = 0
 
-    def bounded(self, node: Node, fewest: int, most: int | None) -> Node | None:
-        """The texts of a tree that have `fewest` to `most` characters; None: there are none.
+    def bounded(self, node: Node, minimum: int, maximum: int | None) -> Node | None:
+        """The texts of a tree that have `minimum` to `maximum` characters; None: there are none.
 
         Raises UnsupportedPattern where they take too large a tree.
         """
         self._nodes += 1
         if self._nodes > _MOST_NODES:
             raise UnsupportedPattern(
-                "minLength and maxLength beside it are too much; put the length into the pattern"
+                "it cannot be combined with minLength and maxLength; put the length into the "
+                "pattern"
             )
         shortest, longest = width(node)
-        if most is not None and shortest > most:
+        if maximum is not None and shortest > maximum:
             return None
-        if longest is not None and longest < fewest:
+        if longest is not None and longest < minimum:
             return None
-        if fewest <= shortest and (most is None or (longest is not None and longest <= most)):
+        if minimum <= shortest and (
+            maximum is None or (longest is not None and longest <= maximum)
+        ):
             return node
         if isinstance(node, Alternatives):
-            options = [self.bounded(option, fewest, most) for option in node.options]
+            options = [self.bounded(option, minimum, maximum) for option in node.options]
             return _any_of(options)
         if isinstance(node, Concatenation):
-            return self._sequence(node.items, fewest, most)
+            return self._sequence(node.items, minimum, maximum)
         assert isinstance(node, Repeat)
-        return self._repeat(node, fewest, most)
+        return self._repeat(node, minimum, maximum)
 
-    def _repeat(self, node: Repeat, fewest: int, most: int | None) -> Node | None:
+    def _repeat(self, node: Repeat, minimum: int, maximum: int | None) -> Node | None:
         shortest, longest = width(node.item)
         if shortest != longest or shortest == 0:
             raise UnsupportedPattern(
                 "minLength and maxLength beside a repetition of parts of several lengths cannot "
                 "be decoded; put the length into the pattern"
             )
-        lower = max(node.fewest, -(-fewest // shortest))
+        lower = max(node.minimum, -(-minimum // shortest))
         limits = []
-        if node.most is not None:
-            limits.append(node.most)
-        if most is not None:
-            limits.append(most // shortest)
+        if node.maximum is not None:
+            limits.append(node.maximum)
+        if maximum is not None:
+            limits.append(maximum // shortest)
         upper = min(limits, default=None)
         if upper is not None and lower > upper:
             return None
         return Repeat(node.item, lower, upper)
 
-    def _sequence(self, items: Sequence[Node], fewest: int, most: int | None) -> Node | None:
+    def _sequence(self, items: Sequence[Node], minimum: int, maximum: int | None) -> Node | None:
         """One alternative for each length of the first item, as far as the lengths of the items
         behind it depend on it.
         """
         if len(items) == 1:
-            return self.bounded(items[0], fewest, most)
+            return self.bounded(items[0], minimum, maximum)
         first = items[0]
         behind = items[1:]
         first_shortest, first_longest = width(first)
         behind_shortest, behind_longest = width(Concatenation(tuple(behind)))
         options: list[Node | None] = []
         last = first_longest
-        if most is not None:
-            room = most - behind_shortest
+        if maximum is not None:
+            room = maximum - behind_shortest
             last = room if last is None else min(last, room)
         # From this length of the first item on, the items behind it need no lower bound.
-        enough = max(first_shortest, fewest - behind_shortest)
+        enough = max(first_shortest, minimum - behind_shortest)
         length = first_shortest
         while last is None or length <= last:
-            left = None if most is None else most - length
+            left = None if maximum is None else maximum - length
             fits_left = left is None or (behind_longest is not None and behind_longest <= left)
             if fits_left and length >= enough:
                 # All longer ones are alike, as far as the items behind always fit.
                 end = last
-                if most is not None and behind_longest is not None:
-                    end = most - behind_longest
+                if maximum is not None and behind_longest is not None:
+                    end = maximum - behind_longest
                     if last is not None:
                         end = min(end, last)
                 head = self.bounded(first, length, end)
@@ -458,7 +461,7 @@ class LengthBounds:
                 continue
             head = self.bounded(first, length, length)
             if head is not None:
-                tail = self._sequence(behind, max(0, fewest - length), left)
+                tail = self._sequence(behind, max(0, minimum - length), left)
                 options.append(_both(head, tail))
             length += 1
         return _any_of(options)
@@ -498,7 +501,7 @@ def written(node: Node, json_string: bool = False) -> str:
         return ANYTHING
     item = written(node.item, json_string)
     is_single = isinstance(node.item, CharacterClass | Alternatives) or len(item) == 1
-    return f"{item if is_single else f'({item})'}{_quantifier(node.fewest, node.most)}"
+    return f"{item if is_single else f'({item})'}{_quantifier(node.minimum, node.maximum)}"
 
 
 def _written_class(node: CharacterClass, json_string: bool) -> str:
@@ -547,13 +550,13 @@ def _written_range(bounds: tuple[str, str]) -> str:
     return f"{_escaped_in_class(first)}-{_escaped_in_class(last)}"
 
 
-def _quantifier(fewest: int, most: int | None) -> str:
-    short = {(0, None): "*", (1, None): "+", (0, 1): "?"}.get((fewest, most))
+def _quantifier(minimum: int, maximum: int | None) -> str:
+    short = {(0, None): "*", (1, None): "+", (0, 1): "?"}.get((minimum, maximum))
     if short is not None:
         return short
-    if fewest == most:
-        return f"{{{fewest}}}"
-    return f"{{{fewest},{'' if most is None else most}}}"
+    if minimum == maximum:
+        return f"{{{minimum}}}"
+    return f"{{{minimum},{'' if maximum is None else maximum}}}"
 
 
 def _json_literal(char: str) -> str:
@@ -591,5 +594,5 @@ def pattern_widths(pattern: str) -> tuple[int, int]:
     Args:
         pattern: A pattern that was checked. Without an end, the most are a very large number.
     """
-    fewest, most = parser.parse(pattern).getwidth()
-    return int(fewest), int(most)
+    minimum, maximum = parser.parse(pattern).getwidth()
+    return int(minimum), int(maximum)

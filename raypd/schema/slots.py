@@ -74,9 +74,8 @@ def pattern_edges(
         answer = [str(unfinished), [], []]
     if answer is None or answer[0] == "":
         raise ValueError(
-            f"the pattern {_shown(pattern)} is too large to be ready in a few seconds: say "
-            "[0-9A-Za-z] in place of \\w and ., and + with max_length in place of a range of "
-            "repetitions"
+            f"the pattern {_shown(pattern)} takes too long to compile: write [0-9A-Za-z] instead "
+            "of \\w and ., and + with max_length instead of a range of repetitions"
         )
     reason, table, finals = answer
     if reason is not None:

@@ -239,7 +239,7 @@ def _explained(error: Exception, path: str, action: str) -> Exception:
             variables = "GOOGLE_APPLICATION_CREDENTIALS"
         return Unavailable(
             f"{path}: {answer}the store refuses these credentials: renew them, or set {variables} "
-            "(docs/storage.md); the same command resumes"
+            "(docs/storage.md); run the same command again to resume"
         )
     is_transient = number in (408, 429) or number >= 500
     reason = f"the store answered {answer}to {action}"

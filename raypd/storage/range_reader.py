@@ -89,9 +89,9 @@ class RangeReader(io.RawIOBase):
             filled += count
         return filled
 
-    def _load_window(self, wanted: int) -> None:
-        """Fetch at least `wanted` bytes from the current position into the window."""
-        length = max(wanted, self._read_ahead or _SHORTEST_RANGE)
+    def _load_window(self, min_bytes: int) -> None:
+        """Fetch at least `min_bytes` bytes from the current position into the window."""
+        length = max(min_bytes, self._read_ahead or _SHORTEST_RANGE)
         try:
             self._window = self._fetch(self._position, length)
         except FileNotFoundError:

@@ -196,7 +196,8 @@ class S3Client:
             if "credentials" not in str(error).lower():
                 raise
             text = (
-                f"{path}: {self._text(error)}; renew the credentials, and the same command resumes"
+                f"{path}: {self._text(error)}; renew the credentials, then run the same command "
+                "again to resume"
             )
             raise Unavailable(text) from None
 
@@ -255,7 +256,8 @@ class S3Client:
             )
         if code in _EXPIRED:
             return Unavailable(
-                f"{path}: the credentials have expired: renew them; the same command resumes{quote}"
+                f"{path}: the credentials have expired: renew them, then run the same "
+                f"command again to resume{quote}"
             )
         if code in _UNKNOWN_CALLER:
             return Unavailable(
@@ -294,7 +296,7 @@ class S3Client:
             gave_up = f"gave up at attempt {self.settings.requests.max_attempts}"
             advice = f" ({gave_up}); is storage.options.endpoint_url right and reachable from here?"
         elif not advice and ("Token" in name or "SSO" in name or "Credential" in name):
-            advice = "; renew the credentials, and the same command resumes"
+            advice = "; renew the credentials, then run the same command again to resume"
         return self._scrubbed(str(error).strip().rstrip(".")) + advice
 
     def _scrubbed(self, text: str) -> str:

@@ -60,7 +60,7 @@ class Document:
         fields: Its values by column.
         error: Why it could not be read, or None.
         source: The name of the object that it was read from.
-        place: Its row number in a Parquet object, else the byte at which it begins in the object's
+        row: Its row number in a Parquet object, else the byte at which it begins in the object's
             text. Together with `source` it is unique.
         boxes: Where its text stands on its pages, if it was recognized (OCR).
     """
@@ -70,7 +70,7 @@ class Document:
     fields: dict[str, Any] = field(default_factory=dict)
     error: str | None = None
     source: str = ""
-    place: int = 0
+    row: int = 0
     boxes: list[TextBox] = field(default_factory=list)
 
 

@@ -56,13 +56,13 @@ class Cascade:
 
     def plan(self, documents: Sequence[Document]) -> Iterator[Request | Record]:
         """Yield the first model's requests; the second model's follow from their answers."""
-        answers = _Answers(self, documents)
+        answers = _FirstAnswers(self, documents)
         for item in self.first.plan(documents):
             yield from answers.take([item])
 
 
 @dataclass
-class _Group:
+class _DocumentGroup:
     """Documents of which a share may go to the second model.
 
     Attributes:
@@ -76,16 +76,16 @@ class _Group:
     unsure: list[Record] = field(default_factory=list)
 
 
-class _Answers:
+class _FirstAnswers:
     """Collects the first model's answers until the documents for the second model are chosen."""
 
     def __init__(self, cascade: Cascade, documents: Sequence[Document]) -> None:
         self.cascade = cascade
         self.documents = {document.index: document for document in documents}
-        self.group_of: dict[int, _Group] = {}
+        self.group_of: dict[int, _DocumentGroup] = {}
         for begin in range(0, len(documents), _GROUP_SIZE):
             members = documents[begin : begin + _GROUP_SIZE]
-            group = _Group(documents=len(members), unanswered=len(members))
+            group = _DocumentGroup(documents=len(members), unanswered=len(members))
             for document in members:
                 self.group_of[document.index] = group
 
@@ -108,7 +108,7 @@ class _Answers:
                 output += self._ask_second(group)
         return output
 
-    def _ask_second(self, group: _Group) -> list[Request | Record]:
+    def _ask_second(self, group: _DocumentGroup) -> list[Request | Record]:
         """Plan the least sure documents of a group again; the other records are final."""
         settings = self.cascade.settings
         # In floating point 0.07 * 100 is a little over 7.

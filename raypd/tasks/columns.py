@@ -43,7 +43,7 @@ def own_columns(document: Document, record: Record, attempts: int) -> Row:
         "status": "ok" if record.error is None else "error",
         "error": record.error,
         "source": document.source,
-        "row": document.place,
+        "row": document.row,
         "attempts": attempts,
     }
 
@@ -370,8 +370,8 @@ def _typed_columns(config: RunConfig) -> pa.Schema:
     types: Row = {}
     for category in config.extraction.categories.values():
         for attribute in category.attributes:
-            head, *inner = attribute.place
-            put_value(types, attribute.place, attribute.value_type.arrow_type())
+            head, *inner = attribute.key_path
+            put_value(types, attribute.key_path, attribute.value_type.arrow_type())
             for detail, arrow_type in _details(attribute, config).items():
                 put_value(types, [detail_column(head, detail), *inner], arrow_type)
     return pa.schema([("category", pa.string()), *_fields(types), ("truncated", pa.bool_())])
@@ -419,12 +419,12 @@ def typed_row(columns: Row, config: RunConfig) -> Row:
     items = {item["name"]: item for item in columns["values"]}
     row: Row = {"category": columns["category"], "truncated": columns["truncated"]}
     for attribute in category.attributes:
-        head, *inner = attribute.place
+        head, *inner = attribute.key_path
         item = items.get(attribute.name, {})
         if item.get("span"):
             item = {**item, "span": {**item["span"], "exact": item["span_exact"]}}
-        value = attribute.value_type.to_arrow(value_at(record, attribute.place))
-        put_value(row, attribute.place, value)
+        value = attribute.value_type.to_arrow(value_at(record, attribute.key_path))
+        put_value(row, attribute.key_path, value)
         for detail in _details(attribute, config):
             put_value(row, [detail_column(head, detail), *inner], item.get(detail))
     return row

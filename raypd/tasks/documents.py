@@ -142,7 +142,7 @@ def questions_of(fields: Mapping[str, Any], task: QuestionAnsweringConfig) -> li
             question["multi_select"] = str(fields["multi_select"]).strip().casefold() in _TRUE
         return [question]
     if not isinstance(questions, list):
-        raise ValueError(f"column {column!r} holds no list of questions, and no text of one")
+        raise ValueError(f"column {column!r} holds neither a list of questions nor the text of one")
     if not questions:
         raise ValueError(f"empty: no questions in {column}")
     return questions

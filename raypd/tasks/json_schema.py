@@ -44,7 +44,7 @@ _MAX_LENGTH = 1 << 20
 # Combinations of anyOf and oneOf; a value is decoded as one of them.
 _MAX_BRANCHES = 64
 _UNSUPPORTED = UNSUPPORTED_KEYWORDS - {"prefixItems"}
-_TOO_LARGE = "its pattern is too large to be ready in a few seconds"
+_TOO_LARGE = "its pattern takes too long to compile"
 _TOO_NESTED = (
     f"more than {MOST_PROPERTIES:,} schemas with those it refers to, or {DEEPEST} in one another"
 )
@@ -104,14 +104,14 @@ def expression(schema_text: str) -> str:
     )
     try:
         validator_class.check_schema(schema)
-        whole = _Expressions(schema).of(schema, (), 0)
+        expression = _Expressions(schema).of(schema, (), 0)
     except jsonschema.SchemaError as error:
         raise ValueError(f"{error.json_path}: {error.message:.200}") from None
     except RecursionError:
         raise ValueError(_TOO_NESTED) from None
-    if whole is None:
+    if expression is None:
         raise ValueError("no value is valid under it")
-    return whole
+    return expression
 
 
 def mismatch(text: str, schema_text: str | None) -> str | None:
@@ -221,7 +221,7 @@ class _Expressions:
         if "$ref" in schema:
             ref = schema["$ref"]
             if ref in within:
-                raise ValueError(f"{ref} holds itself: a schema without an end cannot be decoded")
+                raise ValueError(f"{ref} contains itself: a recursive schema cannot be decoded")
             target = referred(self._root, ref)
             if target is None:
                 raise ValueError(f"$ref: {ref} is not in the schema")

@@ -15,9 +15,9 @@ def label_columns(categories: Mapping[str, Category]) -> list[str]:
     columns: dict[str, None] = {}
     for category in categories.values():
         for attribute in category.attributes:
-            columns[".".join(attribute.place)] = None
+            columns[".".join(attribute.key_path)] = None
             # A table may also hold the whole object in one column.
-            columns[attribute.place[0]] = None
+            columns[attribute.key_path[0]] = None
     return list(columns)
 
 
@@ -46,8 +46,8 @@ def labels_of(
         return unpacked(fields[column])
     labels: dict[str, Any] = {}
     for attribute in attributes:
-        name = ".".join(attribute.place)
-        head = attribute.place[0]
+        name = ".".join(attribute.key_path)
+        head = attribute.key_path[0]
         if name in fields and name not in text_columns:
             value = fields[name]
             if isinstance(value, str):
@@ -67,12 +67,12 @@ def _inside(cell: Any, attribute: Attribute) -> Any:
     value = unpacked(cell)
     if isinstance(value, str) and not value.strip():
         return None
-    for depth, key in enumerate(attribute.place[1:], 1):
+    for depth, key in enumerate(attribute.key_path[1:], 1):
         if value is None:
             return None
         if not isinstance(value, Mapping):
             raise ValueError(
-                f"{'.'.join(attribute.place[:depth])!r} holds no JSON object: {cell!r}"
+                f"{'.'.join(attribute.key_path[:depth])!r} is not a JSON object: {cell!r}"
             )
         value = value.get(key)
     return value
@@ -94,5 +94,5 @@ def typed(attribute: Attribute, text: str) -> Any:
         kind = f"a {attribute.type}"
         if attribute.values:
             kind = f"one of {', '.join(attribute.values)}"
-        raise ValueError(f"{text!r} is no value of {attribute.name!r}, which is {kind}")
+        raise ValueError(f"{text!r} is not a value of {attribute.name!r}, which is {kind}")
     return checked.value

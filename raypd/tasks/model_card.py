@@ -105,10 +105,10 @@ def untrained(config: RunConfig) -> str | None:
     if card_of(config.model.model_dump(), config.task.kind).get("method") == "hyper_parallel":
         return None
     return (
-        f"decoding.method hyper_parallel: {config.model.adapter or config.model.name} has no card "
-        "that says it was trained for it. Weights that were not get few values right (2 to 14% on "
-        "three sets of products). `raypd train` with a thousand labelled rows trains an adapter; "
-        "decoding.method=guided needs no training"
+        f"decoding.method hyper_parallel: {config.model.adapter or config.model.name} has no model "
+        "card that says it was trained for this method. Other weights get few values right (2 to "
+        "14% on three sets of products). `raypd train` with a thousand labelled rows trains "
+        "an adapter; decoding.method=guided needs no training"
     )
 
 

@@ -208,7 +208,7 @@ def _check_line(fields: dict[str, Any]) -> None:
     custom_id = fields.get("custom_id")
     if not isinstance(custom_id, str) or not custom_id:
         raise BadRequest(
-            "custom_id: a request needs one, a text", "custom_id", "missing_required_parameter"
+            "custom_id: each request needs one, as text", "custom_id", "missing_required_parameter"
         )
     method = fields.get("method")
     if method != "POST":
@@ -272,7 +272,7 @@ def _answer_format(response: _ResponseFormat | None, method: str) -> AnswerForma
         return AnswerFormat(json=True)
     if response.json_schema is None:
         raise BadRequest(
-            "response_format.json_schema: json_schema needs it, with name and schema",
+            "response_format.json_schema: required for type json_schema, with name and schema",
             RESPONSE_FORMAT,
             "missing_required_parameter",
         )

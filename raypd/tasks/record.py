@@ -33,7 +33,7 @@ def value_in(record: Any, attribute: Attribute) -> Any:
         record: It has the value in a nested object, or under the attribute's name.
         attribute: The attribute.
     """
-    nested = value_at(record, attribute.place)
+    nested = value_at(record, attribute.key_path)
     return nested if nested is not None else record.get(attribute.name)
 
 
@@ -51,7 +51,7 @@ def lacks(labels: Mapping[str, Any], attribute: Attribute, category: Category) -
     if attribute.name in labels:
         return False
     tree: Any = labels
-    path = attribute.place
+    path = attribute.key_path
     for depth, name in enumerate(path):
         if tree is None:
             return False
@@ -80,7 +80,7 @@ def record_of(category: Category, values: Mapping[str, Any]) -> Row:
         if value is not None:
             value = attribute.value_type.in_record(value)
         if value is not None or not attribute.omit_null:
-            put_value(record, attribute.place, value)
+            put_value(record, attribute.key_path, value)
     # The innermost objects first, because an outer one may be empty without them.
     for *parents, last in sorted(category.optional_objects, key=len, reverse=True):
         holder = value_at(record, parents)

@@ -16,7 +16,7 @@ _BORDER = re.compile(r"\n|(?<=[.!?])\s+|(?<=[\u3002\uff01\uff1f])")
 _OVERLAP = 8
 
 
-class _Piece(NamedTuple):
+class _TextPiece(NamedTuple):
     """A part of a text that fits into one window.
 
     Attributes:
@@ -67,7 +67,7 @@ def windows(
     return result
 
 
-def _last_fitting(pieces: Sequence[_Piece], first: int, limit: int) -> int:
+def _last_fitting(pieces: Sequence[_TextPiece], first: int, limit: int) -> int:
     """Return the end of the range of pieces from `first` that fit into `limit` tokens."""
     end = first + 1
     tokens = pieces[first].tokens
@@ -77,7 +77,7 @@ def _last_fitting(pieces: Sequence[_Piece], first: int, limit: int) -> int:
     return end
 
 
-def _overlap_start(pieces: Sequence[_Piece], end: int, begin: int, max_tokens: int) -> int:
+def _overlap_start(pieces: Sequence[_TextPiece], end: int, begin: int, max_tokens: int) -> int:
     """Return the first piece of the window after one that ends before the piece `end`.
 
     Args:
@@ -99,7 +99,7 @@ def _overlap_start(pieces: Sequence[_Piece], end: int, begin: int, max_tokens: i
 
 def _pieces(
     text: str, encode: Callable[[str], list[int]], limit: int, offset: int
-) -> Iterator[_Piece]:
+) -> Iterator[_TextPiece]:
     """Yield the pieces of a text; one that does not fit into a window is cut in the middle.
 
     Args:
@@ -119,15 +119,15 @@ def _pieces(
 
 def _fitting(
     part: str, encode: Callable[[str], list[int]], limit: int, offset: int
-) -> Iterator[_Piece]:
+) -> Iterator[_TextPiece]:
     tokens = len(encode(part))
     if tokens <= limit:
-        yield _Piece(offset, offset + len(part), tokens)
+        yield _TextPiece(offset, offset + len(part), tokens)
         return
     middle = part.rfind(" ", 1, len(part) // 2 + 1) + 1 or len(part) // 2
     if middle in (0, len(part)):
         # A single character that takes more tokens than fit into a window.
-        yield _Piece(offset, offset + len(part), limit)
+        yield _TextPiece(offset, offset + len(part), limit)
         return
     yield from _pieces(part[:middle], encode, limit, offset)
     yield from _pieces(part[middle:], encode, limit, offset + middle)

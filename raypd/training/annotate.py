@@ -52,7 +52,7 @@ def _id(document: Document, turn: int, answer: str) -> str:
     It contains a digest of the text, because tags of another text cannot be used.
     """
     digest = hashlib.sha256(answer.encode()).hexdigest()[:8]
-    return json.dumps([document.source, document.place, turn, digest])
+    return json.dumps([document.source, document.row, turn, digest])
 
 
 def label(documents: Sequence[Document], config: RunConfig) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from raypd.training.packing import Layout
+from raypd.training.packing import PassLayout
 
 NAME = "raypd_training"
 
@@ -44,7 +44,7 @@ def attention(
     sliding_window: int | None = None,
     softcap: float | None = None,
     s_aux: torch.Tensor | None = None,
-    layout: Layout | None = None,
+    layout: PassLayout | None = None,
     **_: object,
 ) -> tuple[torch.Tensor, None]:
     """Attend; transformers calls this function in every layer.
@@ -78,7 +78,7 @@ def attention(
 
 
 def fused(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layout: Layout, scores: Scores
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layout: PassLayout, scores: Scores
 ) -> torch.Tensor:
     """Attend by torch's kernels: one call for the instruction, one for all examples as padded rows.
 
@@ -133,7 +133,7 @@ def fused(
 
 
 def products(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layout: Layout, scores: Scores
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layout: PassLayout, scores: Scores
 ) -> torch.Tensor:
     """Compute the same as `fused` by matrix products, example by example, with any scores.
 

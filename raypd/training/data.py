@@ -48,7 +48,7 @@ def check_training(config: RunConfig) -> None:
         )
     if kind == "extraction" and config.extraction.long_documents == "split":
         raise ConfigError(
-            "task.long_documents split: nobody knows which window has a value; set "
+            "task.long_documents split: the labels do not say which window a value is in; set "
             "task.long_documents=head"
         )
     for key in ("annotations", "preference"):

@@ -124,7 +124,7 @@ class ExtractionExamples(Examples):
         document.fields[self.column] = labels
         self.labels += sum(value is not None for value in labels.values())
         names = {attribute.name for attribute in category.attributes}
-        names |= {attribute.place[0] for attribute in category.attributes}
+        names |= {attribute.key_path[0] for attribute in category.attributes}
         for name, value in labels.items():
             if value is not None and name not in names:
                 self._skip_label(f"labels of {name!r}, which the category does not have")
@@ -143,7 +143,7 @@ class ExtractionExamples(Examples):
         except ValueError as error:
             # The label's own text is left out, so that all errors of one kind are counted together.
             message = str(error)
-            raise Skip(f"a label {message[message.find('is no value') :]}") from None
+            raise Skip(f"a label {message[message.find('is not a value') :]}") from None
         if not isinstance(labels, dict):
             raise Skip(f"column {self.column!r}: expected an object of attribute: value")
         if not labels and any(lacks(labels, attribute, category) for attribute in attributes):

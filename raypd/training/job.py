@@ -91,7 +91,7 @@ def run_training(
         )
         earlier_bills = [bill for bill in book.bills(output) if bill.session != session]
         spent = sum(bill.usd for bill in earlier_bills)
-        limits = _Limits(config, spent, ledger, ends)
+        limits = _TrainingLimits(config, spent, ledger, ends)
         try:
             outcomes = [
                 _fit(config, output, rate, resources, say, limits)
@@ -123,7 +123,7 @@ def _check(config: RunConfig) -> None:
 
 
 @dataclass
-class _Limits:
+class _TrainingLimits:
     """The budget and the deadline of a training."""
 
     config: RunConfig
@@ -163,7 +163,7 @@ def _fit(
     rate: float,
     resources: ray_session.WorkerResources,
     say: text.Say,
-    limits: _Limits,
+    limits: _TrainingLimits,
 ) -> _Outcome:
     """Train with one learning rate through Ray Train."""
     # Otherwise a relative path would mean another file on a worker.
@@ -325,7 +325,7 @@ def _explained(error: Exception) -> UserError:
     )
 
 
-def _follow(board: Any, curve: Curve, rate: float, say: text.Say, limits: _Limits) -> None:
+def _follow(board: Any, curve: Curve, rate: float, say: text.Say, limits: _TrainingLimits) -> None:
     """Record and show the progress that the first worker puts on the board, until None comes."""
     shown_step = 0
     next_line = 0.0  # time.monotonic() of the next line of progress

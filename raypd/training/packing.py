@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from raypd.decoding import FedText, Run, in_window, runs_of_texts
+from raypd.decoding import FedText, RecurrentRun, in_window, runs_of_texts
 from raypd.training.example import Example
 
 Batch = dict[str, Any]
@@ -36,7 +36,7 @@ class PaddedRows:
 
 
 @dataclass
-class Layout:
+class PassLayout:
     """Which tokens of a pass belong together; every layer that mixes tokens receives it.
 
     Attributes:
@@ -49,9 +49,9 @@ class Layout:
 
     visible: list[torch.Tensor]
     positions: torch.Tensor
-    runs: list[Run] | None = None
+    runs: list[RecurrentRun] | None = None
     window: int | None = None
-    _windowed: dict[int, "Layout"] = field(default_factory=dict)
+    _windowed: dict[int, "PassLayout"] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         # The number of own tokens of each example, in their order.
@@ -73,7 +73,7 @@ class Layout:
             visible &= ~pairs.tril(-self.window)
         return visible
 
-    def in_window(self, window: int | None) -> "Layout":
+    def in_window(self, window: int | None) -> "PassLayout":
         """Return what is visible in a layer with a window, by the rule of decoding.
 
         Args:
@@ -85,7 +85,7 @@ class Layout:
             self._windowed[window] = self._cut(window)
         return self._windowed[window]
 
-    def _cut(self, window: int) -> "Layout":
+    def _cut(self, window: int) -> "PassLayout":
         positions = self.positions.cpu().numpy()
         begin = self.shared
         masks = []
@@ -97,7 +97,7 @@ class Layout:
             visible = visible & in_window(visible, queries, keys, window)
             masks.append(torch.from_numpy(visible).to(mask.device))
             begin = end
-        return Layout(masks, self.positions, self.runs, window)
+        return PassLayout(masks, self.positions, self.runs, window)
 
     @cached_property
     def padded(self) -> PaddedRows:
@@ -168,7 +168,7 @@ def pack(examples: Sequence[Example], heads: int = 0, recurrent: bool = False) -
             shift_labels: [targets], the tokens to be predicted there; with Medusa heads
                 [heads * targets], the tokens that each head is to predict there.
             labels: The same as shift_labels; Trainer counts the targets in it.
-            visible: As in Layout.
+            visible: As in PassLayout.
             runs: The runs of recurrent layers; None if the model has none.
             initial: [examples], as in Example.
 
@@ -214,9 +214,9 @@ def _fed_text(example: Example) -> FedText:
     return FedText(example.positions[shared:], example.segments[shared:], example.reach, continues)
 
 
-def layout_of(batch: Batch) -> Layout:
+def layout_of(batch: Batch) -> PassLayout:
     """Return the layout of a pass that `pack` made."""
-    return Layout(batch["visible"], batch["position_ids"][0], batch["runs"])
+    return PassLayout(batch["visible"], batch["position_ids"][0], batch["runs"])
 
 
 def count_tokens(examples: Sequence[Example]) -> int:

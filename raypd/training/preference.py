@@ -18,7 +18,7 @@ from typing import Any
 from raypd import storage
 from raypd.config import ANSWER_KEYS, GenerationConfig, RunConfig
 from raypd.dataset import planner, read_unit, rows_of
-from raypd.decoding import Lexer, PastaOptions, Piece, readable
+from raypd.decoding import Lexer, MarkupPiece, PastaOptions, readable
 from raypd.errors import ConfigError, InputError, raised_as
 from raypd.run import by_document, load_record
 from raypd.tasks import Document, Record, conversation, encode
@@ -140,7 +140,7 @@ def _samples_by_document(run: str) -> dict[DocumentKey, list[Row]]:
 
 
 @dataclass(frozen=True)
-class _Runs:
+class _RoundRuns:
     """The folders of a round's runs."""
 
     samples: str
@@ -148,13 +148,15 @@ class _Runs:
     judged: str
 
 
-def _runs(config: RunConfig) -> _Runs:
+def _runs(config: RunConfig) -> _RoundRuns:
     keys = config.training.preference
     assert keys is not None
-    return _Runs(str(keys.samples), str(keys.baseline), str(keys.judged))
+    return _RoundRuns(str(keys.samples), str(keys.baseline), str(keys.judged))
 
 
-def _compared(runs: _Runs, skipped: Counter[str]) -> Iterator[tuple[DocumentKey, Row, list[Row]]]:
+def _compared(
+    runs: _RoundRuns, skipped: Counter[str]
+) -> Iterator[tuple[DocumentKey, Row, list[Row]]]:
     """Yield (key of a prompt, the baseline's answer, the complete samples) per answered prompt."""
     answers = _samples_by_document(runs.baseline)
     for key, rows in _samples_by_document(runs.samples).items():
@@ -178,7 +180,7 @@ def comparisons(config: RunConfig, skipped: Counter[str]) -> Iterator[dict[str, 
     documents: dict[DocumentKey, Document] = {}
     for unit in planner.plan(config):
         for document in read_unit(unit, config):
-            documents[document.source, document.place] = document
+            documents[document.source, document.row] = document
     for key, answer, rows in _compared(_runs(config), skipped):
         if key not in documents:
             skipped["prompts that are not in input.path any more"] += 1
@@ -214,11 +216,11 @@ def _verdicts(run: str, skipped: Counter[str]) -> dict[str, int]:
         except (TypeError, ValueError):
             advice = "give the judge's run over a round's comparisons.jsonl"
             raise ConfigError(
-                f"training.preference.judged {run}: {row['id']!r} is no comparison; {advice}"
+                f"training.preference.judged {run}: {row['id']!r} is not a comparison; {advice}"
             ) from None
         words = _verdict_words(row)
         if len(words) != 1:
-            skipped["verdicts that say none of first, second and tie: taken as a tie"] += 1
+            skipped["verdicts that say none of first, second and tie: counted as a tie"] += 1
         if len(words) != 1 or "tie" in words:
             verdicts[row["id"]] = 0
         else:
@@ -255,7 +257,7 @@ def label(documents: Iterable[Document], config: RunConfig) -> Counter[str]:
     samples_by_document = _scored_samples(config, runs, skipped)
     has_samples = False
     for document in documents:
-        samples = samples_by_document.get((document.source, document.place), [])
+        samples = samples_by_document.get((document.source, document.row), [])
         document.fields[config.training.labels_column] = samples
         if samples:
             has_samples = True
@@ -273,7 +275,7 @@ def label(documents: Iterable[Document], config: RunConfig) -> Counter[str]:
 
 
 def _scored_samples(
-    config: RunConfig, runs: _Runs, skipped: Counter[str]
+    config: RunConfig, runs: _RoundRuns, skipped: Counter[str]
 ) -> dict[DocumentKey, list[Row]]:
     """Return each document's samples that were judged in both orders, with their `score`."""
     preference = config.training.preference
@@ -380,9 +382,9 @@ class PairExamples(GenerationExamples):
         main.append(([self.task.end], "text"))
         return main, children
 
-    def _ids(self, piece: Piece) -> list[int]:
+    def _ids(self, piece: MarkupPiece) -> list[int]:
         return encode(self.tokenizer, readable(piece.text), special=piece.tag is not None)
 
 
-def _tag(piece: Piece) -> str:
+def _tag(piece: MarkupPiece) -> str:
     return "text" if piece.tag is None else piece.tag.kind

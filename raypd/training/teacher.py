@@ -40,7 +40,7 @@ def label_documents(documents: Sequence[Document], run: str, config: RunConfig) 
             f"training.labels {run}: holds no answers; give the output folder of a run"
         )
     for document in documents:
-        answers = rows.get((document.source, document.place))
+        answers = rows.get((document.source, document.row))
         label = _label_of(answers) if answers else None
         if label is not None:
             document.fields[config.training.labels_column] = label

@@ -77,7 +77,7 @@ def _check_dropout(config: RunConfig) -> None:
     if expert_parameters(empty):
         raise ModelError(
             f"training.lora.dropout {config.training.lora_options.dropout:g}: model "
-            f"{config.model.name!r} ({base.model_type}) is a mixture of experts, and peft knows no "
+            f"{config.model.name!r} ({base.model_type}) is a mixture of experts, and peft has no "
             "dropout for the matrices of experts; set training.lora.dropout to 0"
         )
 

@@ -186,8 +186,8 @@ def _replace_objects(result: Retried, output: str, folder: str, plan: Plan) -> N
     """Put the new rows into the run's objects, and count them in the result."""
     # A unit whose input does not exist any more was not committed.
     committed = writer.committed(folder)
-    wanted = {unit.whole for unit in plan if unit.id in committed}
-    paths = {unit: path for unit, path in writer.objects(output) if unit in wanted}
+    retried_ids = {unit.whole for unit in plan if unit.id in committed}
+    paths = {unit: path for unit, path in writer.objects(output) if unit in retried_ids}
 
     def replace_object(unit: Unit) -> tuple[UnitSummary, Commit | None]:
         return _merge(output, paths.get(unit.whole), folder, unit, result.number)
@@ -239,7 +239,7 @@ def _rewrite_table(
 
     pending = [unit_id for unit_id in retried_units if is_pending(unit_id)]
     if pending:
-        replacement = compaction.Replacement(DigestSet(map(digest, pending)), new_rows)
+        replacement = compaction.NewRows(DigestSet(map(digest, pending)), new_rows)
         compaction.rewrite(config, output, run_plan, replacement, lease)
         return
     # An earlier session was interrupted after its table files became the commit.

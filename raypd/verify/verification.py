@@ -29,7 +29,7 @@ OUTPUT = pa.schema({**_ROW, "ok": "bool", "part": "string"})
 _OBJECTS = pa.schema({"path": "string", "columns": "string"})
 
 
-class _Fault(NamedTuple):
+class _UnitFault(NamedTuple):
     """A finding about a whole unit."""
 
     finding: str  # the field of Verification
@@ -112,7 +112,7 @@ class Verification:
             finding.documents or finding.units for finding in findings
         )
 
-    def add_fault(self, fault: _Fault | None) -> None:
+    def add_fault(self, fault: _UnitFault | None) -> None:
         """Add a finding about a whole unit, if there is one."""
         if fault is not None:
             finding: Finding = getattr(self, fault.finding)
@@ -151,11 +151,11 @@ def verify(output: str, config: RunConfig, threads: int = 32) -> Verification:
     _find_foreign_files(result, output)
     with Scratch(input=INPUT, output=OUTPUT, objects=_OBJECTS) as scratch:
 
-        def add_unit(item: tuple[Unit, str | None]) -> _Fault | None:
+        def add_unit(item: tuple[Unit, str | None]) -> _UnitFault | None:
             unit, path = item
             return _add_unit(scratch, unit, path, config, result.fingerprint)
 
-        def add_foreign(unit_id: str) -> _Fault | None:
+        def add_foreign(unit_id: str) -> _UnitFault | None:
             return _add_object(scratch, unit_id, paths[unit_id], None, 0)
 
         plan = planner.plan(config, output)
@@ -197,7 +197,7 @@ def _find_foreign_files(result: Verification, output: str) -> None:
 
 def _add_unit(
     scratch: Scratch, unit: Unit, path: str | None, config: RunConfig, fingerprint: str
-) -> _Fault | None:
+) -> _UnitFault | None:
     """Add a unit's documents and the rows of its object.
 
     Args:
@@ -218,11 +218,11 @@ def _add_unit(
         finding = "unreadable"
         if left_out:
             finding = "damaged_input"
-        return _Fault(finding, 0, str(error))
+        return _UnitFault(finding, 0, str(error))
     add_documents(scratch, documents, unit.id, path is not None)
     if path is None:
         message = f"unit {unit.id}: {len(documents)} documents"
-        return _Fault("missing", len(documents), message)
+        return _UnitFault("missing", len(documents), message)
     return _add_object(scratch, unit.id, path, fingerprint, len(documents))
 
 
@@ -242,7 +242,7 @@ def add_documents(
         row = {
             "id": document.id,
             "source": document.source,
-            "row": document.place,
+            "row": document.row,
             "object": unit,
             "committed": committed,
         }
@@ -271,7 +271,7 @@ def add_rows(scratch: Scratch, table: pa.Table, object: str) -> None:
 
 def _add_object(
     scratch: Scratch, unit: str, path: str, fingerprint: str | None, documents: int
-) -> _Fault | None:
+) -> _UnitFault | None:
     """Add an object's rows.
 
     Args:
@@ -292,7 +292,7 @@ def _add_object(
             scratch.add("objects", [{"path": path, "columns": digest}])
         add_rows(scratch, table, unit)
     except Damaged as error:
-        return _Fault("damaged", documents, str(error))
+        return _UnitFault("damaged", documents, str(error))
     return None
 
 

@@ -19,7 +19,7 @@ from raypd.decoding import native
 from raypd.errors import ConfigError, ModelError, RunError
 from raypd.models.prepare import add_heads, add_tokens
 from raypd.tasks.base import Document, Record
-from tests.runs import config_tree, run_config
+from tests.runs import FAKE, config_tree, run_config
 from tests.tiny import save_tiny
 
 MANY = {"attributes": [{"name": f"Attribute {number}"} for number in range(200)]}
@@ -244,7 +244,7 @@ class LosingTask:
 
 
 def test_a_document_without_a_record_is_named():
-    parts = build(run_config("generation", model={"name": "fake"}), None)
+    parts = build(run_config("generation", model=FAKE), None)
     parts.task = LosingTask()
     before = {*threading.enumerate()}
     with pytest.raises(RunError, match="1 documents got no answer, for example 'lost'"):

@@ -23,7 +23,7 @@ from raypd.text import NONE
 from raypd.training import preference
 from tests.models.test_endpoint import completion, server
 from tests.processes import ROOT
-from tests.runs import TITLES, run_config, says, write_rows
+from tests.runs import FAKE, TITLES, run_config, says, write_rows
 from tests.tasks.test_cascade import SHOES, rows, scripted
 
 # The judge's verdicts on (Brand, Size) of each document.
@@ -75,7 +75,7 @@ def finished(tmp_path, in_process, monkeypatch):
             row = {"id": id, "title": f"title {id}", "prompt": f"ask {id}", "category": category}
             documents.append(row)
         corpus = write_rows(tmp_path / "in.jsonl", documents)
-        config = run_config(task, corpus, tmp_path / name, model={"name": "fake"}, **keys)
+        config = run_config(task, corpus, tmp_path / name, model=FAKE, **keys)
         run_extract(config, build=scripted(answers))
         return config.output.path
 
@@ -308,8 +308,18 @@ def test_a_section_has_the_figures_of_its_runs(texts, tmp_path):
 def test_the_page_keeps_the_sections_that_it_has():
     registry = {"tables": {"t": {"title": "T"}, "u": {"title": "U"}}, "missing": {"V": "no GPU"}}
     page = tables.page("", registry, {"t": "## T\n"})
-    assert "* `u`: U" in page
+    assert "`u`: U" in page
     assert "## T\n" in tables.page(page, registry, {"u": "## U\n"})
+
+
+def test_the_page_keeps_what_people_have_written_around_the_tables():
+    registry = {"tables": {"t": {"title": "T"}}, "missing": {"V": "no GPU"}}
+    page = (
+        "# Tables\n\nRead this.\n\n" + tables.page("", registry, {"t": "## T\n"}) + "\n## Later\n"
+    )
+    assert tables.page(page, registry, {}) == page
+    changed = tables.page(page, registry, {"t": "## T, again\n"})
+    assert changed == page.replace("## T\n", "## T, again\n")
 
 
 def test_a_table_may_have_rows_by_category(finished, tmp_path):

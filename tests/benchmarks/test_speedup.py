@@ -27,7 +27,7 @@ def configured(method: str, **task) -> RunConfig:
 def run_of(folder: Path, method: str, rows: list[Row]) -> str:
     """Write a run with these answers; return its folder."""
     ids = list(dict.fromkeys(row[0] for row in rows))
-    documents = [Document(n, id, source="x.jsonl", place=n) for n, id in enumerate(ids)]
+    documents = [Document(n, id, source="x.jsonl", row=n) for n, id in enumerate(ids)]
     records = []
     for id, sample, turn, tokens, longest_path in rows:
         counters = None
@@ -86,7 +86,7 @@ def decoded(folder: Path, method: str, script: bytes | None = None) -> speedup.A
     config = configured(method, chat_template=False)
     prompt = "Hi"
     documents = [
-        Document(n, f"id{n}", {"prompt": prompt}, source="x.jsonl", place=n) for n in range(2)
+        Document(n, f"id{n}", {"prompt": prompt}, source="x.jsonl", row=n) for n in range(2)
     ]
 
     def rule(token: int, position: int, predicted: int) -> int:

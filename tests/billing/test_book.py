@@ -225,6 +225,14 @@ def models(*task: Any, **sections: Any) -> dict[str, ModelConfig | None]:
     return book.models_of(config.model, config.cascade)
 
 
+def test_the_first_price_of_a_node_counts_for_the_whole_session() -> None:
+    ledger = Book(Bill("s", 100.0, 0.0))
+    ledger.see([replace(NODE)], 1, 100.0)
+    ledger.see([replace(NODE, usd_per_hour=72.0)], 1, 150.0)
+    # 100 seconds of $36 per hour.
+    assert ledger.bill(200.0).usd == 1.0
+
+
 def test_a_server_is_paid_for_every_token_even_if_the_attempt_or_the_session_fails(
     tmp_path,
 ) -> None:

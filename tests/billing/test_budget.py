@@ -3,8 +3,9 @@ that it is lost.
 """
 
 import re
+import time
 from dataclasses import replace
-from datetime import datetime
+from datetime import UTC, datetime
 from types import SimpleNamespace
 
 import pytest
@@ -56,6 +57,19 @@ def test_a_deadline_is_a_duration_or_a_time_and_determines_the_number_of_workers
     workers, seconds = budget.need(10_000, 10.0, 10.0, 50.0, 1, 4)
     assert workers == budget.NEVER
     assert seconds > 10.0
+
+
+def test_a_deadline_without_a_zone_is_local_time(monkeypatch) -> None:
+    monkeypatch.setenv("TZ", "Asia/Tokyo")
+    time.tzset()
+    try:
+        noon_utc = datetime(2026, 11, 30, 12, tzinfo=UTC).timestamp()
+        assert deadline_at("2026-11-30T21:00", 0.0) == noon_utc
+        assert deadline_at("2026-11-30T12:00Z", 0.0) == noon_utc
+        assert deadline_at("2026-11-30T07:00-05:00", 0.0) == noon_utc
+    finally:
+        monkeypatch.undo()
+        time.tzset()
 
 
 @given(

@@ -254,7 +254,7 @@ def test_the_source_of_an_old_price_says_so() -> None:
         prices.price(name, "us-east-1", None, CostConfig(), rows=known).source for name in days
     )
     assert new == "a list"
-    assert old == "a list; more than six months ago: `raypd prices refresh`"
+    assert old == "a list; older than six months; `raypd prices refresh` updates it"
     assert [prices.is_old(day) for day in ("", "2025-04", "2025-04-14", str(today)[:7])] == [
         False,
         True,

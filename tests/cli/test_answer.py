@@ -59,7 +59,7 @@ def test_choices_of_a_row_are_read_as_people_write_them(cell):
 
 
 def test_a_row_without_a_question_is_named():
-    with pytest.raises(ValueError, match="'question' holds no list of questions"):
+    with pytest.raises(ValueError, match="'question' holds neither a list of questions"):
         questions_of({"question": None}, TASK)
 
 

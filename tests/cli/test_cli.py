@@ -60,7 +60,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (["run.yaml", "--schema", "s.json"], "run.yaml: has its own task"),
         (
             ["run.yaml", "output.partition={_x: y}"],
-            "a key is of a-z, 0-9 and _, as Athena wants it, and begins with",
+            "use only a-z, 0-9 and _, as Athena requires, and begin with",
         ),
         (["nope.yaml"], "nope.yaml: no such configuration file; did you mean run.yaml?"),
         (
@@ -276,7 +276,7 @@ def test_the_readme_puts_the_command_on_the_path() -> None:
 def test_config_show_is_yaml_that_reads_back_or_a_section_of_it(folder: Path, raypd) -> None:
     (folder / "run.yaml").write_text(RUN + "engine:  # which the override fills\n")
     shown = raypd("config", "show", "run.yaml", "engine.max_num_seqs=3").out
-    assert "# integer | auto. b: the most prompts in decoding at once" in shown
+    assert "# integer | auto. b: maximum prompts that decode at the same time" in shown
     run = RunConfig.model_validate(yaml.safe_load(shown))
     assert run.engine.max_num_seqs == 3
     assert run.task.categories["book"].attributes[0].name == "author"
@@ -359,7 +359,7 @@ def test_two_nights_as_a_job(configuration, tmp_path) -> None:
             ["a"] * 14 + [""] * 5 + ["program"],
             1.0,
             0,
-            "6 of 20 documents failed (30%), most because: no text in title\n"
+            "6 of 20 documents failed (30%), most often because: no text in title\n"
             "`raypd errors {out}` lists them; --retry-errors retries those that may "
             "succeed\n",
         ),
@@ -367,7 +367,7 @@ def test_two_nights_as_a_job(configuration, tmp_path) -> None:
             [""] * 12,
             1.0,
             1,
-            "no document was answered: 12 of 12 documents failed (100%), most because: no text in",
+            "no document was answered: 12 of 12 documents failed (100%), most often because: no",
         ),
         (
             ["a"] * 9 + [""] * 3,

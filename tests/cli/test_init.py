@@ -208,7 +208,7 @@ def test_files_are_read_as_a_run_reads_them(files, columns, format, tmp_path, mo
     [
         ("a.jsonl", "[1, 2", "it has no rows"),
         ("a.jsonl", '{"n": 1}\n{"n": 2}\n', "no column of text; it has n"),
-        ("a.csv", "note,note\nx,y\n", "2 columns are called 'note'"),
+        ("a.csv", "note,note\nx,y\n", "2 columns are named 'note'"),
     ],
 )
 def test_what_has_no_texts_is_refused(name, content, message, tmp_path, monkeypatch):

@@ -26,9 +26,9 @@ import psutil
 import pytest
 import ray
 
-from raypd.answering import Progress, components
+from raypd.answering import UnitProgress, components
 from raypd.billing import Meter, NodeTime
-from raypd.cluster import accounts, driver, ledger_actor, machines, worker_pool
+from raypd.cluster import accounts, driver, ledger_actor, machines, worker_handle, worker_pool
 from raypd.cluster.ledger_actor import Ledger
 from raypd.cluster.ray_session import WorkerResources
 from raypd.cluster.worker import WorkerSpec
@@ -87,8 +87,8 @@ class SimulatedWorker:
         self._meter.ready()
         return self._node, None
 
-    def progress(self) -> dict[str, Progress]:
-        return dict.fromkeys(self._waiting, Progress())
+    def progress(self) -> dict[str, UnitProgress]:
+        return dict.fromkeys(self._waiting, UnitProgress())
 
     def cancel(self, unit_id: str, only_waiting: bool) -> None:
         reference = self._waiting.pop(unit_id, None)
@@ -228,7 +228,7 @@ def simulate(
         update={"cluster": config.cluster.model_copy(update={"readers": 0, "units_in_flight": 2})}
     )
     cluster = Cluster(config, max(1, units // _SAMPLES))
-    for module in (worker_pool, accounts, ledger_actor):
+    for module in (worker_pool, worker_handle, accounts, ledger_actor):
         patch.setattr(module, "ray", cluster)
     patch.setattr(ledger_actor, "start", cluster.start_ledger)
     patch.setattr(ledger_actor, "Metrics", lambda run: SimpleNamespace(show=lambda bill: None))

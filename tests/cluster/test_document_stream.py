@@ -325,7 +325,7 @@ def test_a_run_shows_what_was_read_ahead_and_how_long_engines_waited(
     says(reading.operators, "ReadDocuments", "4 tasks executed")
     says(page.render(report), "Reading ahead", "ReadDocuments", "input-bound")
     says(" ".join(Watch(run.output.path).look().notes), "input-bound", "add readers")
-    # The Data tab of Ray's dashboard lists the execution under the name of the run.
+    # Ray's dashboard lists the execution under the name of the run.
     datasets = ray.get(get_or_create_stats_actor().get_datasets.remote())
     assert [name for name in datasets if name.startswith("out_")]
 

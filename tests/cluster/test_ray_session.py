@@ -29,7 +29,7 @@ from raypd.errors import ModelError, RunError
 from raypd.run.usage import RunCost
 from tests.faults.trial import Trial
 from tests.processes import LONG, ROOT, end_all, ended, start
-from tests.runs import Clock, write_jsonl
+from tests.runs import FAKE, Clock, write_jsonl
 from tests.s3 import free_ports
 from tests.servers import Call, Reply, serving
 
@@ -134,7 +134,7 @@ def test_the_commands_of_the_readme_work_after_a_local_run(
     clone, (port, agent) = tmp_path / "clone", free_ports(2)
     for folder in ("raypd", "jobs"):
         shutil.copytree(ROOT / folder, clone / folder, ignore=shutil.ignore_patterns("__pycache__"))
-    run = Trial(tmp_path, ["a"] * 10, model={"name": "fake"})
+    run = Trial(tmp_path, ["a"] * 10, model=FAKE)
     (clone / "configs").mkdir()
     shutil.copy(run.file, clone / "configs/mine.yaml")
     ended(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import re
 import sys
@@ -17,12 +18,13 @@ import pytest
 import ray
 
 from raypd.answering.request_queue import EngineBroken, UnitState
-from raypd.cluster import driver, faulty_gpus, ray_session
+from raypd.cluster import driver, faulty_gpus, ray_session, worker as worker_module
 from raypd.cluster.ray_session import WorkerResources
 from raypd.cluster.worker import DecodeWorker, WorkerSpec
-from raypd.cluster.worker_pool import WorkerHandle, WorkerPool
+from raypd.cluster.worker_handle import WorkerHandle
+from raypd.cluster.worker_pool import WorkerPool
 from raypd.config import ClusterConfig, RunConfig
-from raypd.dataset import summaries, writer
+from raypd.dataset import read_unit, summaries, writer
 from raypd.dataset.planner import plan
 from raypd.decoding.counts import Finished, TokenCounts
 from raypd.errors import ModelError, RunError
@@ -88,7 +90,7 @@ def test_units_overlap_so_that_the_engine_does_not_drain(begin) -> None:
 
     worker.parts.engine.step = patient  # type: ignore[method-assign]
     with ThreadPoolExecutor(2) as in_flight:
-        list(in_flight.map(worker.run_unit, units))
+        list(in_flight.map(worker.run, units))
     assert writer.committed(run.output.path) == {unit.id for unit in units}
     fill = worker.parts.engine.fill
     # 200 programs in batches of 4: every step except the first and the last two is full, also at
@@ -110,7 +112,7 @@ def test_requests_are_planned_only_while_the_engine_has_room(begin) -> None:
                 yield item
 
     worker.parts.task = Task()
-    worker.run_unit(unit)
+    worker.run(unit)
     assert len(ahead) == 100
     assert max(ahead) <= 2 * 4
 
@@ -124,7 +126,7 @@ def test_an_error_fails_only_the_documents_of_its_program(begin) -> None:
         submit(["submit"] if "submit" in program else program, **keys)
 
     worker.parts.engine.submit = refuse  # type: ignore[method-assign]
-    summary = worker.run_unit(unit)
+    summary, _ = worker.process(unit, Attempt())
     # The rows of the table are identified by byte offset; number them in order.
     status = {}
     for number, row in enumerate(sorted(rows(run, unit), key=lambda row: row["row"])):
@@ -150,24 +152,42 @@ def test_truncated_documents_are_counted(begin, monkeypatch) -> None:
 
     monkeypatch.setattr(fakes, "Record", cut)
     run, worker, (unit,) = begin(["a", "long", "a", "twice long", "long"])
-    assert worker.run_unit(unit).truncated == 3
+    summary, _ = worker.process(unit, Attempt())
+    assert summary.truncated == 3
     units = UnitTotals(summaries.some(run.output.path, 100))
     assert manifest.make(run, run.output.path, 1, units, manifest.Unreadable(), None).truncated == 3
 
 
 def test_a_committed_unit_is_not_decoded_again(begin) -> None:
     run, worker, (unit,) = begin(["a", "b"])
-    first = worker.run_unit(unit)
+    first = worker.run(unit)
     second_worker = make_worker(run)
-    assert second_worker.run_unit(unit) == first
+    second = second_worker.run(unit)
+    assert second.error is None
+    assert (second.ok, second.failed) == (first.ok, first.failed)
     assert second_worker.parts.engine.fill == []
+
+
+def test_the_attempts_of_a_row_count_the_tries_after_errors_of_storage(begin, monkeypatch) -> None:
+    run, worker, (unit,) = begin(["a", "b"])
+    errors = [OSError(errno.EIO, "the mount is gone"), OSError(errno.EIO, "still gone")]
+
+    def read(*arguments):
+        if errors:
+            raise errors.pop()
+        return read_unit(*arguments)
+
+    monkeypatch.setattr(worker_module, "read_unit", read)
+    monkeypatch.setattr(worker_module, "_RETRY_SECONDS", 0.0)
+    assert worker.run(unit, again=False).ok == 2
+    assert {row["attempts"] for row in rows(run, unit)} == {2}
 
 
 def test_a_broken_engine_fails_the_current_unit_and_the_next(begin) -> None:
     _, worker, (unit,) = begin(["engine"])
     for _ in range(2):
         with pytest.raises(EngineBroken, match="the device is gone"):
-            worker.run_unit(unit)
+            worker.process(unit, Attempt())
 
 
 def test_the_reason_that_a_dying_worker_stores_contains_no_secret(
@@ -195,7 +215,7 @@ def test_a_bisecting_attempt_leaves_a_checkpoint_before_each_group(begin) -> Non
         return step()
 
     worker.parts.engine.step = look  # type: ignore[method-assign]
-    worker.run_unit(unit, Attempt(number=4, deaths=3, suspects=(7, 8), quarantined={5: 3}))
+    worker.process(unit, Attempt(number=4, deaths=3, suspects=(7, 8), quarantined={5: 3}))
     others = tuple(row for row in range(40) if row not in (5, 7, 8))
     assert list(dict.fromkeys(checkpoints)) == [(7,), (8,), others]
     table = rows(run, unit)
@@ -296,7 +316,7 @@ def test_an_engine_that_decodes_many_sequences_gets_a_larger_batch(
         return step()
 
     engine.step = noted  # type: ignore[method-assign]
-    worker.run_unit(unit)
+    worker.run(unit)
     assert worker.request_queue.capacity == batch
     assert max(pending) <= batch
 
@@ -404,7 +424,9 @@ def test_a_gpu_is_not_used_after_two_deaths_and_no_document_is_blamed(
     *first_ends, third_end, other_gpu = ends
     assert first_ends == ["died", "died"]
     if blamed:
-        assert re.match("GPU 3 of node .* is faulty .* 2 worker processes died of it", third_end)
+        assert re.match(
+            "GPU 3 of node .* is faulty .* 2 worker processes died because of it", third_end
+        )
     else:
         assert third_end == "died"
     assert other_gpu == "died"
@@ -501,7 +523,7 @@ def test_a_faulty_gpu_of_two_costs_no_document(tmp_path: Path, config, capfd) ->
     # Both workers reported this, and it is noted once.
     assert ["NVML" in note for note in done.cost.notes] == [True]
     assert (
-        "is faulty and no longer used: 2 worker processes died of it, the last one of: raypd"
+        "no longer used: 2 worker processes died because of it, the last one with: raypd"
         in capfd.readouterr().err
     )
 

@@ -13,10 +13,12 @@ import pyarrow.parquet as pq
 import pytest
 import ray
 
-from raypd.answering.request_queue import Progress
-from raypd.cluster import driver, worker_pool
+from raypd.answering.request_queue import UnitProgress
+from raypd.cluster import driver, worker_deaths, worker_pool
 from raypd.cluster.document_stream import StreamedUnit
-from raypd.cluster.worker_pool import Assignment, WorkerHandle, WorkerPool
+from raypd.cluster.worker_deaths import WorkerDeaths
+from raypd.cluster.worker_handle import Assignment, WorkerHandle
+from raypd.cluster.worker_pool import WorkerPool
 from raypd.config import ClusterConfig
 from raypd.dataset import summaries
 from raypd.run import UnitLog, retry_policy
@@ -25,7 +27,7 @@ from tests.cluster import fakes, flat_memory
 from tests.processes import LONG, wait_for
 from tests.runs import write_jsonl
 
-BEGUN = Progress(answered=10, begun=True, seconds_left=60.0)
+BEGUN = UnitProgress(answered=10, begun=True, seconds_left=60.0)
 
 
 class Actor:
@@ -43,7 +45,7 @@ class Actor:
         return SimpleNamespace(remote=remote)
 
 
-def worker(*progress: Progress) -> WorkerHandle:
+def worker(*progress: UnitProgress) -> WorkerHandle:
     """Make a worker with a unit in flight for each progress: u0, u1, ..."""
     handle = WorkerHandle(Actor(), node="n", depth=2)
     for number, unit_progress in enumerate(progress):
@@ -76,8 +78,8 @@ def calls(*workers: WorkerHandle) -> list[list[tuple[Any, ...]]]:
 
 
 def test_an_idle_worker_steals_a_unit_that_has_not_begun() -> None:
-    first = worker(BEGUN, Progress())
-    second = worker(BEGUN, Progress(), Progress())
+    first = worker(BEGUN, UnitProgress())
+    second = worker(BEGUN, UnitProgress(), UnitProgress())
     pool = assigning(first, second, worker())
     # The unit is taken from the worker with the most units.
     assert calls(first, second) == [[], [("cancel", "u2", True)]]
@@ -110,16 +112,16 @@ def test_no_unit_is_stolen_without_need(why: str) -> None:
     if why == "begun":
         busy = worker(BEGUN, BEGUN)
     elif why == "its only unit":
-        busy = worker(Progress())
+        busy = worker(UnitProgress())
     else:
-        busy = worker(BEGUN, Progress())
+        busy = worker(BEGUN, UnitProgress())
     idle = worker(BEGUN) if why == "nobody is idle" else worker()
     assigning(busy, idle, units=why == "not the end", closing=why == "closing")
     assert calls(busy) == [[]]
 
 
 def test_workers_above_the_wanted_number_get_no_more_units_and_end() -> None:
-    alone = worker(BEGUN, Progress())
+    alone = worker(BEGUN, UnitProgress())
     alone.node = "other"
     pair = [worker(BEGUN), worker(BEGUN)]
     loading = WorkerHandle(Actor(), starting=object())
@@ -174,7 +176,7 @@ def test_an_idle_worker_steals_while_the_readers_are_late_and_says_how_long_it_w
     monkeypatch,
 ) -> None:
     idle = worker()
-    busy = worker(BEGUN, Progress())
+    busy = worker(BEGUN, UnitProgress())
     pool = assigning()
     pool.workers += [idle, busy]
     blocks = iter([None, None, StreamedUnit(Unit("late", ()))])
@@ -197,11 +199,11 @@ def test_an_idle_worker_steals_while_the_readers_are_late_and_says_how_long_it_w
         (BEGUN, 0.0, 70.0, False),
         (BEGUN, 0.0, 64.0, True),
         # Without progress, a unit is expected to take as long as recent units.
-        (Progress(), 30.0, 40.0, False),
-        (Progress(), 30.0, 34.0, True),
+        (UnitProgress(), 30.0, 40.0, False),
+        (UnitProgress(), 30.0, 34.0, True),
         # Nothing is known.
-        (Progress(), 0.0, 21.0, False),
-        (Progress(), 0.0, 19.0, True),
+        (UnitProgress(), 0.0, 21.0, False),
+        (UnitProgress(), 0.0, 19.0, True),
         (BEGUN, 0.0, math.inf, False),
     ],
 )
@@ -223,7 +225,7 @@ def test_a_worker_killed_for_memory_is_lost_and_its_units_are_retried(tmp_path, 
     dead = worker(BEGUN)
     lines = []
     spec = SimpleNamespace(output=str(tmp_path), session="s")
-    pool = assigning(dead, say=lines.append, spec=spec, wanted=1)
+    pool = assigning(dead, _deaths=WorkerDeaths(spec, lines.append), wanted=1)  # type: ignore[arg-type]
 
     def get(ref):
         raise ray.exceptions.OutOfMemoryError(
@@ -237,7 +239,7 @@ def test_a_worker_killed_for_memory_is_lost_and_its_units_are_retried(tmp_path, 
         "kill": lambda actor: None,
     }
     monkeypatch.setattr(worker_pool, "ray", SimpleNamespace(**stub))
-    monkeypatch.setattr(worker_pool, "is_alive", lambda node: True)
+    monkeypatch.setattr(worker_deaths, "is_alive", lambda node: True)
     assert list(pool._wait()) == []
     assert lines == [
         "A worker process died because the machine ran out of memory; its units will be retried."
@@ -245,7 +247,7 @@ def test_a_worker_killed_for_memory_is_lost_and_its_units_are_retried(tmp_path, 
     assert [streamed.unit.id for streamed in pool._returned] == ["u0"]
     assert pool.workers == []
     # The next worker learns of the death from storage.
-    assert pool._attempted == retry_policy.attempted(str(tmp_path)) == {"u0"}
+    assert pool._deaths.attempted == retry_policy.attempted(str(tmp_path)) == {"u0"}
     attempt = UnitLog(str(tmp_path), "s", "n", "another", lambda node: True).next("u0")
     assert attempt is not None
     assert (attempt.number, attempt.deaths) == (2, 1)
@@ -254,7 +256,7 @@ def test_a_worker_killed_for_memory_is_lost_and_its_units_are_retried(tmp_path, 
         loading = WorkerHandle(Actor(), starting=object())
         pool.workers.append(loading)
         pool._lost(loading, Mock(preempted=preempted))
-        assert pool._deaths.loading == deaths
+        assert pool._deaths.while_loading == deaths
 
 
 def test_the_last_unit_of_a_run_moves_to_an_idle_worker(

@@ -296,7 +296,7 @@ def test_the_quickstart_is_decoded_as_its_adapter_was_trained_and_weights_withou
         ).decoding.method
         == "guided"
     )
-    assert "has no card that says it was trained for it" in str(
+    assert "has no model card that says it was trained for this method" in str(
         untrained(config("decoding.method=hyper_parallel"))
     )
     assert untrained(config()) is untrained(config("model=fake")) is None
@@ -335,10 +335,10 @@ def test_a_key_of_an_earlier_release_is_refused_with_its_replacement(override, r
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("cluster.executor=ray_data", "this key is gone.*cluster\\.readers"),
-        ("cost.bill_head=false", "this key is gone.*cost\\.prices"),
-        ("training.batch_tokens=9", "this key is gone.*training\\.batch_size"),
-        ("cost.reserve_seconds=1", "this key is gone.*cost\\.budget_usd"),
+        ("cluster.executor=ray_data", "this key was removed.*cluster\\.readers"),
+        ("cost.bill_head=false", "this key was removed.*cost\\.prices"),
+        ("training.batch_tokens=9", "this key was removed.*training\\.batch_size"),
+        ("cost.reserve_seconds=1", "this key was removed.*cost\\.budget_usd"),
     ],
 )
 def test_a_removed_key_is_refused_with_what_to_use_and_read_in_records(override, message):
@@ -433,7 +433,7 @@ def test_the_value_of_a_key_has_the_default_of_an_option_that_is_not_set():
         "decoding.options.max_threads": 7,
         "training.lora.rank": 16,
         "storage.options.max_attempts": 10,
-        "model.fake.load_seconds": 2.0,
+        "model.fake.load_seconds": 0.0,
         "model.name": config.model.name,
         "training.trainer.weight_decay": None,
     }

@@ -164,7 +164,7 @@ def test_a_pydantic_model_beside_the_configuration_becomes_attributes(tmp_path: 
     assert made["colors"].max_items == 3
     assert made["colors"].omit_null
     assert [made["sku"].fits(x) for x in ("AB1234", "AB12345")] == [True, False]
-    assert made["maker.founded"].place == ["maker", "founded"]
+    assert made["maker.founded"].key_path == ["maker", "founded"]
     assert made["maker.founded"].type == "date"
     assert made["maker.name"].required
     assert not made["seller.name"].required
@@ -417,7 +417,7 @@ WRONG = {
         ),
         (
             {"$defs": {"N": of(next={"$ref": "#/$defs/N"})}, "$ref": "#/$defs/N"},
-            r"\$.properties.next: #/\$defs/N holds",
+            r"\$.properties.next: #/\$defs/N contains itself",
         ),
         (of(a={"anyOf": [OBJECT, OBJECT]}), r"\$.properties.a.anyOf: one of objects"),
         (
@@ -425,12 +425,12 @@ WRONG = {
             r"\$.properties.a.anyOf: one of several types",
         ),
         (of(a={}), r"\$.properties.a: a value of any kind"),
-        (of(a={"enum": [1, "b"]}), r"\$.properties.a.enum: values other than texts, or numbers"),
+        (of(a={"enum": [1, "b"]}), r"\$.properties.a.enum: values other than texts or numbers"),
         (
             of(a={"type": "array", "items": {"type": "string"}, "minItems": 3, "maxItems": 2}),
             "`min_items` is above",
         ),
-        (of(a={"enum": [1, True]}), r"\$.properties.a.enum: values other than texts, or numbers"),
+        (of(a={"enum": [1, True]}), r"\$.properties.a.enum: values other than texts or numbers"),
         (
             of(a={"enum": [1e300, 2]}),
             r"\$.properties.a: .*value '1e.300': write it as JSON has",
@@ -511,7 +511,7 @@ WRONG = {
         ),
         ("nowhere.json", r"nowhere.json: no such file"),
         ("no_such_module:Thing", r"no_such_module:Thing: cannot be imported: ModuleNotFoundError"),
-        ("thing", "no file .* no pydantic model"),
+        ("thing", "neither a file .* nor a pydantic model"),
     ],
 )
 def test_what_cannot_be_decoded_is_refused_with_its_place(
@@ -552,7 +552,7 @@ def _nested(levels: int, wrap: Any) -> Any:
         (_nested(3000, lambda inner: {"properties": {"a": inner}}), "nested more than 50 deep"),
         (
             {"properties": {"a": _nested(3000, lambda inner: {"anyOf": [inner]})}},
-            r"\$\.properties\.a: schemas in",
+            r"\$\.properties\.a: schemas are nested",
         ),
         (
             {"properties": {"a": {"enum": ["x" * 1_000_000]}}},

@@ -306,7 +306,7 @@ def test_the_advice_for_a_file_that_changed_during_a_run_works(
         in str(caught.value)
     )
     # Neither would help here.
-    assert not re.search("same command tries|on_damaged=skip", str(caught.value))
+    assert not re.search("Repair or remove|on_damaged=skip", str(caught.value))
     with pytest.raises(ConfigError, match=r"a\.jsonl was replaced"):
         driver.run_extract(run, build=fakes.build)
     anew = with_keys(run, output={"path": str(tmp_path / "anew")})
@@ -327,13 +327,13 @@ def test_the_advice_depends_on_the_files_that_have_committed_units() -> None:
     for name, error in changed + deleted:
         unreadable.add(make_unit([replace(part, name=name)], "f"), error)
     assert unreadable.shown().endswith("  gone\n  and 5 more\n")
-    again = "Repair or remove the files, and the same command tries them again."
+    again = "Repair or remove the files, then run the same command to retry them."
     assert (
         unreadable.advice(())
         == f"{again} With input.on_damaged=skip the run leaves them out and succeeds."
     )
     assert unreadable.advice({"b"}).startswith("Some units of b are committed. Once repaired, ")
-    assert "tries the others again" in unreadable.advice({"a", "b"})
+    assert "retry the others" in unreadable.advice({"a", "b"})
     assert "tries" not in unreadable.advice(unreadable.files.keys())
 
 
@@ -384,7 +384,7 @@ def test_a_column_that_no_file_has_is_reported_and_planning_ends_early(tmp_path,
         plan(config(str(tmp_path / "*.parquet")))
     for i in range(120):
         (tmp_path / f"b{i:03d}.parquet").write_bytes(b"no parquet")
-    with pytest.raises(InputError, match=r"so it is with the first 100 objects"):
+    with pytest.raises(InputError, match=r"None of the first 100 objects can be read"):
         plan(config(str(tmp_path / "*.parquet")))
 
 

@@ -344,13 +344,13 @@ WRONG = [  # other keys of a line or of its body, the parameter that is named, a
     (
         {"response_format": {"type": "json_schema"}},
         "response_format",
-        "needs it, with name and schema",
+        "required for type json_schema, with name and schema",
     ),
     ({"response_format": held_to({"type": "array"})}, "response_format", "its type must be object"),
-    ({"response_format": held_to(RECURSIVE)}, "response_format", "# holds itself"),
+    ({"response_format": held_to(RECURSIVE)}, "response_format", "# contains itself"),
     ({"response_format": held_to(DOUBLED)}, "response_format", "more than 5,000 schemas"),
     ({"response_format": held_to(NESTED)}, "response_format", "or 50 in one another"),
-    ({"response_format": held_to(OPTIONAL)}, "response_format", "its pattern is too large"),
+    ({"response_format": held_to(OPTIONAL)}, "response_format", "its pattern takes too long"),
     (
         {"response_format": held_to({"type": "object", "properties": [1]})},
         "response_format",
@@ -430,7 +430,7 @@ def test_a_file_that_was_changed_is_not_taken_for_the_runs(tmp_path, generate) -
     folder = generate(source)
     config = config_over(source, "generation", [], None, "fake", str(folder), openai=True)
     write(tmp_path / "a.jsonl", request("longer"), request("y"))
-    with pytest.raises(RunError, match=r"a\.jsonl:2: .* has no rows of it"):
+    with pytest.raises(RunError, match=r"a\.jsonl:2: .* has no rows for this"):
         batch_files.write(config, str(folder))
 
 

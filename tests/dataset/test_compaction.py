@@ -1,5 +1,6 @@
 """Compaction: few table files in place of many units, and readers see the one or the other."""
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -36,10 +37,10 @@ from raypd.dataset import (
 )
 from raypd.errors import ConfigError, RunError
 from raypd.report import data as report_data, review
-from raypd.run import layout
+from raypd.run import held, layout
 from raypd.verify import dead_letters, export
 from raypd.verify.verification import verify
-from tests.runs import TITLES, extraction, run_config, run_here, with_keys, write_rows
+from tests.runs import FAKE, TITLES, extraction, run_config, run_here, with_keys, write_rows
 
 DOCUMENTS = 60
 UNIT_DOCUMENTS = 5
@@ -59,7 +60,7 @@ def make_config(folder: Path, root: str, columns: str = "typed", **keys: Any) ->
         root,
         input=TITLES,
         output={"columns": columns, "target_file_mb": 1, **keys},
-        model={"name": "fake"},
+        model=FAKE,
         # As the fixtures of this process reach the storage.
         storage=storage.default.settings.model_dump(),
         cluster={"address": "local", "unit_documents": UNIT_DOCUMENTS, "max_workers": 1},
@@ -83,7 +84,11 @@ def small_files(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compacted, "_STREAM_ROWS", 7)
 
 
-@pytest.fixture(params=["local", "s3", "gs", "az"])
+OTHER_CLOUDS = [pytest.param(name, marks=pytest.mark.slow) for name in ("gs", "az")]
+
+
+# One test tries every kind of storage in each `make test`, and the others only where they are slow.
+@pytest.fixture(params=["local", "s3", *OTHER_CLOUDS])
 def output(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     if request.param == "local":
         return str(tmp_path / "out")
@@ -167,6 +172,7 @@ def everything_read(config: RunConfig, tmp_path: Path) -> dict[str, Any]:
     }
 
 
+@pytest.mark.parametrize("output", ["local", "s3", "gs", "az"], indirect=True)
 def test_every_reader_sees_the_same_before_and_after(run, output, tmp_path) -> None:
     before = everything_read(run, tmp_path)
     assert before["verified"] == (True, 12, DOCUMENTS)
@@ -404,6 +410,20 @@ def test_a_killed_compaction_loses_nothing_and_resumes(
         files = sorted(Path(output, layout.TABLE, compaction_id).iterdir())
         assert [stored[path] for path in files[:2]] == [p.stat().st_mtime_ns for p in files[:2]]
     assert verify(output, config).passed
+
+
+def test_a_compaction_whose_lease_was_taken_over_commits_nothing(run, output, monkeypatch) -> None:
+    @contextlib.contextmanager
+    def overtaken(*arguments, **options):
+        with held(*arguments, **options) as lease:
+            lease.lost = "session other took over its lease"
+            yield lease
+
+    monkeypatch.setattr(compaction, "held", overtaken)
+    with pytest.raises(RunError, match="session other took over its lease"):
+        compact(run)
+    assert compacted.table_of(output) is None
+    assert sorted(listed_ids(output)) == all_ids()
 
 
 def test_units_that_changed_since_a_killed_compaction_are_written_again(tmp_path) -> None:

@@ -48,15 +48,15 @@ BAD = b"""id,title,note
 8,"opened\n9,swallowed,x\n10,"closed",x
 11,"5"" wide",5" tall
 """
-ENCODING = "; input.encoding can be another, such as cp1252, or auto to detect it"
+ENCODING = "; set input.encoding to another, such as cp1252, or to auto to detect it"
 ENDLESS = b'id,title\n1,fine\n2,"never ends\n' + b"3,x\n" * 100
 UNREADABLE = {
     "twice.csv": (
         b"id,title,title\n1,a,b\n",
-        "twice.csv: the header, line 1: 2 columns are called 'title'",
+        "twice.csv: the header, line 1: 2 columns are named 'title'",
     ),
     "columns.csv": (b"id,titel\n1,a\n", "columns.csv: no column 'title' .*did you mean 'titel'"),
-    "endless.csv": (ENDLESS, "endless.csv: line 3: a quoted field of this record never ends"),
+    "endless.csv": (ENDLESS, "endless.csv: line 3: a quoted field of this record is never closed"),
     "long.csv": (
         ENDLESS + b"x\n" * 50_000,
         r"long.csv: line \d+: its record has more than 69536 bytes so far",
@@ -111,7 +111,7 @@ def test_what_a_csv_writer_wrote_is_read(
     mark = 3 if encoding == "utf-8-sig" else 0
     of_letters = "latin-1" if encoding == "latin-1" else "utf-8"
     widths = [len(content[:begin].encode(of_letters)) + mark for begin in begins]
-    assert [d.place for unit in documents for d in unit] == widths[1:]
+    assert [d.row for unit in documents for d in unit] == widths[1:]
     assert all(as_read[place:].lstrip(b'"').startswith(b"x") for place in widths[1:])
 
 
@@ -136,10 +136,10 @@ def test_a_large_file_is_cut_into_units_that_each_read_their_own_part_alone(
     monkeypatch.setattr(Local, "open_read", open_read)
     documents = read_unit(units[-1], run)
     assert [d.id for d in documents[:-1]] == [str(i) for i in range(4975, 4999)]
-    assert offsets == [0, documents[0].place]  # the header, and where the unit begins
+    assert offsets == [0, documents[0].row]  # the header, and where the unit begins
     *complete, last = (d for unit in units for d in read_unit(unit, run))
     assert (
-        last.error == f"a.csv, line {len(before.splitlines()) + 1}: 1 field where the header has 2"
+        last.error == f"a.csv, line {len(before.splitlines()) + 1}: 1 field, but the header has 2"
     )
     expected = pd.read_csv(io.BytesIO(before), dtype=str)
     assert [(d.id, d.fields["title"]) for d in complete] == [
@@ -150,12 +150,12 @@ def test_a_large_file_is_cut_into_units_that_each_read_their_own_part_alone(
 def test_what_is_wrong_with_a_record_is_its_own_error_with_the_line(tmp_path, config) -> None:
     (tmp_path / "a.csv").write_bytes(BAD)
     documents = {
-        d.fields.get("id", d.place): d
+        d.fields.get("id", d.row): d
         for d in read_all(config(str(tmp_path / "a.csv"), unit_documents=2))
     }
     assert {d.error for d in documents.values() if d.error} == {
-        "a.csv, line 3: 2 fields where the header has 3",
-        "a.csv, line 4: 4 fields where the header has 3",
+        "a.csv, line 3: 2 fields, but the header has 3",
+        "a.csv, line 4: 4 fields, but the header has 3",
         "a.csv, line 8: not CSV: ',' expected after '\"'",
         "a.csv, line 10: no text in title",
         f"a.csv, line 9: not UTF-8: invalid start byte at byte 6 of line 9{ENCODING}",
@@ -313,7 +313,7 @@ def test_plan_and_read_together_lose_and_double_nothing(
         patch.setattr(json_lines, "HEAD_BYTES", head)
         planned = plan(run)
         pairs = [(unit, read_unit(unit, run)) for unit in planned]
-    assert [d.place for _, part in pairs for d in part] == [offset for offset, _ in naive(text)]
+    assert [d.row for _, part in pairs for d in part] == [offset for offset, _ in naive(text)]
     assert all(unit.rows in (None, len(part)) for unit, part in pairs)
     assert planned.exact == (len(text) <= head)
     if planned.exact:
@@ -383,7 +383,7 @@ def test_the_first_line_of_excel_names_the_delimiter(
     ]
     # Offsets in UTF-16 are those of the text as UTF-8.
     as_read = text.encode("utf-8" if encoding == "utf-16" else encoding)
-    assert [as_read[d.place :][:2] for d in documents] == [b"s0", b"s1"]
+    assert [as_read[d.row :][:2] for d in documents] == [b"s0", b"s1"]
 
 
 def test_a_delimiter_that_excel_names_may_be_any_and_a_column_may_be_called_sep(
@@ -470,7 +470,7 @@ def test_white_space_around_the_names_of_columns_does_not_count(tmp_path, config
 
 def test_of_two_columns_whose_names_differ_in_white_space_none_is_guessed(tmp_path, config) -> None:
     (tmp_path / "a.csv").write_text("id,title,title \n1,a,b\n")
-    with pytest.raises(InputError, match="2 columns are called 'title'"):
+    with pytest.raises(InputError, match="2 columns are named 'title'"):
         plan(config(str(tmp_path / "a.csv")))
     # A name that is exactly that of the configuration comes first.
     (tmp_path / "b.jsonl").write_text('{"title ": "other", "title": "x", " title": "other"}\n')

@@ -122,7 +122,7 @@ def test_html_with_many_attributes_and_a_long_word_file_end_within_their_time(
     monkeypatch.setitem(parser_process.SECONDS, "html", 1)
     start = time.process_time()
     html, word, text = read_all(config(str(tmp_path), **FILES))
-    assert html.error == "a.html: HTML that is not read within 1 s"
+    assert html.error == "a.html: HTML that could not be read within 1 s"
     assert word.fields["text"] == "a" * 100_000
     assert text.fields["text"] == "text"
     assert time.process_time() - start < 2  # of this process

@@ -71,7 +71,7 @@ def test_json_lines_are_cut_into_units_and_every_line_is_read(
     assert [d.index for d in documents] == [*range(10), *range(10), *range(5)]
     for document in documents:
         line_start = f'{{"id": "{document.id}"'.encode()
-        assert text[document.place :].startswith(line_start)
+        assert text[document.row :].startswith(line_start)
 
 
 def test_unit_ids_depend_on_the_content_and_not_on_the_folder(tmp_path, config) -> None:

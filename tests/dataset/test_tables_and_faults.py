@@ -35,7 +35,7 @@ def test_a_tenth_of_all_calls_fails_and_every_row_is_read_once(table, proxy, see
 
 def test_a_store_that_is_away_is_no_damaged_table(table, proxy) -> None:
     proxy.faults = Faults(share=1.0, kinds=("503", "reset"))
-    with pytest.raises(RunError, match="the same command resumes"):
+    with pytest.raises(RunError, match="run the same command again to resume"):
         plan(config(table.format, table.path))
     proxy.faults = Faults()
     assert titles(config(table.format, table.path)) == WANTED

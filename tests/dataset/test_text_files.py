@@ -128,7 +128,7 @@ def test_pages_of_a_pdf_without_text_are_counted(tmp_path, config, caplog):
     (tmp_path / "a.pdf").write_bytes(pdf("one", "", "three"))
     assert texts(tmp_path, config) == {"a.pdf": "one\n\f\n\fthree\n\f"}
     (message,) = caplog.messages
-    assert message.startswith("a.pdf: no text on 1 of 3 pages, as on scans")
+    assert message.startswith("a.pdf: no text on 1 of 3 pages (probably scanned")
 
 
 def test_nul_characters_and_page_breaks_in_a_pdf_are_dropped(monkeypatch):
@@ -154,7 +154,7 @@ def test_columns_of_html_are_read_as_their_visible_text(tmp_path, config) -> Non
         "'body' has over 32000 byte",
     )
     with pytest.raises(
-        ValueError, match=r"html_columns: 'body' is none of the columns of text \(title\)"
+        ValueError, match=r"html_columns: 'body' is not one of the text columns \(title\)"
     ):
         config(str(tmp_path), text_columns=["title"], html_columns=["body"])
 
@@ -191,7 +191,7 @@ BAD = {
     ),
     "scan.pdf": (
         pdf("", ""),
-        "scan.pdf: a PDF without text on its 2 pages, as scans are: it needs OCR first",
+        "scan.pdf: a PDF without text on its 2 pages (probably a scan): set input.ocr=auto",
     ),
 }
 

@@ -12,7 +12,7 @@ from warcio.statusandheaders import StatusAndHeaders
 from warcio.warcwriter import WARCWriter
 
 from raypd.config import InputConfig
-from raypd.dataset import parser_process
+from raypd.dataset import parser_process, stretch_of
 from raypd.dataset.formats import warc
 from raypd.dataset.look import look
 from raypd.dataset.planner import plan
@@ -173,7 +173,7 @@ def test_attachments_are_named_or_follow_the_body_or_are_documents(tmp_path, con
     documents = {document.id: document for document in read_all(made)}
     assert documents["a.eml/Rechnung März.pdf"].fields["text"] == "total 12\n\f"
     assert documents["a.eml/weiter.eml"].fields["text"].endswith("Attachments: deep.txt\n\nAnbei.")
-    assert [(d.id, d.place) for d in documents.values()] == [
+    assert [(d.id, d.row) for d in documents.values()] == [
         ("a.eml", 0),
         ("a.eml/Rechnung März.pdf", 1),
         ("a.eml:2", 2),
@@ -235,7 +235,7 @@ def test_hostile_files_are_an_error_each(tmp_path, config, monkeypatch) -> None:
     assert "the XML cannot be read" in str(read["deep.xml"])
     assert "an EPUB that has" in str(read["bomb.epub"])
     monkeypatch.setitem(parser_process.SECONDS, "rtf", 1)
-    with pytest.raises(ValueError, match="an RTF file that is not read within 1 s"):
+    with pytest.raises(ValueError, match="an RTF file that could not be read within 1 s"):
         parser_process.parse("rtf", b"{\\rtf1 " + b"{\\b x}" * 3_000_000)
     assert "top secret" not in str(read)
 
@@ -267,12 +267,23 @@ def test_each_response_of_a_warc_is_a_document(name, tmp_path, config) -> None:
         "in a PDF\n\f",
     ]
     assert str(documents[1].error).endswith("the server answered with HTTP status 301")
-    assert str(documents[3].error).endswith("a response of type audio/ogg, no document")
+    assert str(documents[3].error).endswith("a response of type audio/ogg is not a document")
     first = documents[0]
     assert first.id == first.fields["url"] == "https://example.com/0"
     assert first.fields["status"] == 200
-    offsets = [document.place for document in documents]
+    offsets = [document.row for document in documents]
     assert offsets == sorted(set(offsets))
+
+
+def test_several_processes_may_read_the_units_of_one_warc(tmp_path, config) -> None:
+    (tmp_path / "crawl.warc.gz").write_bytes(archive(*RESPONSES))
+    lines = gzip.compress(b'{"id": "a", "text": "b"}\n' * 5)
+    (tmp_path / "lines.jsonl.gz").write_bytes(lines)
+    archived = plan(config(str(tmp_path / "crawl.warc.gz"), unit_documents=2, **WARC))
+    compressed = plan(config(str(tmp_path / "lines.jsonl.gz"), unit_documents=2, **WARC))
+    assert [stretch_of(unit) for unit in archived] == [None] * 3
+    path = str(tmp_path / "lines.jsonl.gz")
+    assert [stretch_of(unit) for unit in compressed] == [(path, 0)] * 3
 
 
 def test_a_part_of_a_warc_is_cut_between_records(tmp_path, config) -> None:
@@ -287,7 +298,7 @@ def test_a_part_of_a_warc_is_cut_between_records(tmp_path, config) -> None:
         for piece in pieces
         for row in warc.Warc(lambda name: None).read(piece, made.input, [])
     ]
-    assert read == [document.place for document in read_all(made)]
+    assert read == [document.row for document in read_all(made)]
 
 
 def test_damaged_and_endless_archives_are_unreadable(tmp_path, config, monkeypatch) -> None:

@@ -16,9 +16,9 @@ from raypd.tasks.base import Document, Record
 
 COLUMNS = pa.schema([("answer", pa.string()), ("price", pa.float64())])
 DOCUMENTS = [
-    Document(0, "a", source="a.jsonl", place=10),
-    Document(1, "b", source="a.jsonl", place=11),
-    Document(2, "c", error="a.jsonl, byte 12: not JSON", source="a.jsonl", place=12),
+    Document(0, "a", source="a.jsonl", row=10),
+    Document(1, "b", source="a.jsonl", row=11),
+    Document(2, "c", error="a.jsonl, byte 12: not JSON", source="a.jsonl", row=12),
 ]
 
 
@@ -36,7 +36,7 @@ def test_rows_are_the_input_s_in_order_with_errors_for_values_that_cannot_be_wri
     ]
     assert rows[2]["error"] == "a.jsonl, byte 12: not JSON"
     assert writer.count_documents(unit_table) == (2, 1)
-    with pytest.raises(RunError, match="1 answers of a unit stand in it twice"):
+    with pytest.raises(RunError, match="1 answers of a unit occur twice"):
         table([*records, Record(1, {"answer": "B2"})])
     assert [r["error"] for r in table([]).to_pylist()][:2] == ["it got no answer"] * 2
     assert table([]).schema == unit_table.schema  # errors alone: the same schema
@@ -50,7 +50,7 @@ def test_rows_are_the_input_s_in_order_with_errors_for_values_that_cannot_be_wri
 
 
 def test_the_writer_fills_every_column_that_all_tables_have() -> None:
-    row = columns.own_columns(Document(0, "a", source="in.jsonl", place=7), Record(0), attempts=2)
+    row = columns.own_columns(Document(0, "a", source="in.jsonl", row=7), Record(0), attempts=2)
     assert list(row) == columns.OWN.names
     assert row["row"] == 7
     assert row["attempts"] == 2

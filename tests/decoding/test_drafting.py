@@ -171,7 +171,7 @@ def test_the_cache_holds_the_text_and_one_draft(method, segments):
     while engine.pending:
         done += engine.step()
         for sequence in engine.sequences:
-            cached = sequence.owner[: sequence.high]
+            cached = sequence.region.owner[: sequence.region.high]
             first_fed = sequence.size - len(sequence.feed.tokens)
             rows = sorted(row for row in cached[cached != NO_TOKEN] if row < first_fed)
             count = len(rows)
@@ -179,7 +179,7 @@ def test_the_cache_holds_the_text_and_one_draft(method, segments):
             assert sequence.table[POSITION, rows].tolist() == list(range(count))
             assert sequence.table[SEGMENT, rows].tolist() == [0] * count
             assert len(sequence.reach) == segments
-            assert len(sequence.owner) <= 128
+            assert sequence.region.slots <= 128
     assert done[0].answer.tokens == text
 
 

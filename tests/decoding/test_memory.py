@@ -78,7 +78,7 @@ def test_at_the_floor_only_the_largest_program_fails() -> None:
     engine = Engine(tiny_model("llama"), max_num_seqs=4)
 
     def fails(tokens: int) -> bool:
-        return any(seq.size > 200 and seq.high > 16 for seq in engine.scheduler.sequences)
+        return any(seq.size > 200 and seq.region.high > 16 for seq in engine.scheduler.sequences)
 
     small_device(engine, fails)
     for number, prompt in enumerate([small[0], large, *small[1:]]):
@@ -86,7 +86,7 @@ def test_at_the_floor_only_the_largest_program_fails() -> None:
     done = finished(engine)
     error = done.pop(1).error
     assert type(error) is ProgramError
-    assert "out of memory, and no step is smaller" in str(error)
+    assert "out of memory, and passes cannot get smaller" in str(error)
     assert [done[number].answer.tokens for number in sorted(done)] == expected
 
 
@@ -136,7 +136,7 @@ def test_a_device_without_any_memory_ends_the_engine() -> None:
         engine.submit(autoregressive(Prompt([5, 6, number]), 4, never), tag=number)
     failed_programs = [len(engine.step()) for _ in range(4)]
     assert failed_programs == [0, 1, 1, 1]
-    with pytest.raises(RuntimeError, match="not even the smallest steps"):
+    with pytest.raises(RuntimeError, match="even the smallest passes do not fit"):
         engine.step()
 
 
@@ -341,7 +341,7 @@ class Watched(Engine):
         # Each sequence is in one pass at most, and keeps its region of the cache.
         assert len(flying) == len(set(map(id, flying)))
         assert len(flying) == sum(seq.in_flight for seq in self.scheduler.sequences)
-        assert all(len(seq.owner) for seq in flying)
+        assert all(seq.region.slots for seq in flying)
         self.max_flights = max(self.max_flights, len(self.flights))
         return reason
 

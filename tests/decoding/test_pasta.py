@@ -155,9 +155,9 @@ def test_topics(written, topic):
 @pytest.mark.parametrize(
     ("main", "text", "flaws"),
     [
-        ("a<b>c</b> x < y <3 <", "a<b>c</b> x < y <3 <", ["<b> is no tag", "</b> is no tag"]),
-        ("a<foo/>b", "a<foo/>b", ["<foo/> is no tag"]),
-        ("a<promises topic='x'/>b", "a<promises topic='x'/>b", ["is no tag"]),
+        ("a<b>c</b> x < y <3 <", "a<b>c</b> x < y <3 <", ["<b> is not a tag", "</b> is not a tag"]),
+        ("a<foo/>b", "a<foo/>b", ["<foo/> is not a tag"]),
+        ("a<promises topic='x'/>b", "a<promises topic='x'/>b", ["is not a tag"]),
         ("a<sync/>b", "ab", ["without a promise to wait for"]),
         ("a</async>b", "ab", ["</async> in the main thread"]),
         (

@@ -14,7 +14,9 @@ import torch
 from hypothesis import given, settings, strategies as st
 from transformers import PreTrainedModel
 
+from raypd.decoding import scheduler
 from raypd.decoding.attention.step import Span
+from raypd.decoding.cache_region import MIN_REGION_SLOTS
 from raypd.decoding.counts import Finished
 from raypd.decoding.engine import Engine
 from raypd.decoding.methods.autoregressive import autoregressive
@@ -22,7 +24,6 @@ from raypd.decoding.methods.hyper_parallel import Slot, SlottedPrompt, hyper_par
 from raypd.decoding.methods.intra_prompt import Context, PromptTree, Question, header, intra_prompt
 from raypd.decoding.program import Feed, ProgramError
 from raypd.decoding.scheduler import Chunk
-from raypd.decoding.sequence import MIN_REGION_SLOTS
 from raypd.decoding.text import Prompt
 from raypd.decoding.visibility import (
     NO_TOKEN,
@@ -192,6 +193,19 @@ def test_the_cache_is_empty_when_all_is_done_except_for_shared_prefixes():
     assert torch.isfinite(engine.cache.keys[0]).all()
 
 
+def test_prefixes_that_no_program_uses_any_more_leave_the_cache(monkeypatch):
+    monkeypatch.setattr(scheduler, "_MAX_IDLE_PREFIXES", 3)
+    engine = Engine(MODEL)
+    for number in range(8):
+        prompt = Prompt([*[10 + number] * 20, 5], shared=20)
+        engine.run([autoregressive(prompt, 2, never)])
+    prefixes = engine.scheduler.prefixes
+    assert [prefix.users for prefix in prefixes.values()] == [0] * 4
+    # The last ones stay.
+    assert [tokens[0] for tokens in prefixes] == [14, 15, 16, 17]
+    assert engine.cache.allocator.available == engine.cache.allocator.slots - 4 * 20
+
+
 def test_tokens_are_counted_once_while_a_shared_prefix_is_computed():
     engine = Engine(MODEL, max_num_seqs=2, max_num_batched_tokens=4)
     for _ in range(2):
@@ -264,17 +278,18 @@ def test_sequences_that_are_compacted_see_the_same_and_hold_no_more_than_they_ne
         answers |= {program.tag: program.answer for program in engine.step()}
         sequences = engine.scheduler.sequences
         taken = engine.cache.allocator.slots - engine.cache.allocator.available
-        assert taken == sum(len(seq.owner) for seq in sequences)
+        assert taken == sum(seq.region.slots for seq in sequences)
         for seq in sequences:
-            occupied = np.flatnonzero(seq.owner != NO_TOKEN)
-            np.testing.assert_array_equal(seq.offsets[seq.owner[occupied]], occupied)
+            region = seq.region
+            occupied = np.flatnonzero(region.owner != NO_TOKEN)
+            np.testing.assert_array_equal(region.offsets[region.owner[occupied]], occupied)
             limit = 512
             if seq.steps >= 2:
                 needed = len(occupied) + seq.size - seq.cached
                 limit = MIN_REGION_SLOTS + 4 * needed
-            assert len(seq.owner) <= limit
-            if len(seq.owner):
-                sizes.append(len(seq.owner))
+            assert region.slots <= limit
+            if region.slots:
+                sizes.append(region.slots)
     assert min(sizes) == MIN_REGION_SLOTS
     assert max(sizes) == 512
     assert engine.cache.allocator.available == engine.cache.allocator.slots

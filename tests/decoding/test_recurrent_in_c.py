@@ -10,8 +10,8 @@ import torch
 from torch.nn.functional import silu, softplus
 
 from raypd.decoding import native
-from raypd.decoding.native import Runs, Taps
-from raypd.decoding.recurrence.chains import Run
+from raypd.decoding.native import RecurrentRuns, Taps
+from raypd.decoding.recurrence.chains import RecurrentRun
 from raypd.decoding.recurrence.plan import RecurrentPass
 from raypd.decoding.recurrence.states import StatePool, StateShape
 
@@ -33,11 +33,11 @@ def pass_of(lengths: list[tuple[int, int, int]], shapes: list[StateShape]) -> Re
     owners = [number for number, (length, _, _) in enumerate(lengths) for _ in range(length)]
     rng.shuffle(owners)
     levels: dict[int, int] = {}  # Of the run that writes a slot last.
-    runs: list[Run] = []
+    runs: list[RecurrentRun] = []
     for number, (_, start, end) in enumerate(lengths):
         level = levels.get(start, -1) + 1
         levels[end] = level
-        runs.append(Run(np.flatnonzero(np.array(owners) == number), start, end, level))
+        runs.append(RecurrentRun(np.flatnonzero(np.array(owners) == number), start, end, level))
     pool = StatePool(shapes, SLOTS, CPU)
     generator = torch.Generator().manual_seed(0)
     for store in [*pool.inputs, *pool.recurrent]:
@@ -205,6 +205,6 @@ def test_a_sigmoid_scales_in_place():
 
 def test_runs_that_continue_from_each_other_are_in_one_group():
     work = pass_of(TREE, [StateShape(INPUTS, 16, torch.bfloat16)])
-    assert isinstance(work.runs, Runs)
+    assert isinstance(work.runs, RecurrentRuns)
     assert work.runs.groups.tolist() == [0, 4, 5, 7]
     assert isinstance(work.taps(INPUTS), Taps)

@@ -204,7 +204,7 @@ def by_category(documents: list[Document]) -> list[DocumentCost | None]:
 
 def test_changes_that_do_not_fit_together_are_said_in_one_line(tmp_path) -> None:
     with pytest.raises(
-        ConfigError, match=r"^engine\.kind vllm does not decode hyper_parallel: set [^\n]*$"
+        ConfigError, match=r"^engine\.kind vllm does not support hyper_parallel: set [^\n]*$"
     ):
         with_changes(corpus(tmp_path), {"engine.kind": "vllm"})
     with pytest.raises(
@@ -592,12 +592,12 @@ def test_autoregressive_decoding_is_measured_where_it_is_asked_for(tmp_path, mon
     assert plain.sample["server_usd"] == pytest.approx(0.25)
     assert [one.method for one in with_it.baseline] == ["autoregressive"]
     guess, endless = (note for note in with_it.notes if "autoregressive" in note)
-    assert (
-        guess
-        == "autoregressive: the time ended before the sample was done: a guess; raise --minutes"
+    assert guess == (
+        "autoregressive: the time was up before the sample was done, so this is a guess; raise "
+        "--minutes"
     )
     limit = "autoregressive: 20 of 20 answers did not end before decoding.max_new_tokens=512"
-    assert endless == f"{limit}: with weights trained to end it costs less"
+    assert endless == f"{limit}: with weights trained to end their answers it costs less"
 
 
 def test_a_baseline_for_which_no_time_was_left_is_named_and_one_document_is_one(
@@ -692,7 +692,7 @@ def test_names_of_gpus(name: str, memory: float, gpu: str | None) -> None:
             "--throughput and --model: each of them sets the speed",
         ),
         ({"model": "Qwen/Qwen3-8B", "tokens": (1, 0, 3, 4, 5)}, "--tokens 1 0 3 4 5: no document"),
-        ({"model": "Qwen/Qwen3-8B", "instances": ["m7i.2xlarge"]}, "memory of no GPU of these"),
+        ({"model": "Qwen/Qwen3-8B", "instances": ["m7i.2xlarge"]}, "memory of the GPUs of these"),
         (
             {"throughput": ["L40S=6"], "baseline_throughput": ["1"], "documents": 5},
             "does --baseline-throughput hold for",
@@ -815,7 +815,7 @@ def test_a_fake_model_that_costs_nothing_is_not_told_to_take_longer(tmp_path) ->
     config = corpus(tmp_path, 20, model={"name": "fake", "fake": free | {"load_seconds": 0}})
     documents = sampling.draw(config, 10).documents
     profiled = Profiler().profile(config, documents)
-    with pytest.raises(RunError, match=r"no time that can be measured.*model\.fake") as caught:
+    with pytest.raises(RunError, match=r"too little time to measure.*model\.fake") as caught:
         profile.check_sample(profiled)
     assert "--minutes" not in str(caught.value)
     with pytest.raises(RunError, match="raise --minutes"):

@@ -42,7 +42,7 @@ from raypd.evaluation.outcome import (
 from raypd.evaluation.score import evaluate, labelled_values
 from raypd.tasks.calibration import FILE, Calibration, calibration_of
 from tests.report.browser import PHONE, browser, open_page  # noqa: F401
-from tests.runs import TITLES, extraction, run_config, with_keys, write_jsonl, write_rows
+from tests.runs import FAKE, TITLES, extraction, run_config, with_keys, write_jsonl, write_rows
 from tests.tasks.test_cascade import rows, scripted
 from tests.tasks.test_extraction import answers, document, make
 
@@ -185,7 +185,7 @@ def test_an_interval_equals_scipys_and_that_of_a_difference_in_pairs_is_narrower
 def fake_run(config, tmp_path, in_process):
     """Run the fake model over six documents with the attribute `a`, which is always wrong."""
     path = write_jsonl(tmp_path / "in.jsonl", ["x" * (number + 1) for number in range(6)])
-    run = with_keys(config(str(path)), model={"name": "fake"})
+    run = with_keys(config(str(path)), model=FAKE)
     driver.run_extract(run, build=build)
     return run.output.path
 
@@ -231,9 +231,7 @@ def test_documents_without_ids_are_joined_by_their_rows(config, tmp_path, in_pro
     monkeypatch.chdir(tmp_path)
     documents = [{"title": "x" * length, "gold": {"a": None}} for length in (1, 3)]
     path = write_rows(tmp_path / "rows.jsonl", documents)
-    run = with_keys(
-        config(str(path)), model={"name": "fake"}, input={"id_column": None}, output={"path": "n"}
-    )
+    run = with_keys(config(str(path)), model=FAKE, input={"id_column": None}, output={"path": "n"})
     driver.run_extract(run, build=build)
     assert evaluate("n", str(path), labels_column="gold").missing == 0
 
@@ -270,7 +268,7 @@ def test_unusable_labels_are_refused_with_their_line(fake_run, tmp_path, text, m
 def test_an_unreadable_table_is_refused_with_its_line(fake_run, tmp_path):
     table = tmp_path / "labels.csv"
     table.write_text("id,a\n0\n")
-    message = r"labels\.csv: cannot be read: line 2: 1 field where the header has 2"
+    message = r"labels\.csv: cannot be read: line 2: 1 field, but the header has 2"
     with pytest.raises(InputError, match=message):
         evaluate(fake_run, str(table))
 
@@ -296,7 +294,7 @@ def test_a_row_of_the_input_with_its_columns_is_a_label(config, tmp_path, in_pro
     }
     path = tmp_path / "in.jsonl"
     path.write_text(json.dumps(row))
-    run = with_keys(config(str(path), id_column="sku"), model={"name": "fake"})
+    run = with_keys(config(str(path), id_column="sku"), model=FAKE)
     driver.run_extract(run, build=build)
     labels = tmp_path / "labels.jsonl"
     label = json.dumps({**row, "target": {"a": None}}, ensure_ascii=False)
@@ -338,7 +336,7 @@ def run(tmp_path, in_process):
     script["failed"] = "too long"
     labels_file = write_rows(tmp_path / "labels.jsonl", labels)
     task = extraction(shoes=["Brand", {"name": "Size", "type": "number"}])
-    config = run_config(task, corpus, tmp_path / "run", input=TITLES, model={"name": "fake"})
+    config = run_config(task, corpus, tmp_path / "run", input=TITLES, model=FAKE)
     driver.run_extract(config, build=scripted(script))
     return config.output.path, str(labels_file)
 
@@ -520,7 +518,7 @@ class TestCalibrateRun:
     @pytest.fixture
     def configured(self, config, tmp_path, in_process):
         path = write_jsonl(tmp_path / "in.jsonl", ["x", "xx"])
-        run = with_keys(config(str(path)), model={"name": "fake"})
+        run = with_keys(config(str(path)), model=FAKE)
         driver.run_extract(run, build=build)
         return run
 

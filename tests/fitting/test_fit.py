@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shlex
+import time
+from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
@@ -11,6 +13,8 @@ import pytest
 import yaml
 
 from raypd.answering.components import build
+from raypd.billing import book
+from raypd.billing.bill import Bill
 from raypd.billing.budget import BudgetReached
 from raypd.cluster import driver, one_worker
 from raypd.cluster.driver import run_extract
@@ -21,7 +25,14 @@ from raypd.errors import ConfigError, InputError, UserError
 from raypd.estimation.records import Figure
 from raypd.fitting import candidate, context as fit_context, labels, page
 from raypd.fitting.context import FitContext, teacher_config, teacher_keys
-from raypd.fitting.fit import _begin, _write_recommended, missing, recommend, run_fit
+from raypd.fitting.fit import (
+    Fit,
+    _begin,
+    _write_recommended,
+    missing,
+    recommend,
+    run_fit,
+)
 from raypd.fitting.parts import PARTS, parts_of, split
 from raypd.fitting.result import AS_CONFIGURED, TEACHER, CandidateScore, FitResult
 from raypd.run import records
@@ -369,7 +380,7 @@ def test_useless_labels_are_refused(names, value, message, tmp_path, yaml_of, ra
         ),
         ("fit.teacher={model.name: ./nowhere}", "fit.teacher: .*nowhere"),
         ("fit.path=s3://bucket/fit", "give a local one"),
-        ("fit.candidates={teacher: {model.name: x}}", "give the candidate another"),
+        ("fit.candidates={teacher: {model.name: x}}", "choose another"),
         (
             "fit.teacher={model.endpoint: {url: 'http://h', api_key: sk-1}}",
             "api_key: a configuration must not hold secrets",
@@ -489,6 +500,22 @@ class Stopped(Exception):
     """Raised where a test ends a step."""
 
 
+@pytest.mark.parametrize(
+    ("usd", "left_seconds", "message"),
+    [(0.0, -1.0, "cost.deadline is reached"), (5.0, 60.0, "cost.budget_usd .* is spent")],
+)
+def test_no_candidate_begins_once_the_deadline_or_the_budget_is_over(
+    yaml_of, tmp_path, usd, left_seconds, message
+):
+    book.write(str(tmp_path / "run"), Bill("s", began=0.0, usd=usd, final=True))
+    context = context_of(load_config(yaml_of(), ["cost.budget_usd=5"]), tmp_path)
+    fit = Fit(replace(context, ends=time.time() + left_seconds), result_of())
+    begun = []
+    with pytest.raises(BudgetReached, match=message):
+        fit._add([], "full", lambda: begun.append("full"))
+    assert begun == []
+
+
 def test_a_candidate_has_a_folder_per_settings_of_its_training(yaml_of, monkeypatch):
     outputs = []
 
@@ -531,7 +558,7 @@ def test_missing_says_how_many_documents_and_labels_would_help():
     fewer_labels = score("near", 0.5, 0.7, labels=50)
     near = result_of(score("near", 0.66, 0.74, labels=100), curve=(fewer_labels,))
     # The interval has to become half as wide, which takes four times as many documents.
-    assert "about 200 test documents would tell, and there are 50" in missing(near)
+    assert "about 200 test documents would settle it, and there are 50" in missing(near)
     assert "from 50 to 100 labels it gained +0.040: more labels would help" in missing(near)
 
 
@@ -556,7 +583,7 @@ def test_terminal_and_page_show_what_failed_and_run_nothing(tmp_path):
     assert "<img" not in html
     assert "&lt;img" in html
     shown = page.describe(result, "because")
-    says(shown, "agreement with the teacher", "none is surely at fit.f1_floor, 0.7: because")
+    says(shown, "agreement with the teacher", "none is certain to reach fit.f1_floor, 0.7: because")
 
 
 def test_below_the_floor_the_best_is_written_and_named_as_such(yaml_of, tmp_path):
@@ -574,9 +601,9 @@ def test_below_the_floor_the_best_is_written_and_named_as_such(yaml_of, tmp_path
     written = Path(result.best_configuration or "")
     assert written.name == "best.yaml"
     assert load_config(str(written)).model.name == "Qwen/Qwen3-1.7B"
-    assert "not surely at fit.f1_floor" in written.read_text()
+    assert "not certain to reach fit.f1_floor" in written.read_text()
     shown = page.describe(result, "because")
-    says(shown, "best all the same: better", "a larger model would help most")
+    says(shown, "best nevertheless: better", "a larger model would help most")
     assert f"{written} 'output.path=runs/my tickets-fitted'`" in shown
 
 

@@ -14,6 +14,7 @@ import socket
 import subprocess
 import time
 from pathlib import Path
+from urllib.parse import parse_qs, urlsplit
 
 import pyarrow.dataset as ds
 import pytest
@@ -31,7 +32,7 @@ from raypd.cluster.driver import run_extract
 from raypd.config import ModelConfig
 from raypd.decoding.program import Feed
 from raypd.errors import ConfigError
-from raypd.models import endpoint_batch
+from raypd.models import batch_client, endpoint_batch
 from raypd.models.byte_prompt import byte_tokenizer
 from raypd.models.chat_completion import NoAnswer, is_answered
 from raypd.models.endpoint import EndpointEngine
@@ -158,7 +159,7 @@ def test_a_run_whose_answers_become_labels(tmp_path, ray_here):
     assert bill.parts["endpoint"] == pytest.approx(bill.totals["decode_tokens"] * 5e4 / 1e6)
     assert bill.totals["shared_tokens"] > 0
     documents = [
-        Document(i, str(i), {}, source=rows[str(i)]["source"], place=rows[str(i)]["row"])
+        Document(i, str(i), {}, source=rows[str(i)]["source"], row=rows[str(i)]["row"])
         for i in range(6)
     ]
     teacher.label_documents(documents, str(tmp_path / "out"), run_config())
@@ -466,7 +467,7 @@ def test_what_a_server_withholds_is_counted_and_retried_and_labels_nothing(tmp_p
     assert values["Brand"]["status"] == "truncated"
     assert values["Brand"]["value"] == 'Say "A" é'
     documents = [
-        Document(i, str(i), {}, source=rows[str(i)]["source"], place=rows[str(i)]["row"])
+        Document(i, str(i), {}, source=rows[str(i)]["source"], row=rows[str(i)]["row"])
         for i in range(6)
     ]
     teacher.label_documents(documents, str(tmp_path / "out"), run_config())
@@ -657,15 +658,21 @@ class Vendor:
             self.lost = False
             return Reply(504) if lost else made
         if path == "/batches":
-            return self.told(
-                {"data": [self.shown(name) for name in reversed(self.batches)], "has_more": False}
-            )
+            return self.told(self.page(parse_qs(urlsplit(call.path).query)))
         if path.startswith("/batches/"):
             return self.told(self.shown(path.rpartition("/")[2]))
         kind, _, name = path.split("/")[2].partition("-of-")
         return Reply(
             200, (self.answers(name)[kind == "errors"] if name else self.files[kind]).encode()
         )
+
+    def page(self, query):
+        names = [*reversed(self.batches)]
+        if "after" in query:
+            names = names[names.index(query["after"][0]) + 1 :]
+        limit = int(query.get("limit", ["20"])[0])
+        batches = [self.shown(name) for name in names[:limit]]
+        return {"data": batches, "has_more": len(names) > limit}
 
     def put(self, store, value) -> Reply:
         name = f"{'f' if store is self.files else 'b'}{len(store)}"
@@ -800,6 +807,26 @@ def test_what_an_engine_sent_before_it_was_killed_is_not_sent_again(tmp_path, ve
     for batch in vendor.batches.values():
         batch["status"] = "completed"
     assert all(ended.error is None for ended in finished(engine).values())
+
+
+def test_batches_beyond_the_first_page_are_found_and_older_ones_are_not_asked_for(
+    tmp_path, vendor, monkeypatch
+):
+    monkeypatch.setattr(batch_client, "_PAGE", 1)
+    vendor.status = "in_progress"
+    for text in "0123":
+        engine = engine_with(vendor, tmp_path, [text])
+        while not engine._sent:
+            engine.step()
+    engine = engine_with(vendor, tmp_path, ["0", "3"])
+    while engine._collected:
+        engine.step()
+    # Both are in batches of the killed engines.
+    assert len(vendor.batches) == 4
+    # Batches of the day before have ended, so the search ends with the first of them.
+    vendor.batches["b1"]["created_at"] = vendor.batches["b0"]["created_at"] = 0
+    names = [batch["id"] for batch in engine.client.recent_batches(1 << 20)]
+    assert names == ["b3", "b2"]
 
 
 def test_nothing_is_paid_twice(tmp_path, vendor):

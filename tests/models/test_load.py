@@ -137,7 +137,7 @@ def test_devices(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx2": True})
     assert "model.dtype float16" in refused(name=str(folder), dtype="float16", device="cpu")
     check_model_config(ModelConfig(name=str(folder), dtype="float16", device="cpu"), machine=False)
-    assert "is no device" in refused(name=str(folder), device="gpu")
+    assert "is not a device" in refused(name=str(folder), device="gpu")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert resolve_device("auto") == torch.device("cpu")
     monkeypatch.setattr(torch.mps, "is_available", lambda: True)
@@ -575,7 +575,7 @@ def skip_attention(model: PreTrainedModel) -> None:
 
 
 SPOILT = [
-    (kind, spoil, "other logits than apart")
+    (kind, spoil, "other logits than each alone")
     for spoil in (ignore_positions, mix_neighbours)
     for kind in ("granite_swa", "gemma", "mimo_v2_flash", "olmo")
 ]
@@ -610,4 +610,4 @@ def test_it_holds_the_own_code_of_a_family_to_transformers(
     kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(in_torch, "rotate", lambda x, rope: x)
-    assert "other logits than apart" in refusal(tiny_model(kind))
+    assert "other logits than each alone" in refusal(tiny_model(kind))

@@ -284,7 +284,7 @@ def test_scales_that_no_file_explains_are_refused(tmp_path: Path) -> None:
     folder = save_tiny(tmp_path / "model", "qwen3")
     change_weights(folder, in_fp8)
     message = refused_when_loaded(folder)
-    assert "has 28 tensors that its model has no place for" in message
+    assert "has 28 tensors that its model does not have" in message
     assert "input_scale" in message
     assert "quantized in a way that config.json does not name" in message
 
@@ -302,7 +302,7 @@ def test_scales_that_no_file_explains_are_refused(tmp_path: Path) -> None:
 def test_a_tensor_that_changes_answers_is_refused(tmp_path: Path, key: str) -> None:
     folder = save_tiny(tmp_path / "model")
     change_weights(folder, lambda tensors: tensors.update({key: torch.ones(64)}))
-    assert f"1 tensors that its model has no place for ({key})" in refused_when_loaded(folder)
+    assert f"1 tensors that its model does not have ({key})" in refused_when_loaded(folder)
 
 
 @torch.no_grad()

@@ -218,7 +218,7 @@ def test_sampling_and_patterns_reach_vllm(engine):
     [
         (
             ["engine.kind=vllm", "decoding.method=hyper_parallel"],
-            "does not decode hyper_parallel: set decoding.method to autoregressive or guided",
+            "does not support hyper_parallel: set decoding.method to autoregressive or guided",
         ),
         ([*VLLM, "model.quantization=nf4"], "model.quantization must be left at none"),
         ([*VLLM, "engine.cache_tokens=4096"], "engine.cache_tokens must be left at null"),

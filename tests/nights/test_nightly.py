@@ -298,6 +298,17 @@ def test_documents_that_the_input_does_not_have_anymore(tmp_path, write, run) ->
     assert after(drop) == {"z": "4", "v": "5"}
 
 
+def test_a_document_whose_category_changed_is_extracted_again(write, run) -> None:
+    config = run(attributes="ax")
+    write("a.jsonl", {"x": "1", "y": "1"})
+    night(config)
+    assert rows(config)["x"]["record"] == {"a": "a:1", "x": "x:1"}
+    write("a.jsonl", {"x": "1", "y": "1"}, category="d")
+    assert night(config).changed == 2
+    assert rows(config)["x"]["category"] == "d"
+    assert rows(config)["x"]["record"] == {"a": "a:1"}
+
+
 def test_a_hash_column_says_what_has_changed_and_a_place_stands_for_an_id(write, run) -> None:
     write("a.jsonl", {"x": "1", "y": "1"}, etag="e1")
     config = with_keys(run(), nightly={"hash_column": "etag"})
@@ -843,6 +854,24 @@ def test_every_night_is_a_version_and_unchanged_objects_stay(tmp_path, nights, w
     assert verify_table(nights.output.path, nights).passed
 
 
+def test_bounds_in_the_delta_log_are_those_of_all_row_groups(tmp_path) -> None:
+    """Readers skip an object whose bounds exclude what they look for."""
+    name = "nights/n/table/x.parquet"
+    path = tmp_path / name
+    path.parent.mkdir(parents=True)
+    numbers = [5, 9, None, None, 1, 3]
+    table = pa.table({"id": [f"d{number}" for number in range(6)], "number": numbers})
+    pq.write_table(table, path, row_group_size=2)
+    assert pq.ParquetFile(path).num_row_groups == 3
+    delta.register(str(tmp_path), "n", [str(path)])
+    (action,) = pa.table(DeltaTable(tmp_path).get_add_actions(flatten=True)).to_pylist()
+    assert (action["min.number"], action["max.number"]) == (1, 9)
+    assert (action["min.id"], action["max.id"]) == ("d0", "d5")
+    # A reader with a condition finds the row.
+    dataset = DeltaTable(tmp_path).to_pyarrow_dataset()
+    assert dataset.to_table(filter=ds.field("number") == 9)["id"].to_pylist() == ["d1"]
+
+
 def test_what_a_cut_off_night_did_not_commit_the_next_command_does(
     nights, write, monkeypatch
 ) -> None:
@@ -966,7 +995,7 @@ def test_a_commit_that_fails_says_so_and_the_table_is_there(nights, write, monke
     log.parent.mkdir(parents=True)
     log.write_text("no folder")
     with pytest.raises(
-        RunError, match=r"its Delta table could not be updated: .*same command tries again"
+        RunError, match=r"its Delta table could not be updated: .*same command to retry"
     ):
         night(nights)
     assert titles(nights) == DOCUMENTS

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from raypd.report import answer_check, data
-from raypd.report.answer_check import Progress
+from raypd.report.answer_check import RunProgress
 from raypd.report.sample import AnswerSample
 from raypd.run.manifest import RunRecord
 from tests.report.builder import Plan, build, value
 
-DONE = Progress(state="complete", documents=20, failed=0, seconds=10.0)
+DONE = RunProgress(state="complete", documents=20, failed=0, seconds=10.0)
 SCHEMA = [
     {"name": "title", "type": "text", "description": "the job's title"},
     {"name": "remote", "type": "boolean", "description": ""},
@@ -122,7 +122,7 @@ GOOD = [stands(f"Baker {n}", n) for n in range(20)]
 CUT = [value("title", f"[{n}]", spread_confidence(n), "truncated") for n in range(20)]
 QWEN = "Qwen/Qwen3-1.7B"
 CARD = {"task": "extraction", "method": "guided", "documents": 200}
-SLOW = Progress(state="complete", documents=500, failed=0, seconds=5000.0)
+SLOW = RunProgress(state="complete", documents=500, failed=0, seconds=5000.0)
 
 
 @pytest.mark.parametrize(
@@ -137,8 +137,14 @@ SLOW = Progress(state="complete", documents=500, failed=0, seconds=5000.0)
         (config(QWEN), CARD, CLERKS, DONE, "raypd review"),
         (config(QWEN), {}, CUT, DONE, "decoding.max_value_tokens=60"),
         (config(QWEN), {}, GOOD, SLOW, "a GPU"),
-        (config(QWEN), {}, GOOD, Progress("killed", 20, 0, 5.0), "the same command resumes"),
-        (config(QWEN), {}, [], Progress("complete", 20, 20, 5.0), "raypd errors"),
+        (
+            config(QWEN),
+            {},
+            GOOD,
+            RunProgress("killed", 20, 0, 5.0),
+            "run the same command again to resume",
+        ),
+        (config(QWEN), {}, [], RunProgress("complete", 20, 20, 5.0), "raypd errors"),
         (config(QWEN, kind="generation"), {}, [], DONE, "raypd evaluate"),
     ],
 )
@@ -150,7 +156,7 @@ def test_the_next_step_fits_the_state_of_the_run(tmp_path, tree, card, values, p
 
 def test_a_running_run_that_answers_well_asks_for_nothing(tmp_path):
     record = RunRecord("f", config(QWEN))
-    progress = Progress("running", 20, 0, 5.0)
+    progress = RunProgress("running", 20, 0, 5.0)
     check = answer_check.check(str(tmp_path), record, sample_of("title", GOOD), progress)
     assert check.next_step == ""
 

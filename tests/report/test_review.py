@@ -137,13 +137,13 @@ def test_half_of_them_are_the_least_sure(run, monkeypatch):
     [
         (
             {"Color": "green"},
-            r"mine\.csv:\d+: 'green' is no value of 'Color', which is one of red, blue",
+            r"mine\.csv:\d+: 'green' is not a value of 'Color', which is one of red, blue",
         ),
-        ({"Size": "7/8"}, r"'7/8' is no value of 'Size', which is a number"),
+        ({"Size": "7/8"}, r"'7/8' is not a value of 'Size', which is a number"),
         ({"row": "x"}, "not a line of `raypd review`"),
         ({"row": "9" * 5000}, "not a line of `raypd review`"),
         ({"row": "999999"}, "the input does not have"),
-        ({"attribute": "Brnd"}, "'Brnd' is no attribute of 'shoes'"),
+        ({"attribute": "Brnd"}, "'Brnd' is not an attribute of 'shoes'"),
         ({"correct": None}, "mine.csv:1: no column correct"),
     ],
 )

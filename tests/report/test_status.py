@@ -600,7 +600,7 @@ def test_a_damaged_estimate_is_named_and_costs_no_report(no_charts, tmp_path, br
     assert f"The estimate cannot be read: {root / ESTIMATE}" in shown(root)
     (tmp_path / "only").mkdir()
     (tmp_path / "only" / ESTIMATE).write_text(broken)
-    with pytest.raises(RunError, match="make it again with `raypd estimate`"):
+    with pytest.raises(RunError, match="repeat `raypd estimate`"):
         data.load(str(tmp_path / "only"))
 
 

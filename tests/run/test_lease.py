@@ -101,6 +101,22 @@ def test_the_lease_of_a_session_that_ended_or_was_killed_here_is_free_at_once(
     third.end("complete")
 
 
+def test_a_process_with_the_number_of_a_killed_session_does_not_hold_its_lease(
+    tmp_path: Path, clock: Clock
+) -> None:
+    first = lease.RunLease(str(tmp_path))
+    clock.silence(first)
+    holder = json.loads(clock.lease_file.read_text())
+    # The session is gone, and another process has its number by now.
+    holder.update(pid=os.getppid(), started="1")
+    clock.lease_file.write_text(json.dumps(holder))
+    assert lease.killed(str(tmp_path)) == first.id
+    lines: list[str] = []
+    lease.RunLease(str(tmp_path), lines.append).end("complete")
+    assert "was killed; taking over its lease" in lines[0]
+    assert clock.slept == 0
+
+
 def test_a_lease_is_released_even_if_an_answer_was_lost_or_the_disk_is_full(
     tmp_path, monkeypatch
 ) -> None:

@@ -87,7 +87,7 @@ def test_a_slot_is_decoded_checked_and_written_as_the_type_says(tmp_path: Path) 
         for colour in [value["paint"], *value["paints"]]:
             assert re.fullmatch("#[0-9a-f]{6}", colour)
 
-    rows = [Document(row, f"d{row}", {}, source="a.jsonl", place=row) for row in range(4)]
+    rows = [Document(row, f"d{row}", {}, source="a.jsonl", row=row) for row in range(4)]
     table = writer.make_table(rows, rows_of(records, config), columns_of(config), 1)
     summary = UnitSummary("u-0", "f" * 12, "s", "a.jsonl", 0, 4, 4, 0, 0.1)
     assert writer.commit(str(tmp_path / "out"), table, summary)
@@ -159,7 +159,7 @@ def test_a_label_is_taught_as_the_slot_takes_it() -> None:
     assert value_text(attribute, "#ff0000") == ' "#ff0000"'
     with pytest.raises(LabelError):
         attribute.value_type.label_text("red")
-    with pytest.raises(Skip, match="'paint': a label is no colour"):
+    with pytest.raises(Skip, match="'paint': a label is not a valid colour"):
         value_text(attribute, "red")
 
 

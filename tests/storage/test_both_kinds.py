@@ -2,6 +2,7 @@
 API alike.
 """
 
+import os
 import random
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -98,6 +99,35 @@ def test_a_local_file_is_written_whole_and_replaces(root: str, tmp_path) -> None
         assert next(storage.find(path)).size == megabytes << 20
         assert storage.read(path) == source.read_bytes()
     assert storage.names(root) == ["table.parquet"]
+
+
+@pytest.mark.parametrize("write", [storage.put, storage.put_new])
+def test_a_local_file_is_on_the_disk_before_it_has_its_name(tmp_path, monkeypatch, write) -> None:
+    """Otherwise a power cut could leave an empty commit."""
+    synced: set[int] = set()
+    named: list[int] = []
+    fsync = os.fsync
+
+    def note_sync(handle: int) -> None:
+        fsync(handle)
+        synced.add(os.fstat(handle).st_ino)
+
+    def checked(move):
+        def wrapper(source: str, target: str) -> None:
+            number = os.stat(source).st_ino
+            assert number in synced
+            move(source, target)
+            named.append(number)
+
+        return wrapper
+
+    monkeypatch.setattr(os, "fsync", note_sync)
+    monkeypatch.setattr(os, "replace", checked(os.replace))
+    monkeypatch.setattr(os, "link", checked(os.link))
+    write(str(tmp_path / "file"), b"text")
+    assert named == [(tmp_path / "file").stat().st_ino]
+    # The folder with the new name is on the disk as well.
+    assert tmp_path.stat().st_ino in synced
 
 
 def test_many_files_are_deleted_and_no_others(root: str) -> None:

@@ -44,7 +44,9 @@ OPERATIONS = {
     ),
     "stored plan": lambda run: list(stored(run.output.path) or []),
 }
-PLANNING_ENDED = r"/in/\d\d\.\w+: .*; planning ended there.*; the same command resumes$"
+PLANNING_ENDED = (
+    r"/in/\d\d\.\w+: .*; planning stopped there.*; run the same command again to resume$"
+)
 NONE_READABLE = rf"(?s)forbidden: .*none of the {OBJECTS} objects can be read"
 
 
@@ -94,7 +96,7 @@ def after(calls: int, text: str = "/in/"):
             "",
             None,
             RunError,
-            r"overloaded.*planning ended there.*the same command resumes",
+            r"overloaded.*planning stopped there.*run the same command again to resume",
         ),
         ("plan", "403", "/in/", 0, InputError, NONE_READABLE),
         ("run", "403", "/in/", 0, InputError, NONE_READABLE),
@@ -145,7 +147,9 @@ def test_the_command_ends_with_one_line_and_exit_code_1(proxy, corpus, tmp_path)
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert (done.returncode, done.stdout) == (1, ""), done
     # One line.
-    assert re.fullmatch(r".*overloaded \(SlowDown\).*the same command resumes.*\n", done.stderr)
+    assert re.fullmatch(
+        r".*overloaded \(SlowDown\).*run the same command again to resume.*\n", done.stderr
+    )
 
 
 def test_new_objects_during_an_outage_are_planned_by_the_next_command(
@@ -157,7 +161,7 @@ def test_new_objects_during_an_outage_are_planned_by_the_next_command(
     for i in range(5):
         storage.put(f"{bucket}/in/new{i}.jsonl", line(f"n{i}"))
     proxy.faults = Faults(share=1.0, kinds=("503",), only=after(2))
-    with pytest.raises(RunError, match="planning ended there"):
+    with pytest.raises(RunError, match="planning stopped there"):
         plan(run, run.output.path)
     proxy.faults = Faults()
     units = plan(run, run.output.path)
@@ -194,7 +198,7 @@ def test_a_run_of_which_nothing_could_be_read_does_not_end_well(proxy, corpus) -
         unreadable.add(unit, f"{unit.parts[0].path}: cannot be read: gone")
     with pytest.raises(
         RunError,
-        match=r"(?s)nothing could be read of the input, 3 units of it:\n  s3://.*on_damaged",
+        match=r"(?s)none of the 3 units of the input can be read:\n  s3://.*on_damaged",
     ):
         driver.finish(run, run.output.path, units, unreadable)
 
@@ -261,7 +265,8 @@ def files(tmp_path, monkeypatch: pytest.MonkeyPatch, config):
 )
 def test_a_disk_or_mount_that_fails_is_not_damage_of_a_file(files, name, code) -> None:
     with pytest.raises(
-        RunError, match=rf"{name}: the disk says no; planning ended there.*the same command resumes"
+        RunError,
+        match=rf"{name}: the disk says no; planning stopped there.*same command again to resume",
     ):
         plan(files(name, OSError(code, "the disk says no")))
 

@@ -150,7 +150,7 @@ def test_the_start_of_a_glob_narrows_the_listing(store: Store) -> None:
             "ExpiredToken",
             400,
             True,
-            "the credentials have expired: renew them; the same command resumes",
+            "the credentials have expired: renew them, then run the same command again to resume",
         ),
         ("InvalidAccessKeyId", 403, True, "does not accept the credentials (env)"),
         ("SignatureDoesNotMatch", 403, True, "does not accept the credentials"),
@@ -280,6 +280,13 @@ def test_a_refusal_whose_body_breaks_off_is_asked_for_again(store: Store) -> Non
         storage.Unavailable, match=r"broke off 3 times, .* byte 0 .*Connection broken"
     ):
         storage.read("s3://bkt/a")
+
+
+def test_a_deletion_that_is_refused_for_one_key_is_an_error(store: Store) -> None:
+    answer = b"<DeleteResult><Error><Key>b</Key><Code>AccessDenied</Code></Error></DeleteResult>"
+    store.answer = lambda request: (200, {}, answer)
+    with pytest.raises(storage.StorageError, match="s3:DeleteObject"):
+        storage.delete_all(["s3://bkt/a", "s3://bkt/b"])
 
 
 def test_a_store_without_conditional_writes_is_refused_at_the_start_of_a_run(store: Store) -> None:

@@ -31,7 +31,7 @@ from raypd.tasks.record import record_of
 from raypd.training import teacher
 from raypd.verify.export import export
 from tests import s3
-from tests.runs import TITLES, extraction, run_config, run_here, write_jsonl
+from tests.runs import FAKE, TITLES, extraction, run_config, run_here, write_jsonl
 
 SHOES = [
     {"name": "Brand"},
@@ -95,7 +95,7 @@ def in_record(config: RunConfig, category: str, entries):
 
 
 def commit(config: RunConfig, output, typed: bool) -> None:
-    documents = [Document(row, f"d{row}", {}, source="a.jsonl", place=row) for row in range(3)]
+    documents = [Document(row, f"d{row}", {}, source="a.jsonl", row=row) for row in range(3)]
     records = [
         Record(0, in_record(config, "shoes", FOUND)),
         Record(1, in_record(config, "tea", {"Kind": "green", "Brand": "B"})),
@@ -205,7 +205,7 @@ def test_typed_rows_are_records_again(config: RunConfig, tmp_path) -> None:
     right = next(measure.value for measure in measures if measure.name == "values right")
     # Brand, Colors, Lines; the maker's country is missing, and days of which it has none.
     assert right == 0.6
-    document = Document(0, "d0", {}, source="a.jsonl", place=0)
+    document = Document(0, "d0", {}, source="a.jsonl", row=0)
     teacher.label_documents([document], str(tmp_path / "True"), run_config())
     assert document.fields["target"]["Colors"] == ["red", "blue"]
     assert document.fields["target"]["Lines"] == [{"on": "2024-01-31", "n": None}]
@@ -218,7 +218,7 @@ def test_a_local_run_writes_typed_columns(tmp_path) -> None:
         tmp_path / "out",
         input=TITLES,
         output={"columns": "typed"},
-        model={"name": "fake"},
+        model=FAKE,
     )
     run_here(run, components.build)
     rows = ds.dataset(tmp_path / "out/units").to_table().to_pylist()
@@ -230,7 +230,7 @@ def test_a_local_run_writes_typed_columns(tmp_path) -> None:
 def write(output: str, number: int, records, schema: pa.Schema, **partition: str) -> None:
     """Commits a unit of four documents."""
     documents = [
-        Document(row, f"{number}-{row}", {}, source="a.jsonl", place=4 * number + row)
+        Document(row, f"{number}-{row}", {}, source="a.jsonl", row=4 * number + row)
         for row in range(4)
     ]
     table = writer.make_table(documents, [records(row) for row in range(4)], schema, 1)
@@ -315,8 +315,8 @@ def test_partitions_that_cannot_be_are_refused() -> None:
     settings = OutputConfig(path="x", partition={"date": datetime.date(2026, 11, 21), "run": 7})
     assert settings.partition == {"date": "2026-11-21", "run": "7"}
     for wrong, message in (
-        ({"Date": "x"}, "a key is of"),
-        ({"a": "b/c"}, "a value is of"),
+        ({"Date": "x"}, "use only a-z, 0-9 and _"),
+        ({"a": "b/c"}, "use only letters, digits"),
         ({"a": ""}, "a value"),
     ):
         with pytest.raises(ValidationError, match=message):
@@ -330,9 +330,9 @@ def test_out_of_reach_is_not_damaged(tmp_path, monkeypatch: pytest.MonkeyPatch) 
     for error, words in (
         (
             storage.StorageError("s3://b/x: the store is overloaded"),
-            "same command resumes|cannot be read",
+            "same command again|cannot be read",
         ),
-        (OSError(5, "Input/output error"), "same command resumes|cannot be read"),
+        (OSError(5, "Input/output error"), "same command again|cannot be read"),
         (OSError("Couldn't deserialize thrift"), "delete it"),
     ):
         monkeypatch.setattr(storage, "open_file", mock.Mock(side_effect=error))

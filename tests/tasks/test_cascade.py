@@ -263,13 +263,16 @@ def test_typed_rows_read_back():
     [
         (
             {"task": "generation"},
-            "a second model answers for the first in an extraction, not in generation",
+            "only an extraction can have a second model, not generation",
         ),
         (
             {"decoding": {"metod": "guided"}},
             r"cascade\.decoding\.metod: unknown key; .* lists all keys",
         ),
-        ({"decoding": {"method": "apar"}}, "cascade: decoding.method apar does not do extraction"),
+        (
+            {"decoding": {"method": "apar"}},
+            "cascade: decoding.method apar does not support extraction",
+        ),
         ({"under": 1.5}, "under"),
     ],
 )

@@ -41,7 +41,7 @@ def configured(**tree) -> RunConfig:
 def documents(*fields) -> list[Document]:
     """Documents with these fields; of a text, the error that it says."""
     return [
-        Document(i, f"id{i}", {}, one, place=i)
+        Document(i, f"id{i}", {}, one, row=i)
         if isinstance(one, str)
         else Document(i, f"id{i}", {"id": i, **one})
         for i, one in enumerate(fields)

@@ -386,7 +386,7 @@ def test_a_stop_string_behind_a_cut_thread_does_not_hide_the_cut(parts, method, 
     ("decoding", "words"),
     [
         ({"method": "medusa"}, "needs decoding.options.heads"),
-        ({"method": "hyper_parallel"}, "does not do generation"),
+        ({"method": "hyper_parallel"}, "does not support generation"),
     ],
 )
 def test_what_a_method_needs_is_said_up_front(decoding, words):

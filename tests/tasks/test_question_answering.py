@@ -245,9 +245,9 @@ def test_the_end_of_a_turn_is_that_of_the_chat_template():
 BAD_ROWS = [
     (document(0, ["?"], None), "empty: nothing in context"),
     (document(0, ["?"], " \n"), "empty: nothing in context"),
-    (document(0, None), "no list of questions"),
-    (document(0, 7), "no list of questions"),
-    (document(0, {"question": "Who?"}), "no list of questions"),
+    (document(0, None), "neither a list of questions"),
+    (document(0, 7), "neither a list of questions"),
+    (document(0, {"question": "Who?"}), "neither a list of questions"),
     (document(0, []), "no questions"),
     (Document(0, "id0", error="not JSON"), "not JSON"),
 ]

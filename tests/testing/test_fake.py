@@ -103,7 +103,7 @@ def test_questions_and_conversations() -> None:
     assert sorted(r.columns.get("question_id", "-") for r in records) == ["-", "0", "k"]
     assert all(set(r.columns) <= set(columns.QUESTION_ANSWERING.names) for r in records)
     assert [r.error for r in records if r.index == 1] == [
-        "column 'questions' holds no list of questions, and no text of one"
+        "column 'questions' holds neither a list of questions nor the text of one"
     ]
     tree = config_tree({"kind": "generation", "samples": 2})
     config = make_config(tree, [*FAST, "decoding.sampling.temperature=1"])

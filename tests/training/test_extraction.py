@@ -231,7 +231,7 @@ def test_columns_called_as_the_attributes_are_labels(make):
     (example,) = examples([Document(0, "0", fields), Document(1, "1", wrong)])
     assert values(example) == [' "Acme"', " n", " 7\n"]
     assert [*examples.skipped] == [
-        "a label is no value of 'Color', which is one of red, blue, green, black"
+        "a label is not a value of 'Color', which is one of red, blue, green, black"
     ]
 
 
@@ -302,5 +302,5 @@ def test_an_integer_that_a_table_stores_as_a_float_is_written_without_a_point():
 
 
 def test_a_number_that_is_none_of_its_values_is_refused():
-    with pytest.raises(Skip, match="a label is no number"):
+    with pytest.raises(Skip, match="a label is not a valid number"):
         value_text(Attribute(name="a", type="number", values=[0.5, 2]), 3)

@@ -384,7 +384,7 @@ def test_a_teacher_s_run_marks_the_responses(tmp_path):
     documents = []
     records = []
     for number, (request, text) in enumerate(zip(requests, texts, strict=True)):
-        documents.append(Document(number, request["id"], {}, source="q.jsonl", place=number))
+        documents.append(Document(number, request["id"], {}, source="q.jsonl", row=number))
         row = {
             "sample": 0,
             "turn": 0,
@@ -424,7 +424,7 @@ def test_marks_are_for_pasta_alone(tmp_path):
 
 
 def documents(count):
-    return [Document(i, "the same id", {}, source="a.jsonl", place=i) for i in range(count)]
+    return [Document(i, "the same id", {}, source="a.jsonl", row=i) for i in range(count)]
 
 
 def test_a_folder_without_answers_holds_no_labels(tmp_path):

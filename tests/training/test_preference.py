@@ -124,11 +124,11 @@ class Corpus:
         verdict(prompt, sample, which of the two answers the sample is) returns what the judge says;
         None if it fails.
         """
-        prompts = {document.place: document.id for document in read_all(self.config())}
+        prompts = {document.row: document.id for document in read_all(self.config())}
         documents = []
         records = []
         for number, row in enumerate(self.comparisons(samples)):
-            documents.append(Document(number, row["id"], source="c.jsonl", place=number))
+            documents.append(Document(number, row["id"], source="c.jsonl", row=number))
             _, place, sample, _, order = json.loads(row["id"])
             text = verdict(prompts[place], sample, order)
             if text is None:
@@ -239,7 +239,7 @@ def test_a_score_is_speedup_and_the_judge_s_verdicts(corpus):
     assert scores[2] == pytest.approx([fast, short])
     assert scores[3] == pytest.approx([fast, slow, short])
     assert dict(skipped) == {
-        "verdicts that say none of first, second and tie: taken as a tie": 4,
+        "verdicts that say none of first, second and tie: counted as a tie": 4,
         "samples that the judge did not answer in both orders": 1,
     }
 
@@ -502,7 +502,7 @@ def test_samples_of_other_prompts_are_refused(corpus, tmp_path):
 
 
 def test_a_run_that_is_no_judge_s_is_refused(corpus):
-    message = "'Q1' is no comparison; give the judge's run over a round's"
+    message = "'Q1' is not a comparison; give the judge's run over a round's"
     with pytest.raises(ConfigError, match=message):
         prepare_round(corpus, {"judged": "baseline"})
 

@@ -24,7 +24,7 @@ _PROSE_ROWS = 3
 _PROSE_CHARACTERS = 25
 
 
-class Line(TypedDict):
+class TextLine(TypedDict):
     """A text on a page."""
 
     text: str
@@ -36,12 +36,12 @@ class RecognizedPage(TypedDict):
     """What is recognized of one page."""
 
     # Texts that follow on each other in one row of the page are one item of the outer list.
-    rows: list[list[Line]]
+    rows: list[list[TextLine]]
     # The pages of the file.
     pages: int
 
 
-class _Text(NamedTuple):
+class _RecognizedText(NamedTuple):
     """A text as it is recognized, with its four corners (pixels) from its upper left."""
 
     text: str
@@ -49,7 +49,7 @@ class _Text(NamedTuple):
     score: float
 
 
-class _Piece(NamedTuple):
+class _UprightText(NamedTuple):
     """A text with its corners (pixels), and its place on the page as if it stood upright."""
 
     text: str
@@ -84,7 +84,7 @@ def recognized_page(data: bytes, number: int) -> RecognizedPage:
     return {"rows": rows, "pages": pages}
 
 
-def _recognized_upright(picture: Any) -> tuple[list[_Text], int]:
+def _recognized_upright(picture: Any) -> tuple[list[_RecognizedText], int]:
     """Recognize a picture; one that looks upside down or sideways is turned.
 
     Returns:
@@ -106,25 +106,27 @@ def _recognized_upright(picture: Any) -> tuple[list[_Text], int]:
     return [text for text in best[0] if text.score >= _MIN_SCORE], best[1]
 
 
-def _recognized(picture: Any) -> list[_Text]:
+def _recognized(picture: Any) -> list[_RecognizedText]:
     # The library's own test of each line for being upside down turns some that are not.
-    found = _engine()(picture, use_cls=False)
-    if found.boxes is None:
+    recognition = _engine()(picture, use_cls=False)
+    if recognition.boxes is None:
         return []
     return [
-        _Text(text, box.tolist(), float(score))
-        for text, box, score in zip(found.txts, found.boxes, found.scores, strict=True)
+        _RecognizedText(text, box.tolist(), float(score))
+        for text, box, score in zip(
+            recognition.txts, recognition.boxes, recognition.scores, strict=True
+        )
         if text.strip()
     ]
 
 
-def _is_tall(text: _Text) -> bool:
+def _is_tall(text: _RecognizedText) -> bool:
     lefts = [x for x, _ in text.corners]
     tops = [y for _, y in text.corners]
     return max(tops) - min(tops) > _TALL * (max(lefts) - min(lefts))
 
 
-def _sureness(texts: Sequence[_Text]) -> float:
+def _sureness(texts: Sequence[_RecognizedText]) -> float:
     """Return the sum of the scores of all characters."""
     return sum(text.score * len(text.text) for text in texts)
 
@@ -189,7 +191,7 @@ def _drawn_page(data: bytes, number: int) -> tuple[Any, int]:
         return numpy.array(array, order="C"), pages
 
 
-def _upright(texts: Sequence[_Text]) -> list[_Piece]:
+def _upright(texts: Sequence[_RecognizedText]) -> list[_UprightText]:
     """Return texts with their places as if the page were not tilted."""
     slopes = []
     for _, (top_left, top_right, *_), _ in texts:
@@ -205,13 +207,13 @@ def _upright(texts: Sequence[_Text]) -> list[_Piece]:
     for text, corners, _ in texts:
         lefts = [x * cosine + y * sine for x, y in corners]
         tops = [y * cosine - x * sine for x, y in corners]
-        pieces.append(_Piece(text, corners, min(lefts), max(lefts), min(tops), max(tops)))
+        pieces.append(_UprightText(text, corners, min(lefts), max(lefts), min(tops), max(tops)))
     return pieces
 
 
-def _rows(pieces: Sequence[_Piece]) -> list[list[_Piece]]:
+def _rows(pieces: Sequence[_UprightText]) -> list[list[_UprightText]]:
     """Return texts row by row from the top, each row from the left."""
-    rows: list[list[_Piece]] = []
+    rows: list[list[_UprightText]] = []
     for piece in sorted(pieces, key=lambda piece: piece.top + piece.bottom):
         if rows and _on_one_line(rows[-1][-1], piece):
             rows[-1].append(piece)
@@ -222,16 +224,16 @@ def _rows(pieces: Sequence[_Piece]) -> list[list[_Piece]]:
     return rows
 
 
-def _on_one_line(first: _Piece, second: _Piece) -> bool:
+def _on_one_line(first: _UprightText, second: _UprightText) -> bool:
     overlap = min(first.bottom, second.bottom) - max(first.top, second.top)
     height = min(first.bottom - first.top, second.bottom - second.top)
     return overlap > _SAME_LINE * height
 
 
-def _in_reading_order(rows: Sequence[list[_Piece]]) -> list[list[_Piece]]:
+def _in_reading_order(rows: Sequence[list[_UprightText]]) -> list[list[_UprightText]]:
     """Return rows with two columns of prose one after the other; those of tables stay."""
-    ordered: list[list[_Piece]] = []
-    block: list[list[_Piece]] = []
+    ordered: list[list[_UprightText]] = []
+    block: list[list[_UprightText]] = []
     for row in rows:
         if block and _continues(block, row):
             block.append(row)
@@ -245,7 +247,7 @@ def _in_reading_order(rows: Sequence[list[_Piece]]) -> list[list[_Piece]]:
     return ordered + _columns_apart(block)
 
 
-def _continues(block: Sequence[list[_Piece]], row: list[_Piece]) -> bool:
+def _continues(block: Sequence[list[_UprightText]], row: list[_UprightText]) -> bool:
     """Return whether a row stands in the two columns of a block, or in one of them."""
     right_column = block[0][1].left
     tolerance = row[0].bottom - row[0].top
@@ -255,7 +257,7 @@ def _continues(block: Sequence[list[_Piece]], row: list[_Piece]) -> bool:
     return len(row) == 1 and (is_right or row[0].right < right_column)
 
 
-def _columns_apart(block: Sequence[list[_Piece]]) -> list[list[_Piece]]:
+def _columns_apart(block: Sequence[list[_UprightText]]) -> list[list[_UprightText]]:
     pairs = [row for row in block if len(row) == 2]
     if len(pairs) < _PROSE_ROWS:
         return list(block)
@@ -269,7 +271,7 @@ def _columns_apart(block: Sequence[list[_Piece]]) -> list[list[_Piece]]:
     return left + right
 
 
-def _line(piece: _Piece, width: int, height: int, turns: int) -> Line:
+def _line(piece: _UprightText, width: int, height: int, turns: int) -> TextLine:
     """Return a text with its box on the page as the file has it.
 
     Args:

@@ -15,7 +15,7 @@ _CELL_CHARACTERS = 20
 _ALIGNED = 0.6  # the share of a column's rows that must stand at the heights of the other's
 
 
-class _Piece(NamedTuple):
+class _PositionedText(NamedTuple):
     """A text with the place where it begins (points, from the lower left) and its font's size."""
 
     text: str
@@ -46,18 +46,18 @@ def pdf_pages(data: bytes) -> list[str]:
 
 def _page_text(page: Any) -> str:
     """Return the text of a page as the file has it, but a table stored by columns row by row."""
-    pieces: list[_Piece] = []
+    pieces: list[_PositionedText] = []
 
     def note(text: str, page_matrix: Any, matrix: Any, font: Any, size: float) -> None:
         if text.strip():
             left = matrix[4] * page_matrix[0] + matrix[5] * page_matrix[2] + page_matrix[4]
             height = matrix[4] * page_matrix[1] + matrix[5] * page_matrix[3] + page_matrix[5]
             scale = abs(matrix[3] * page_matrix[3]) or 1.0
-            pieces.append(_Piece(" ".join(text.split()), left, height, size * scale))
+            pieces.append(_PositionedText(" ".join(text.split()), left, height, size * scale))
 
     text = str(page.extract_text(visitor_text=note))
     columns = _columns(pieces)
-    merged: list[list[_Piece]] = []
+    merged: list[list[_PositionedText]] = []
     is_table = False
     for column in columns:
         if merged and _are_rows(merged[-1], column):
@@ -70,9 +70,9 @@ def _page_text(page: Any) -> str:
     return "\n".join(line for block in merged for line in _lines(block))
 
 
-def _columns(pieces: Sequence[_Piece]) -> list[list[_Piece]]:
+def _columns(pieces: Sequence[_PositionedText]) -> list[list[_PositionedText]]:
     """Cut the texts of a page where one stands higher than the one before it."""
-    columns: list[list[_Piece]] = []
+    columns: list[list[_PositionedText]] = []
     for piece in pieces:
         if not columns or piece.height > columns[-1][-1].height + piece.size / 2:
             columns.append([])
@@ -80,7 +80,7 @@ def _columns(pieces: Sequence[_Piece]) -> list[list[_Piece]]:
     return columns
 
 
-def _are_rows(first: Sequence[_Piece], second: Sequence[_Piece]) -> bool:
+def _are_rows(first: Sequence[_PositionedText], second: Sequence[_PositionedText]) -> bool:
     """Return whether a column and the one to its right are columns of a table."""
     if len(second) < _TABLE_ROWS or min(p.left for p in second) <= max(p.left for p in first):
         return False
@@ -94,9 +94,9 @@ def _are_rows(first: Sequence[_Piece], second: Sequence[_Piece]) -> bool:
     return min(lengths) < _CELL_CHARACTERS
 
 
-def _lines(pieces: Sequence[_Piece]) -> list[str]:
+def _lines(pieces: Sequence[_PositionedText]) -> list[str]:
     """Return the lines of texts, from the top, each from the left."""
-    lines: list[list[_Piece]] = []
+    lines: list[list[_PositionedText]] = []
     for piece in sorted(pieces, key=lambda piece: -piece.height):
         if lines and lines[-1][0].height - piece.height <= _SAME_LINE * piece.size:
             lines[-1].append(piece)

@@ -116,7 +116,5 @@ def _fields(names: Sequence[str], record: delimited.DelimitedRecord) -> Fields:
     if record.error is not None:
         raise ValueError(record.error)
     if len(record.fields) != len(names):
-        raise ValueError(
-            f"{counted(len(record.fields), 'field')} where the header has {len(names)}"
-        )
+        raise ValueError(f"{counted(len(record.fields), 'field')}, but the header has {len(names)}")
     return dict(zip(names, record.fields, strict=True))

@@ -133,8 +133,8 @@ def decode(data: bytes, encoding: str, errors: str = "strict") -> str:
         return data.decode(codec, errors)
     except UnicodeDecodeError as error:
         raise ValueError(
-            f"not {encoding.upper()}: {error.reason} at byte {error.start}; input.encoding can be "
-            "another, such as cp1252, or auto to detect it"
+            f"not {encoding.upper()}: {error.reason} at byte {error.start}; set "
+            "input.encoding to another, such as cp1252, or to auto to detect it"
         ) from None
     except LookupError:
         raise unknown_charset(encoding) from None

@@ -15,7 +15,8 @@ from raypd.tasks import json_constant, kind_of
 _VALUE_START = re.compile(r"\S")
 _DECODER = json.JSONDecoder(parse_constant=json_constant)
 _TOO_LARGE = (
-    "`jq -c '.[]'` makes JSON Lines of an array, and input.format=jsonl reads lines of this name"
+    "`jq -c '.[]'` turns an array into JSON Lines, which input.format=jsonl reads whatever the "
+    "file's name is"
 )
 
 

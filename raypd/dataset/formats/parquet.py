@@ -59,12 +59,12 @@ class Parquet(RowFormat):
                 yield from text_rows(batch)
 
 
-def _bytes_read(group: Any, wanted: Columns) -> int:
+def _bytes_read(group: Any, columns: Columns) -> int:
     """Return the decompressed bytes of the wanted columns of a row group."""
     size = 0
     for number in range(group.num_columns):
         column = group.column(number)
         name = column.path_in_schema.split(".")[0].strip()
-        if name in wanted:
+        if name in columns:
             size += column.total_uncompressed_size
     return size

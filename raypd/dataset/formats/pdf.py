@@ -30,12 +30,12 @@ class Pdf(DocumentFormat):
         if source.ocr == "none":
             if not any(pages):
                 raise ValueError(
-                    f"a PDF without text on its {page_count}, as scans are: it needs OCR first "
-                    "(input.ocr=auto)"
+                    f"a PDF without text on its {page_count} (probably a scan): set "
+                    "input.ocr=auto to read it"
                 )
             if not all(pages):
                 _log.warning(
-                    "%s: no text on %d of %s, as on scans (input.ocr=auto reads them)",
+                    "%s: no text on %d of %s (probably scanned; input.ocr=auto reads them)",
                     part.name,
                     pages.count(""),
                     page_count,
@@ -50,5 +50,5 @@ class Pdf(DocumentFormat):
                 rows, _ = recognized_page(data, number)
                 texts.add_recognized(rows)
         if not texts.has_text:
-            raise ValueError(f"a PDF without text on its {page_count}, in which OCR finds none")
+            raise ValueError(f"a PDF without text on its {page_count}, and OCR finds none")
         return texts.fields()

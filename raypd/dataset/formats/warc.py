@@ -89,6 +89,10 @@ class Warc(Format):
             read_fields = partial(self._fields, fields, payload, part, source)
             yield SourceRow(offset, f"record at byte {offset}", read_fields)
 
+    def can_enter(self, part: Part) -> bool:
+        # Each part begins at a record, which has a gzip member of its own.
+        return True
+
     def cut(self, part: Part, source: InputConfig, pieces: int) -> list[Part]:
         offsets = []
         for offset, _ in _documents(part, part.start):
@@ -123,7 +127,9 @@ class Warc(Format):
         media_type, _, parameters = (fields["content_type"] or "").partition(";")
         format = self._format_of(media_type.strip().lower())
         if format is None:
-            raise ValueError(f"a response of type {media_type.strip() or 'unknown'}, no document")
+            raise ValueError(
+                f"a response of type {media_type.strip() or 'unknown'} is not a document"
+            )
         charset = _charset(parameters)
         text: str
         if charset is not None and isinstance(format, Html):
@@ -164,7 +170,7 @@ def _documents(part: Part, offset: int) -> Iterator[tuple[int, Any]]:
     """
     if part.compression == "zst":
         raise InputError(
-            "WARC in zstd is not read: unpack it, and `warcio recompress` writes it anew with gzip"
+            "WARC in zstd is not supported: unpack it, then compress it with `warcio recompress`"
         )
     with storage.open_read(part.path, offset, part.version) as raw:
         iterator = ArchiveIterator(_StoredBytes(raw, offset))
@@ -181,7 +187,7 @@ def _documents(part: Part, offset: int) -> Iterator[tuple[int, Any]]:
             if len(reason) > _MAX_REASON:
                 reason = f"{reason[:_MAX_REASON]}..."
             raise InputError(
-                f"no WARC, or damaged near byte {max(0, iterator.offset)}: {reason}"
+                f"not a WARC, or damaged at byte {max(0, iterator.offset)}: {reason}"
             ) from None
 
 

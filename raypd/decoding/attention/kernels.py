@@ -41,7 +41,7 @@ def choose_attention(
     elif attention == "triton":
         kernel = _import_triton_kernel()
     else:
-        raise ValueError(f"there is no attention {attention!r}: auto, sdpa, avx512, triton")
+        raise ValueError(f"unknown attention {attention!r}: auto, sdpa, avx512, triton")
     refusal = kernel.refusal(device)
     if refusal is not None:
         raise ValueError(refusal)

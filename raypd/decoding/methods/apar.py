@@ -156,7 +156,7 @@ class Tree:
             has_parent = len(path) == 1 or path[:-1] in node_of_path
             if not path or min(path) < 0 or not has_parent:
                 raise ValueError(
-                    f"{path} is no path of a tree: ranks from 0, and the path above it must be "
+                    f"{path} is not a path of a tree: ranks from 0, and the path above it must be "
                     "there"
                 )
         self.ranks = [path[-1] for path in self.paths]
@@ -226,8 +226,8 @@ class _Drafts:
         path = {node.segment for node in thread.current_node.path()}
         pairs: dict[tuple[int, int], Reach] = {}
         for segment in self.segments:
-            for left in self.path - path:
-                pairs[segment, left] = Reach.HIDDEN
+            for unseen_segment in self.path - path:
+                pairs[segment, unseen_segment] = Reach.HIDDEN
             for joined in path - self.path:
                 pairs[segment, joined] = Reach.ALL
         self.path = path

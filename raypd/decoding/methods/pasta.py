@@ -22,9 +22,9 @@ from typing import Any, Literal, NamedTuple
 from raypd.decoding.methods.pasta_lang import (
     CUT,
     Lexer,
+    MarkupPiece,
     PastaAnswer,
     PastaThread,
-    Piece,
     Tag,
     Written,
     readable,
@@ -127,7 +127,7 @@ class Interpreter:
         # The last tokens of joined children, which are fed before the main thread's.
         self.closing: list[_Row] = []
         # Pieces of the main thread that were not acted on yet.
-        self.unread: deque[Piece] = deque()
+        self.unread: deque[MarkupPiece] = deque()
         # The token that ended the <sync/> at which the main thread waits, and its position.
         self.sync_token: tuple[int, int] | None = None
         # The threads that decode in this step.
@@ -245,7 +245,7 @@ class Interpreter:
             main.depth,
         )
         if self._remaining_positions(child) > len(self.open) + len(self.close):
-            child.written = Written([Piece(OPEN, Tag("open"))], undecoded=len(OPEN))
+            child.written = Written([MarkupPiece(OPEN, Tag("open"))], undecoded=len(OPEN))
             child.enqueue(self.open)
             if self.promised == "oracle":
                 self.measured = child
@@ -363,7 +363,7 @@ class Interpreter:
             child.lexer.warn(f"closed after {decoded} tokens, the most it may have")
             self._close_child(child)
 
-    def _drop_trailing(self, child: _RunningThread, pieces: Sequence[Piece]) -> None:
+    def _drop_trailing(self, child: _RunningThread, pieces: Sequence[MarkupPiece]) -> None:
         """Leave out what comes behind </async> in the same token."""
         trailing = "".join(piece.text for piece in pieces) + child.lexer.begun
         child.lexer.begun = ""
@@ -378,7 +378,7 @@ class Interpreter:
         """End a child that wrote no </async>, and write it in its place."""
         self._end_child(child)
         child.enqueue(self.close)
-        child.written.pieces.append(Piece(CLOSE, Tag("close")))
+        child.written.pieces.append(MarkupPiece(CLOSE, Tag("close")))
 
     # -------------------------------------------------------------------------- all threads
 

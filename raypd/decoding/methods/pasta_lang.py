@@ -89,7 +89,7 @@ class Tag:
 
 
 @dataclass
-class Piece:
+class MarkupPiece:
     """A piece of the text: a tag, or text between tags."""
 
     text: str
@@ -113,39 +113,39 @@ class Lexer:
         self.warn = warn
         self.begun = ""
 
-    def feed(self, text: str) -> list[Piece]:
+    def feed(self, text: str) -> list[MarkupPiece]:
         """Return the pieces that are complete with `text`.
 
         A tag is complete as soon as its ">" was read.
         """
-        pieces: list[Piece] = []
+        pieces: list[MarkupPiece] = []
         unread = deque(text)
         while unread:
             char = unread.popleft()
             if not self.begun and char != "<":
-                _append(pieces, Piece(char))
+                _append(pieces, MarkupPiece(char))
                 continue
             self.begun += char
             tag = self._finished_tag()
             if tag is not None:
-                pieces.append(Piece(self.begun, tag))
+                pieces.append(MarkupPiece(self.begun, tag))
                 self.begun = ""
             elif not self._may_be_tag():
                 # Its "<" is text, and the characters behind it are read again.
-                _append(pieces, Piece("<"))
+                _append(pieces, MarkupPiece("<"))
                 unread.extendleft(reversed(self.begun[1:]))
                 self.begun = ""
         return pieces
 
-    def close(self) -> list[Piece]:
+    def close(self) -> list[MarkupPiece]:
         """End the text and return what is left of it."""
-        pieces: list[Piece] = []
+        pieces: list[MarkupPiece] = []
         while self.begun:
             unread = self.begun
             self.begun = ""
             if _KNOWN.match(unread) or unread.startswith(("<pro", "<asy", "</asy", "<sy")):
                 self.warn(f"the tag {readable(unread)!r} is not closed, so it is text")
-            _append(pieces, Piece("<"))
+            _append(pieces, MarkupPiece("<"))
             for piece in self.feed(unread[1:]):
                 _append(pieces, piece)
         return pieces
@@ -176,7 +176,7 @@ class Lexer:
         before = self.begun[:-1]
         char = self.begun[-1]
         if char == ">" and self._is_unknown(begin):
-            self.warn(f"{readable(self.begun)} is no tag of PASTA-LANG, so it is text")
+            self.warn(f"{readable(self.begun)} is not a tag of PASTA-LANG, so it is text")
             return False
         is_known = _KNOWN.match(self.begun) is not None
         within_quotes = is_known and char == "<" and _parse(before).quoted
@@ -273,7 +273,7 @@ def _closing_quote(text: str, begin: int, quote: str) -> int | None:
     return None
 
 
-def _append(pieces: list[Piece], piece: Piece) -> None:
+def _append(pieces: list[MarkupPiece], piece: MarkupPiece) -> None:
     """Append a piece; neighbouring pieces of text become one."""
     if pieces and pieces[-1].tag is None and piece.tag is None:
         pieces[-1].text += piece.text
@@ -282,7 +282,7 @@ def _append(pieces: list[Piece], piece: Piece) -> None:
 
 
 # Marks where a thread ended that did not come to its own end.
-CUT = Piece("", Tag("cut"))
+CUT = MarkupPiece("", Tag("cut"))
 
 
 @dataclass
@@ -360,7 +360,7 @@ class Written:
     `undecoded` characters at the beginning were not decoded: a child's <async>.
     """
 
-    pieces: "list[Piece | Written]" = field(default_factory=list)
+    pieces: "list[MarkupPiece | Written]" = field(default_factory=list)
     undecoded: int = 0
 
     def ends_with_promise(self) -> bool:
@@ -372,7 +372,7 @@ class Written:
                 return False
         return False
 
-    def _in_order(self) -> Iterator[Piece]:
+    def _in_order(self) -> Iterator[MarkupPiece]:
         for piece in self.pieces:
             if isinstance(piece, Written):
                 yield from piece._in_order()
@@ -406,7 +406,7 @@ class Written:
         """
         is_text: list[bool] = []  # of each character
         for piece in self.pieces:
-            if isinstance(piece, Piece):
+            if isinstance(piece, MarkupPiece):
                 is_text += [piece.tag is None] * len(piece.text)
         count = 0
         offset = self.undecoded
@@ -419,5 +419,5 @@ class Written:
         return count
 
 
-def _untagged(pieces: Sequence[Piece]) -> str:
+def _untagged(pieces: Sequence[MarkupPiece]) -> str:
     return readable("".join(piece.text for piece in pieces if piece.tag is None))

@@ -43,7 +43,7 @@ class SpeculativeOptions:
         "A smaller model with the same tokenizer that drafts; null: prompt lookup, which copies "
         "what followed the last tokens where they occurred before",
     )
-    draft_tokens: int = option(5, "The most tokens that are drafted for a pass", ge=1)
+    draft_tokens: int = option(5, "Maximum tokens that are drafted for a pass", ge=1)
     min_confidence: float = option(
         0.4,
         "A draft model stops after a token that it finds less likely than this; 0: it never stops "
@@ -51,14 +51,14 @@ class SpeculativeOptions:
         ge=0,
         le=1,
     )
-    max_ngram: int = option(3, "The most tokens that prompt lookup searches for", ge=1)
+    max_ngram: int = option(3, "Maximum tokens that prompt lookup searches for", ge=1)
 
 
 @dataclass(frozen=True)
 class AparOptions:
     """Options of `apar`."""
 
-    max_threads: int = option(64, "The most threads of an answer at the same time", ge=1)
+    max_threads: int = option(64, "Maximum threads of an answer at the same time", ge=1)
 
 
 @dataclass(frozen=True)
@@ -75,8 +75,8 @@ class PastaOptions:
     fixed_length: int = option(
         40, "Positions of every promise (fixed), or of one without a number (predicted)", ge=1
     )
-    max_async_tokens: int = option(256, "The most tokens of a child thread", ge=1)
-    max_threads: int = option(64, "The most threads of an answer at the same time", ge=1)
+    max_async_tokens: int = option(256, "Maximum tokens of a child thread", ge=1)
+    max_threads: int = option(64, "Maximum threads of an answer at the same time", ge=1)
 
 
 @dataclass(frozen=True)

@@ -51,7 +51,7 @@ class Candidates:
 
 
 @dataclass
-class _Layout:
+class _PassInput:
     """The input of a pass (equation 4) without the tokens that come before it in the cache.
 
     Attributes:
@@ -101,7 +101,7 @@ def segments_seen(k: int) -> dict[tuple[int, int], Reach]:
 
 def _layout(
     text: Sequence[int], position: int, candidates: list[int], k: int, mask: int, remaining: int
-) -> _Layout:
+) -> _PassInput:
     """Lay out the text, the candidates, and a mask group behind each (equation 4).
 
     Args:
@@ -112,7 +112,7 @@ def _layout(
         mask: Id of the mask token.
         remaining: Tokens that may still be decoded; groups shrink where fewer than k are wanted.
     """
-    layout = _Layout()
+    layout = _PassInput()
     end = position + len(text)
     for g in range(len(candidates) + 1):
         if g == 0:

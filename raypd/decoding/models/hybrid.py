@@ -83,7 +83,7 @@ class _LateProjection(torch.nn.Module):
         return joined if self.order is None else joined[:, self.order.to(x.device)]
 
 
-class Replacement:
+class ReplacedForward:
     """Takes the place of the `forward` of a recurrent layer of transformers."""
 
     def __init__(self, module: Any, part: Recurrence, current: CurrentPass) -> None:
@@ -97,7 +97,7 @@ class Replacement:
         self.part = part
         self.current = current
         self.alone = module.forward
-        if isinstance(module.forward, Replacement):
+        if isinstance(module.forward, ReplacedForward):
             # An engine or a training had the model before.
             self.alone = module.forward.alone
 
@@ -128,7 +128,7 @@ def replace_recurrent_layers(model: torch.nn.Module, current: CurrentPass) -> li
         part = build_recurrence(module, builder)
         assert isinstance(part.projection, Projection)
         part.projection = _LateProjection(module, part.projection.names, part.projection.order)
-        replacement: Any = Replacement(module, part, current)
+        replacement: Any = ReplacedForward(module, part, current)
         module.forward = replacement
     return builder.recurrences
 

@@ -18,7 +18,7 @@ from raypd.decoding.models.llama import attention_of
 from raypd.decoding.models.recurrences import build_recurrence, is_recurrent
 
 
-class PlainMlp(torch.nn.Module):
+class NemotronMlp(torch.nn.Module):
     """An MLP without a gate: down(activation(up(x)))."""
 
     def __init__(self, mlp: Any, builder: Builder) -> None:
@@ -51,7 +51,7 @@ class Mixture(torch.nn.Module):
         self.experts = module.experts
         self.into_latent = module.fc1_latent_proj
         self.out_of_latent = module.fc2_latent_proj
-        self.shared = PlainMlp(module.shared_experts, builder)
+        self.shared = NemotronMlp(module.shared_experts, builder)
 
     def add(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
         """Return residual + the mixture, [tokens, hidden size]."""
@@ -72,7 +72,7 @@ class NemotronLayer(DecoderLayer):
         super().__init__()
         module = source.mixer
         self.recurrence: Recurrence | None = None
-        self.mlp: PlainMlp | Mixture | None = None
+        self.mlp: NemotronMlp | Mixture | None = None
         if is_recurrent(module):
             self.recurrence = build_recurrence(module, builder)
             self.output = builder.product(Linears(module, "out_proj"))
@@ -82,7 +82,7 @@ class NemotronLayer(DecoderLayer):
         elif hasattr(module, "experts"):
             self.mlp = Mixture(module, builder)
         else:
-            self.mlp = PlainMlp(module, builder)
+            self.mlp = NemotronMlp(module, builder)
         self.norm = builder.norm(source.norm, NormStyle.ROUND_ONCE)
 
     def forward(

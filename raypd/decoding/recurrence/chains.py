@@ -22,7 +22,7 @@ _SPARE_STATES = 2
 
 
 @dataclass(slots=True)
-class Piece:
+class ChainPiece:
     """Tokens of one segment that follow one another in a chunk."""
 
     segment: int
@@ -33,7 +33,7 @@ class Piece:
 
 
 @dataclass(slots=True)
-class Run:
+class RecurrentRun:
     """A piece with its states.
 
     Attributes:
@@ -206,17 +206,17 @@ class Chains:
         """Return the token from which a segment without tokens continues."""
         if segment in self.parents:
             return self.parents[segment]
-        seen = with_tokens & set(np.flatnonzero(reach[segment] != Reach.HIDDEN).tolist())
-        if segment != 0 and seen != {segment}:
+        visible = with_tokens & set(np.flatnonzero(reach[segment] != Reach.HIDDEN).tolist())
+        if segment != 0 and visible != {segment}:
             raise ProgramError(
-                f"segment {segment} sees segments {sorted(seen)}, but does not name the row from "
-                "which it continues: a model with recurrent layers needs it"
+                f"segment {segment} sees segments {sorted(visible)}, but does not name the row "
+                "from which it continues: a model with recurrent layers needs it"
             )
         return _PREFIX_END
 
     # What goes into a pass
 
-    def pieces(self, table: np.ndarray, chunk: np.ndarray) -> list[Piece]:
+    def pieces(self, table: np.ndarray, chunk: np.ndarray) -> list[ChainPiece]:
         """Split a chunk into pieces, in the order of their first tokens.
 
         A piece ends where its segment does, and at each token from which a segment continues.
@@ -231,10 +231,10 @@ class Chains:
         distinct = dict.fromkeys(names)
         if len(distinct) == len(names):
             return [
-                Piece(segment, chunk[row : row + 1], rows[row : row + 1])
+                ChainPiece(segment, chunk[row : row + 1], rows[row : row + 1])
                 for row, segment in enumerate(names)
             ]
-        pieces: list[Piece] = []
+        pieces: list[ChainPiece] = []
         fork_tokens = np.array(sorted(self.forks), dtype=np.int64)
         for segment in distinct:
             own_rows = rows[segments == segment] if len(distinct) > 1 else rows
@@ -243,11 +243,11 @@ class Chains:
             for part_tokens, part_rows in zip(
                 np.split(tokens, cuts), np.split(own_rows, cuts), strict=True
             ):
-                pieces.append(Piece(segment, part_tokens, part_rows))
+                pieces.append(ChainPiece(segment, part_tokens, part_rows))
         pieces.sort(key=lambda piece: int(piece.rows[0]))
         return pieces
 
-    def reserve(self, pieces: list[Piece]) -> None:
+    def reserve(self, pieces: list[ChainPiece]) -> None:
         """Make sure that there are slots for the states behind some pieces.
 
         Raises:
@@ -266,8 +266,8 @@ class Chains:
         self.pool.reserve(needed)
 
     def plan(
-        self, pieces: list[Piece], prefix_state: int, prefix_level: int | None = None
-    ) -> list[Run]:
+        self, pieces: list[ChainPiece], prefix_state: int, prefix_level: int | None = None
+    ) -> list[RecurrentRun]:
         """Choose the states from which pieces go on, and the slots for those behind them.
 
         Args:
@@ -280,7 +280,7 @@ class Chains:
         levels: dict[int, int] = {}  # The level of the run that writes a slot.
         if prefix_level is not None:
             levels[prefix_state] = prefix_level
-        runs: list[Run] = []
+        runs: list[RecurrentRun] = []
         for piece in pieces:
             segment = piece.segment
             start = self.tails.get(segment)
@@ -295,7 +295,7 @@ class Chains:
             pool.read(start)
             level = levels.get(start, -1) + 1
             levels[end] = level
-            runs.append(Run(piece.rows, start, end, level))
+            runs.append(RecurrentRun(piece.rows, start, end, level))
             token = int(piece.tokens[-1])
             self.tails[segment] = end
             self.tail_tokens[segment] = token

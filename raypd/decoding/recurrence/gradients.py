@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from raypd.decoding.recurrence.chains import Chains, Run
+from raypd.decoding.recurrence.chains import Chains, RecurrentRun
 from raypd.decoding.recurrence.plan import ChunkStep, ConvolutionPlan, RecurrentPass, Scan
 from raypd.decoding.recurrence.states import EMPTY, StatePool, StateShape
 from raypd.decoding.transfer import to_device
@@ -48,7 +48,7 @@ class _Slots(StatePool):
         return False
 
 
-def runs_of_texts(texts: Iterable[FedText], shared: int) -> list[Run]:
+def runs_of_texts(texts: Iterable[FedText], shared: int) -> list[RecurrentRun]:
     """Cut the tokens of a pass into runs.
 
     Args:
@@ -62,14 +62,14 @@ def runs_of_texts(texts: Iterable[FedText], shared: int) -> list[Run]:
         ProgramError: If the tokens of a segment do not follow one another.
     """
     slots = _Slots()
-    runs: list[Run] = []
+    runs: list[RecurrentRun] = []
     prefix_state = EMPTY
     prefix_level: int | None = None
     if shared:
         slots.reserve(1)
         prefix_state = slots.take()
         prefix_level = 0
-        runs.append(Run(np.arange(shared), EMPTY, prefix_state, prefix_level))
+        runs.append(RecurrentRun(np.arange(shared), EMPTY, prefix_state, prefix_level))
     begin = shared
     for text in texts:
         tokens = len(text.positions)
@@ -88,7 +88,7 @@ def runs_of_texts(texts: Iterable[FedText], shared: int) -> list[Run]:
     return runs
 
 
-class _Source(NamedTuple):
+class _StateSource(NamedTuple):
     """Where the states before the chunks of a step come from.
 
     Attributes:
@@ -111,7 +111,7 @@ class GradientPass(RecurrentPass):
     has_gradients = True
 
     def __init__(
-        self, runs: list[Run], tokens: int, device: torch.device, shapes: list[StateShape]
+        self, runs: list[RecurrentRun], tokens: int, device: torch.device, shapes: list[StateShape]
     ) -> None:
         """
         Args:
@@ -125,9 +125,9 @@ class GradientPass(RecurrentPass):
         self._shapes = shapes
 
     @cached_property
-    def _sources(self) -> list[_Source]:
+    def _sources(self) -> list[_StateSource]:
         """Where the states before each step of `chunks` come from."""
-        sources: list[_Source] = []
+        sources: list[_StateSource] = []
         # For each slot, the step that wrote it last, and the row of its state there.
         writers: dict[int, tuple[int, int]] = {EMPTY: (_BEFORE_TEXT, 0)}
         for number, step in enumerate(self.chunks.steps):
@@ -136,7 +136,7 @@ class GradientPass(RecurrentPass):
                 writers[slot] = (number, row)
         return sources
 
-    def _source(self, step: ChunkStep, writers: Mapping[int, tuple[int, int]]) -> _Source:
+    def _source(self, step: ChunkStep, writers: Mapping[int, tuple[int, int]]) -> _StateSource:
         rows: dict[int, list[int]] = {}
         chunks: list[int] = []
         chunks_of: dict[int, list[int]] = {}
@@ -146,7 +146,7 @@ class GradientPass(RecurrentPass):
             chunks_of.setdefault(writer, []).append(chunk)
         for members in chunks_of.values():
             chunks += members
-        return _Source(
+        return _StateSource(
             list(rows),
             [to_device(np.array(members), self._device) for members in rows.values()],
             to_device(np.argsort(chunks), self._device),

@@ -11,8 +11,8 @@ from typing import NamedTuple, Protocol
 import numpy as np
 import torch
 
-from raypd.decoding.native import Runs, Taps
-from raypd.decoding.recurrence.chains import Run
+from raypd.decoding.native import RecurrentRuns, Taps
+from raypd.decoding.recurrence.chains import RecurrentRun
 from raypd.decoding.recurrence.states import EMPTY, StatePool
 from raypd.decoding.transfer import to_device
 
@@ -138,7 +138,7 @@ class Scan(Protocol):
         """
 
 
-class _Chunk(NamedTuple):
+class _RunChunk(NamedTuple):
     """Some tokens of a run."""
 
     level: int
@@ -175,7 +175,7 @@ class RecurrentPass:
     # Whether gradients go through the pass. The states in `pool` and native.c know none.
     has_gradients = False
 
-    def __init__(self, runs: list[Run], tokens: int, pool: StatePool) -> None:
+    def __init__(self, runs: list[RecurrentRun], tokens: int, pool: StatePool) -> None:
         """
         Args:
             runs: The runs of all chunks, each behind those that it continues from. Their rows are
@@ -203,9 +203,9 @@ class RecurrentPass:
         return all(run.level == 0 for run in self._runs)
 
     @cached_property
-    def runs(self) -> Runs:
+    def runs(self) -> RecurrentRuns:
         """The runs as kernels read them. In a single pass they are in the order of their rows."""
-        return Runs(*_moved(self._grouped_runs(), self._device))
+        return RecurrentRuns(*_moved(self._grouped_runs(), self._device))
 
     def taps(self, inputs: int) -> Taps:
         """Return what a convolution reads in a kernel that needs so many inputs before a row."""
@@ -214,9 +214,12 @@ class RecurrentPass:
         return self._taps[inputs]
 
     def _grouped_runs(self) -> list[np.ndarray]:
-        """Return the fields of `Runs`. Runs that continue from each other are in one group."""
-        groups: list[list[Run]] = []
-        group_of_slot: dict[int, list[Run]] = {}
+        """Return the fields of `RecurrentRuns`.
+
+        Runs that continue from each other are in one group.
+        """
+        groups: list[list[RecurrentRun]] = []
+        group_of_slot: dict[int, list[RecurrentRun]] = {}
         runs = self._runs
         if self.is_single:
             runs = sorted(runs, key=_first_row)
@@ -263,7 +266,7 @@ class RecurrentPass:
     def chunks(self) -> ChunkPlan:
         """The runs in chunks."""
         chunks = sorted(_chunks(self._runs), key=lambda chunk: chunk.level)
-        by_size: dict[int, list[_Chunk]] = {}
+        by_size: dict[int, list[_RunChunk]] = {}
         for chunk in chunks:
             by_size.setdefault(_padded_size(len(chunk.rows)), []).append(chunk)
         groups: list[ChunkGroup] = []
@@ -281,7 +284,7 @@ class RecurrentPass:
         steps.sort(key=lambda entry: entry[0])
         return ChunkPlan(groups, [step for _, step in steps])
 
-    def _group(self, size: int, chunks: list[_Chunk]) -> ChunkGroup:
+    def _group(self, size: int, chunks: list[_RunChunk]) -> ChunkGroup:
         columns = np.arange(size)
         lengths = np.array([len(chunk.rows) for chunk in chunks])
         rows = np.stack(
@@ -304,7 +307,7 @@ class RecurrentPass:
             to_device(token_rows, self._device),
         )
 
-    def _batch(self, runs: list[Run]) -> RunBatch:
+    def _batch(self, runs: list[RecurrentRun]) -> RunBatch:
         length = max(len(run.rows) for run in runs)
         starts = to_device(np.array([run.start for run in runs]), self._device)
         ends = to_device(np.array([run.end for run in runs]), self._device)
@@ -457,7 +460,7 @@ class SinglePass(RecurrentPass):
         starts = torch.full((tokens,), EMPTY, device=pool.device)
         ends = torch.full((tokens,), padding_slot, device=pool.device)
         self.is_single = True
-        self.runs = Runs(starts, ends, numbers, numbers[:tokens], numbers)
+        self.runs = RecurrentRuns(starts, ends, numbers, numbers[:tokens], numbers)
 
     def clear(self) -> None:
         """Let all tokens be padding."""
@@ -480,13 +483,13 @@ def _moved(arrays: list[np.ndarray], device: torch.device) -> list[torch.Tensor]
     return [part.view(array.shape) for part, array in zip(parts, arrays, strict=True)]
 
 
-def _first_row(run: Run) -> int:
+def _first_row(run: RecurrentRun) -> int:
     return int(run.rows[0])
 
 
-def _batches(runs: Iterable[Run]) -> list[list[Run]]:
+def _batches(runs: Iterable[RecurrentRun]) -> list[list[RecurrentRun]]:
     """Group runs of one level and of similar lengths, in the order of their levels."""
-    groups: dict[tuple[int, int], list[Run]] = {}
+    groups: dict[tuple[int, int], list[RecurrentRun]] = {}
     for run in runs:
         count = len(run.rows)
         size = count
@@ -503,10 +506,10 @@ def _padded_size(tokens: int) -> int:
     return next(size for size in _CHUNK_SIZES if size >= tokens)
 
 
-def _chunks(runs: Iterable[Run]) -> list[_Chunk]:
+def _chunks(runs: Iterable[RecurrentRun]) -> list[_RunChunk]:
     """Cut runs into chunks. The level of a chunk is one more than that of the one before it."""
     largest = _CHUNK_SIZES[-1]
-    chunks: list[_Chunk] = []
+    chunks: list[_RunChunk] = []
     last_levels: dict[int, int] = {}  # The level at which a slot is written last.
     for run in runs:
         level = 0
@@ -514,7 +517,7 @@ def _chunks(runs: Iterable[Run]) -> list[_Chunk]:
             level = last_levels[run.start] + 1
         start = run.start
         for begin in range(0, len(run.rows), largest):
-            chunks.append(_Chunk(level, run.rows[begin : begin + largest], start, run.end))
+            chunks.append(_RunChunk(level, run.rows[begin : begin + largest], start, run.end))
             start = run.end
             level += 1
         last_levels[run.end] = level - 1

@@ -8,7 +8,7 @@ from transformers.utils.hub import cached_file, get_checkpoint_shard_files
 
 from raypd.errors import ModelError
 from raypd.models.checkpoints.tensors import Tensor, Tensors
-from raypd.models.source import Source, explained
+from raypd.models.source import ModelSource, explained
 
 _INDEX = "model.safetensors.index.json"
 _SINGLE_FILE = "model.safetensors"
@@ -29,7 +29,7 @@ _DTYPES = {
 }
 
 
-def open_tensors(source: Source) -> Tensors:
+def open_tensors(source: ModelSource) -> Tensors:
     """Open the safetensors files of a model, and fetch them from the Hub if necessary.
 
     Raises:
@@ -44,7 +44,7 @@ def open_tensors(source: Source) -> Tensors:
     return tensors
 
 
-def _files(source: Source) -> list[str]:
+def _files(source: ModelSource) -> list[str]:
     options: dict[str, Any] = {
         "revision": source.arguments["revision"],
         "_raise_exceptions_for_missing_entries": False,

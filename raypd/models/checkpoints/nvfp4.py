@@ -57,8 +57,11 @@ def nvfp4_weight(codes: Tensor, scales: Tensor, scale: Tensor, divides: bool = F
     check_shape(scales, (outputs, inputs // _GROUP))
 
     def read() -> torch.Tensor:
-        whole = scale.read().float().reshape(())
-        by_group = scales.read().float() / whole if divides else scales.read().float() * whole
+        tensor_scale = scale.read().float().reshape(())
+        if divides:
+            by_group = scales.read().float() / tensor_scale
+        else:
+            by_group = scales.read().float() * tensor_scale
         return numbers_of(codes.read()) * by_group.repeat_interleave(_GROUP, 1)
 
     return Tensor(codes.name, (outputs, inputs), torch.float32, read)

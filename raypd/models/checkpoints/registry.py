@@ -20,7 +20,7 @@ from raypd.models.checkpoints.nvfp4 import NvFp4
 from raypd.models.checkpoints.packed import Awq, Gptq
 from raypd.models.checkpoints.scaled import BlockFp8, ModelOptFp8, RowFp8, is_modelopt
 from raypd.models.elsewhere import who_reads
-from raypd.models.source import Source, explained
+from raypd.models.source import ModelSource, explained
 
 FORMATS: tuple[type[CheckpointFormat], ...] = (
     ModelOptFp8,
@@ -38,7 +38,7 @@ FORMATS: tuple[type[CheckpointFormat], ...] = (
 _MODELOPT_FILE = "hf_quant_config.json"
 
 
-def find_format(source: Source, config: PretrainedConfig) -> CheckpointFormat | None:
+def find_format(source: ModelSource, config: PretrainedConfig) -> CheckpointFormat | None:
     """Find out in which format the weights of a model are quantized.
 
     Args:
@@ -62,18 +62,18 @@ def find_format(source: Source, config: PretrainedConfig) -> CheckpointFormat | 
         return None
     for kind in FORMATS:
         if kind.matches(settings):
-            found = kind(settings, file)
-            reason = found.refusal()
+            checkpoint_format = kind(settings, file)
+            reason = checkpoint_format.refusal()
             if reason is None:
-                return found
+                return checkpoint_format
             raise ModelError(
-                f"model {source.name!r}: its weights are quantized by {found.label} ({file}), "
-                f"and {reason}; {who_reads(_method(settings))}"
+                f"model {source.name!r}: its weights are quantized by {checkpoint_format.label} "
+                f"({file}), and {reason}; {who_reads(_method(settings))}"
             )
-    known = ", ".join(kind.name for kind in FORMATS)
+    format_names = ", ".join(kind.name for kind in FORMATS)
     raise ModelError(
         f"model {source.name!r}: its weights are quantized by {_label(settings)} ({file}), which "
-        f"raypd does not read ({known} are read); {who_reads(_method(settings))}"
+        f"raypd does not read ({format_names} are read); {who_reads(_method(settings))}"
     )
 
 
@@ -99,7 +99,7 @@ def _label(settings: dict[str, Any]) -> str:
     return method_of(settings)
 
 
-def _settings_of_modelopt(source: Source) -> dict[str, Any]:
+def _settings_of_modelopt(source: ModelSource) -> dict[str, Any]:
     """Read the file in which ModelOpt describes the weights that it exports.
 
     Returns:

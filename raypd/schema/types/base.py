@@ -281,7 +281,7 @@ class ValueType:
         value = self.arranged(value)
         text = dumps(value)
         if self.check(text) != CheckedValue("ok", value, text) or self.cannot_write(text):
-            raise LabelError(f"a label is no {self.title}")
+            raise LabelError(f"a label is not a valid {self.title}")
         return f" {text}{self.label_end}"
 
     def cannot_write(self, text: str) -> bool:

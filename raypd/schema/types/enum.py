@@ -70,7 +70,7 @@ class EnumType(ValueType):
     def label_text(self, value: Any, bare: bool = False) -> str:
         text = as_text(value)
         if text not in self.attribute.values:
-            raise LabelError("a label is none of its values")
+            raise LabelError("a label is not one of its values")
         return f" {dumps(text)}"
 
 

@@ -30,9 +30,9 @@ class ListType(ValueType):
         return f"list of {self.item.title}"
 
     def problem(self) -> str | None:
-        fewest = self.attribute.min_items or 0
-        most = self.attribute.max_items
-        if most is not None and fewest > most:
+        min_items = self.attribute.min_items or 0
+        max_items = self.attribute.max_items
+        if max_items is not None and min_items > max_items:
             return "`min_items` is above `max_items`"
         return self.item.problem()
 
@@ -50,16 +50,16 @@ class ListType(ValueType):
         return self.item.list_hint(f" of {self.attribute.max_items} at most")
 
     def automaton(self, bare: bool = False) -> Automaton:
-        fewest = self.attribute.min_items or 0
-        items = ListOf(self.item.table(), self.attribute.max_items, fewest)
+        min_items = self.attribute.min_items or 0
+        items = ListOf(self.item.table(), self.attribute.max_items, min_items)
         return OrNull(items, self.attribute.nullable)
 
     def expression(self) -> str:
         item = self.item.expression()
-        fewest = max((self.attribute.min_items or 0) - 1, 0)
-        most = "" if self.attribute.max_items is None else self.attribute.max_items - 1
+        min_further = max((self.attribute.min_items or 0) - 1, 0)
+        max_further = "" if self.attribute.max_items is None else self.attribute.max_items - 1
         may_be_empty = "" if self.attribute.min_items else "?"
-        return rf"\[(({item})(, ({item})){{{fewest},{most}}}){may_be_empty}\]"
+        return rf"\[(({item})(, ({item})){{{min_further},{max_further}}}){may_be_empty}\]"
 
     def check_cell(self, text: str) -> CheckedValue:
         """Read a cell: a list in JSON, or items as people write them, `a; b`."""
@@ -104,8 +104,8 @@ class ListType(ValueType):
     def fits(self, value: Any) -> bool:
         if not isinstance(value, list) or len(value) < (self.attribute.min_items or 0):
             return False
-        most = self.attribute.max_items
-        if most is not None and len(value) > most:
+        max_items = self.attribute.max_items
+        if max_items is not None and len(value) > max_items:
             return False
         return all(map(self.item.fits, value))
 

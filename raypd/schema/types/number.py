@@ -99,11 +99,11 @@ class NumberType(ValueType):
         """One of `values` and what ends it. It is whole without its end, too."""
         values = self.attribute.values
         table = one_of([value + end for value in values for end in _ENDS])
-        whole = set(table.finals)
+        complete = set(table.finals)
         for value in values:
-            whole.add(reduce(table.next, value, 0))
-            whole.add(reduce(table.next, value + ",", 0))
-        return TransitionTable(table.table, table.finals, standing=whole)
+            complete.add(reduce(table.next, value, 0))
+            complete.add(reduce(table.next, value + ",", 0))
+        return TransitionTable(table.table, table.finals, standing=complete)
 
     def table(self) -> TransitionTable:
         if self.attribute.values:
@@ -155,7 +155,7 @@ class NumberType(ValueType):
             return super().label_text(value)
         is_number = isinstance(value, (int, float, str)) and not isinstance(value, bool)
         if not is_number or not any(map(str.isdigit, str(value))):
-            raise LabelError("a label is no number")
+            raise LabelError("a label is not a valid number")
         return f" {value}{self.label_end}"
 
 
