@@ -173,3 +173,11 @@ def one_line(value: object, limit: int = 0) -> str:
 def said(value: object) -> str:
     """Clean a message for a terminal or a log, and redact what looks like a secret."""
     return clean(redact(str(value)))
+
+
+def without_halves(text: str) -> str:
+    """Return a text without halves of surrogate pairs, such as of an emoji that was cut.
+
+    They cannot be written as UTF-8.
+    """
+    return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "ignore")

@@ -93,6 +93,11 @@ class UnitState:
     usage_by_row: dict[tuple[int, str], Counter[str]] = field(default_factory=dict)
 
     @property
+    def is_done(self) -> bool:
+        """Whether all documents are planned and all of their results are read."""
+        return not (self.has_more or self.open_requests)
+
+    @property
     def answered(self) -> set[int]:
         """Rows whose requests have all been read."""
         return {record.index for record in self.records} - self.open_requests.keys()
@@ -219,10 +224,11 @@ class RequestQueue:
             Cancelled: If the unit is cancelled.
         """
         plan = self._plan(documents)
-        state.has_more = True
+        with self._changed:
+            state.has_more = True
         while True:
             finished, may_plan = self._wait(state)
-            if not finished and not may_plan:
+            if state.is_done:
                 return
             for request, result in finished:
                 items = self._read(state, request, result)
@@ -244,14 +250,13 @@ class RequestQueue:
         """Wait until a unit can continue.
 
         Returns:
-            (results to read, whether the unit may plan). Neither, if the unit is done.
+            (results to read, whether the unit may plan).
         """
 
         def can_continue() -> bool:
             if self._failure or state.cancelled or state.finished:
                 return True
-            is_done = not (state.has_more or state.open_requests)
-            return is_done or self._may_plan(state)
+            return state.is_done or self._may_plan(state)
 
         with self._changed:
             self._changed.wait_for(can_continue)

@@ -97,7 +97,10 @@ def run(
     lines = [f"{target}: {description}"]
     if columns.left_out:
         lines.append(columns.left_out)
-    lines += [f"model: {choice.summary}", f"Next: {next_step}"]
+    lines.append(f"model: {choice.summary}")
+    if choice.hint:
+        lines.append(f"warning: {choice.hint}")
+    lines.append(f"Next: {next_step}")
     return "\n".join(lines)
 
 

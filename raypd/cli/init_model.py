@@ -39,11 +39,13 @@ class ModelChoice:
         section: The keys of the section; empty for the embedded toy.
         comments: Lines of comment above it.
         summary: What was chosen and why, in words.
+        hint: Why the model may be out of reach and what to do, in words; "" if it is not.
     """
 
     section: dict[str, Any]
     summary: str
     comments: list[str] = field(default_factory=list)
+    hint: str = ""
 
 
 def choose(target: str) -> ModelChoice:
@@ -78,8 +80,7 @@ def _for_laptop() -> ModelChoice:
     for needed, name in _ON_CPU:
         if free >= needed:
             summary = f"{name} (needs about {needed:g} GiB of memory; {free:.0f} GiB are free)"
-            comment = f"{name} is downloaded from the Hub when a run starts."
-            return ModelChoice({"name": name}, summary, [comment])
+            return _of_the_hub(name, summary)
     choice = toy()
     choice.summary = (
         f"{free:.0f} GiB of memory are free, which is too little for a larger model: "
@@ -95,7 +96,23 @@ def _for_gpu() -> ModelChoice:
         here = f"for a GPU with {_USUAL_GPU_GIB:g} GiB, because this machine has none"
         memory = _USUAL_GPU_GIB
     name = next(name for needed, name in _ON_GPU if memory >= needed)
-    return ModelChoice({"name": name}, f"{name} ({here})")
+    return _of_the_hub(name, f"{name} ({here})")
+
+
+def _of_the_hub(name: str, summary: str) -> ModelChoice:
+    """Return the choice of a model of the Hub, with a hint if the Hub cannot be reached."""
+    # The room imports torch.
+    from raypd.models import why_unavailable
+
+    choice = ModelChoice({"name": name}, summary)
+    choice.comments.append(f"{name} is downloaded from the Hub when a run starts.")
+    reason = why_unavailable(name)
+    if reason:
+        choice.hint = (
+            f"{reason}: set model.name to a local folder or a GGUF file, or take the embedded toy "
+            "(`--for toy --force`)"
+        )
+    return choice
 
 
 def _for_api() -> ModelChoice:

@@ -9,6 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from raypd import storage
+from raypd.config import UNNAMED_CATEGORY
 from raypd.dataset import table_folder, writer
 from raypd.report import answer_check
 from raypd.run import Manifest, NoRun, RunCost, layout, left_out
@@ -155,16 +156,18 @@ def _table(rows: list[dict[str, Any]]) -> Table:
     """Return a table of a few documents."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, expand=True)
     headings = ["document"]
-    if any(row.get("category") for row in rows):
+    categories = {row.get("category") for row in rows}
+    if categories - {None, "", UNNAMED_CATEGORY}:
         headings.append("category")
     for heading in headings:
         table.add_column(heading, overflow="ellipsis", no_wrap=True, max_width=16)
     table.add_column("values", overflow="ellipsis", no_wrap=True, min_width=20, ratio=1)
     for row in rows:
         cells = [Text(one_line(row["id"]))]
+        # The category is no value: it has its own column, or it is one that nobody named.
+        category = row.pop("category", None) or ""
         if "category" in headings:
-            # The category has its own column, and is no value then.
-            cells.append(Text(one_line(row.pop("category", None) or "")))
+            cells.append(Text(one_line(category)))
         table.add_row(*cells, _values(row))
     return table
 

@@ -64,6 +64,7 @@ if TYPE_CHECKING:
     from raypd.config.schema import (
         DEEPEST as DEEPEST,
         MOST_PROPERTIES as MOST_PROPERTIES,
+        UNNAMED_CATEGORY as UNNAMED_CATEGORY,
         imported as imported,
         is_file as is_file,
         task_of as task_of,
@@ -126,7 +127,14 @@ __getattr__ = LazyExports(
         ),
         "model_card_file": ("card_of", "has_earlier_template"),
         "run": ("RunConfig",),
-        "schema": ("DEEPEST", "MOST_PROPERTIES", "imported", "is_file", "task_of"),
+        "schema": (
+            "DEEPEST",
+            "MOST_PROPERTIES",
+            "UNNAMED_CATEGORY",
+            "imported",
+            "is_file",
+            "task_of",
+        ),
         "secrets": ("HIDDEN", "redact", "without_credentials"),
         "sections": ("set_key", "with_current_keys"),
         "tasks": (

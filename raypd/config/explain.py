@@ -12,6 +12,7 @@ from pydantic_core import ErrorDetails
 from raypd.config.moved import moved_to
 from raypd.config.options import OptionsError, options_in
 from raypd.config.run import RunConfig
+from raypd.config.schema import UNNAMED_CATEGORY
 from raypd.config.secrets import redact
 from raypd.config.tasks import KINDS, Category
 from raypd.config.yaml_file import YamlFile
@@ -58,9 +59,9 @@ def _written_location(keys: Location, source: YamlFile) -> Location:
     # Pydantic names the kind of a task, which is not a key.
     if keys[:1] == ("task",) and len(keys) > 1 and keys[1] in KINDS:
         location = ("task", *keys[2:])
-    # `task.attributes` is short for a category called record.
+    # `task.attributes` is short for a category without a name.
     is_short = "attributes" in source.tree.get("task", {})
-    if is_short and location[:4] == ("task", "categories", "record", "attributes"):
+    if is_short and location[:4] == ("task", "categories", UNNAMED_CATEGORY, "attributes"):
         location = ("task", *location[3:])
     return location
 
@@ -78,6 +79,10 @@ def _explain_item(item: ErrorDetails, keys: Location, location: Location) -> str
         return f"YAML reads it as the {_yaml_kind(value)} {text}, not as text: quote it"
     if error_type == "literal_error":
         problem = _explain_choice(item)
+    elif error_type == "model_type" and location[-2:-1] == ("attributes",):
+        problem = "expected a mapping, such as {name: Brand}"
+    elif error_type == "model_type":
+        problem = "expected a mapping of keys"
     else:
         problem = item["msg"].removeprefix("Value error, ")
     if error_type != "value_error" and not isinstance(value, (dict, list)):

@@ -16,7 +16,7 @@ from raypd.config.explain import explain
 from raypd.config.options import read
 from raypd.config.paths import anchor_paths
 from raypd.config.run import RunConfig
-from raypd.config.schema import categories_of
+from raypd.config.schema import UNNAMED_CATEGORY, categories_of
 from raypd.config.secrets import redact
 from raypd.config.sections import drop_options, set_key
 from raypd.config.yaml_file import YamlFile, parse
@@ -202,7 +202,7 @@ def _resolve_schema(tree: dict[str, Any], task: dict[str, Any], folder: Path) ->
         attributes = [
             {"name": name} if isinstance(name, str) else name for name in task["attributes"]
         ]
-        task["categories"] = {"record": {"attributes": attributes}}
+        task["categories"] = {UNNAMED_CATEGORY: {"attributes": attributes}}
         task["attributes"] = []
     # Documents need not name their category where there is one schema.
     if keys in (["schema"], ["attributes"]) and isinstance(tree.get("input"), dict):

@@ -8,6 +8,7 @@ import itertools
 import json
 import math
 import sys
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,11 +24,15 @@ from raypd.config.json_schema import (
     permitted_values,
     referred,
     unsupported_keyword,
+    validator,
 )
 from raypd.config.yaml_file import parse
 from raypd.errors import ConfigError, in_words
 from raypd.schema import TYPES, Attribute, UnsupportedSchema, bounds
 
+# The category of a task that names none, such as one with `task.attributes`. People are not shown
+# it.
+UNNAMED_CATEGORY = "record"
 # What the value of a keyword must be.
 _KEYWORD_TYPES: dict[str, Any] = {
     "properties": dict,
@@ -65,7 +70,7 @@ def categories_of(schema: str | Tree, folder: Path) -> Tree:
         folder: Where modules are looked for, besides the usual places.
 
     Returns:
-        The category as YAML has it, under the schema's title or `record`.
+        The category as YAML has it, under the schema's title or UNNAMED_CATEGORY.
 
     Raises:
         ConfigError: The schema cannot be read, or cannot be decoded in slots; the message has the
@@ -89,7 +94,7 @@ def categories_of(schema: str | Tree, folder: Path) -> Tree:
         category["description"] = _description(tree)
     if flat.optional:
         category["optional_objects"] = flat.optional
-    return {str(tree.get("title") or "record"): category}
+    return {str(tree.get("title") or UNNAMED_CATEGORY): category}
 
 
 def task_of(schema: Any) -> Tree:
@@ -132,7 +137,7 @@ def task_of(schema: Any) -> Tree:
 
 def _task_of_attributes(listed: list[Any]) -> Tree:
     attributes = [{"name": item} if isinstance(item, str) else dict(item) for item in listed]
-    return {"categories": {"record": {"attributes": attributes}}}
+    return {"categories": {UNNAMED_CATEGORY: {"attributes": attributes}}}
 
 
 def _is_json_schema(tree: Any) -> bool:
@@ -263,6 +268,8 @@ class _Flattened:
         """Add a property; listed: the object's `required` names it."""
         resolved, nullable, references = self._resolved(schema, json_path, references)
         kind = _kind(resolved)
+        if kind in ("object", "array"):
+            _check_no_values(resolved, json_path)
         if kind == "object":
             # A required object that may be null is always there: slots cannot tell it from null.
             if not listed:
@@ -287,10 +294,17 @@ class _Flattened:
             reason = error.errors()[0]["msg"].removeprefix("Value error, ")
             raise _Refused(f"{json_path}: {reason}") from None
         default = schema.get("default", resolved.get("default"))
-        if default is not None and not attribute.fits(default):
+        # A default may be valid without being a value that raypd writes: pydantic's of a Decimal
+        # is a text.
+        is_default_wrong = default is not None and not attribute.fits(default)
+        if is_default_wrong and not self._permits(schema, default):
             shown = json.dumps(default, default=str)
             raise _Refused(f"{json_path}.default: {shown} is not of its type")
         self.attributes.append(attribute)
+
+    def _permits(self, schema: Tree, value: Any) -> bool:
+        """Return whether a value is valid under a part of the schema."""
+        return bool(validator(self.root).evolve(schema=schema).is_valid(value))
 
     def _list_keys(self, schema: Tree, json_path: str, references: tuple[str, ...]) -> Tree:
         """The attribute's keys of a list."""
@@ -307,6 +321,7 @@ class _Flattened:
         }
         if _kind(items) != "object":
             return keys | _scalar_keys(items, items_path)
+        _check_no_values(items, items_path)
         rows = _Flattened(self.root, properties=self.properties)
         rows.add_object(schema["items"], items_path, [], False, references)
         self.properties = rows.properties
@@ -384,7 +399,7 @@ class _Flattened:
         self, options: list[Any], json_path: str, references: tuple[str, ...], depth: int
     ) -> tuple[Tree, bool, tuple[str, ...]]:
         """The one schema that stands for the options of anyOf or oneOf."""
-        non_null = [option for option in options if option != {"type": "null"}]
+        non_null = [option for option in options if not _is_null(option)]
         nullable = len(non_null) < len(options)
         # A message about a single option names the property: null beside it is no choice.
         option_path = json_path.rpartition(".")[0] if len(non_null) == 1 else json_path
@@ -397,7 +412,17 @@ class _Flattened:
             all_references = tuple(dict.fromkeys([*all_references, *inner_references]))
         if len(flat) == 1:
             return flat[0], nullable, all_references
-        return _one_of(flat, json_path), nullable, all_references
+        one = _one_of(flat, json_path, is_exclusive=json_path.endswith(".oneOf"))
+        return one, nullable, all_references
+
+
+def _is_null(schema: Any) -> bool:
+    """Return whether a schema permits null alone, in any of the ways to write that."""
+    if not isinstance(schema, dict) or any(keyword in schema for keyword in _COMBINING):
+        return False
+    if schema.get("type") in ("null", ["null"]):
+        return "enum" not in schema and "const" not in schema
+    return schema.get("enum") == [None] or schema.get("const", ...) is None
 
 
 def _description(*schemas: Tree) -> str:
@@ -412,6 +437,13 @@ def _check_supported(schema: Tree, json_path: str) -> None:
     keyword = unsupported_keyword(schema)
     if keyword:
         raise _Refused(f"{json_path}.{keyword}: cannot be enforced; remove it")
+
+
+def _check_no_values(schema: Tree, json_path: str) -> None:
+    """Refuse `enum` and `const` of objects and lists."""
+    for keyword in ("enum", "const"):
+        if keyword in schema:
+            raise _Refused(f"{json_path}.{keyword}: of objects and lists cannot be enforced")
 
 
 def _without_null(schema: Tree) -> tuple[Tree, bool]:
@@ -441,8 +473,8 @@ def _check_types(schema: Any, json_path: str) -> None:
             )
 
 
-def _one_of(options: list[Tree], json_path: str) -> Tree:
-    """The schema that stands for several.
+def _one_of(options: list[Tree], json_path: str, is_exclusive: bool) -> Tree:
+    """The schema that stands for several; is_exclusive: a value is valid under only one of them.
 
     It is an enum for single values, a number for what may be written as a number, and an object for
     objects that a constant tells apart.
@@ -451,11 +483,16 @@ def _one_of(options: list[Tree], json_path: str) -> Tree:
         _check_supported(option, json_path)
     listed = [permitted_values(option) for option in options]
     if options and all(values is not None for values in listed):
-        return {"enum": _each_once(itertools.chain(*(values or [] for values in listed)))}
+        values = list(itertools.chain(*(values or [] for values in listed)))
+        if is_exclusive:
+            counts = Counter(json.dumps(value, sort_keys=True) for value in values)
+            values = [value for value in values if counts[json.dumps(value, sort_keys=True)] == 1]
+        return {"enum": _each_once(values)}
     kinds = set(map(_kind, options))
     is_number = "number" in kinds and kinds <= {"number", "integer", "string"}
     if is_number or kinds == {"integer"}:
-        return _one_range([option for option in options if _kind(option) != "string"], json_path)
+        numbers = [option for option in options if _kind(option) != "string"]
+        return _one_range(numbers, json_path, is_exclusive)
     if kinds == {"object"}:
         union = _union(options)
         if union is not None:
@@ -469,11 +506,18 @@ def _each_once(values: Iterable[Any]) -> list[Any]:
     return list({json.dumps(value, sort_keys=True): value for value in values}.values())
 
 
-def _one_range(numbers: list[Tree], json_path: str) -> Tree:
-    """The number whose bounds permit what any of several numbers permits."""
+def _one_range(numbers: list[Tree], json_path: str, is_exclusive: bool) -> Tree:
+    """The number whose bounds permit what any of several numbers permits; is_exclusive: no number
+    may be valid under two of them.
+    """
     if any(permitted_values(number) is not None for number in numbers):
         raise _Refused(f"{json_path}: a number or one of some values cannot be decoded; choose one")
     ranges = [_range(number, json_path) for number in numbers]
+    for first, second in itertools.combinations(ranges, 2):
+        if is_exclusive and first[0] <= second[1] and second[0] <= first[1]:
+            raise _Refused(
+                f"{json_path}: a number may be valid under two of its schemas; write anyOf"
+            )
     real = [limits for limits in ranges if limits[2] == "number"] or ranges
     real.sort()
     low, high, kind = real[0]

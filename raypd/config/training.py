@@ -61,8 +61,9 @@ class TrainingConfig(Section, use_attribute_docstrings=True):
     )
     labels: Uri | None = None
     """Labels in place of that column: a file of labels, or the output folder of a run over the same
-    input, whose answers become labels. The run may be that of a larger model (distillation) or of
-    the same model, decoded autoregressively (self-supervision)
+    input, whose answers become labels; relative to this file, as all paths that are read. The run
+    may be that of a larger model (distillation) or of the same model, decoded autoregressively
+    (self-supervision)
     """
     annotations: Uri | Keys | None = None
     """pasta: the teacher that marks which parts of an answer can be written side by side, as dotted
@@ -157,8 +158,8 @@ class FitConfig(Section, use_attribute_docstrings=True):
     )
     labels: Uri | None = None
     """Labelled documents: a file, folder or glob with the input's columns and
-    training.labels_column, or the output folder of a run over the input; null: the teacher labels,
-    or the input itself has that column
+    training.labels_column, or the output folder of a run over the input; relative to this file, as
+    all paths that are read. null: the teacher labels, or the input itself has that column
     """
     teacher: Keys | None = None
     """Dotted keys of the run that makes labels: {model.name: Qwen/Qwen3-8B}, or {model.endpoint:

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from raypd.dataset.compacted import TableFile as TableFile
     from raypd.dataset.compaction import table_folder as table_folder
     from raypd.dataset.digests import DigestSet as DigestSet, digest as digest
+    from raypd.dataset.formats import row_in_words as row_in_words
     from raypd.dataset.label_file import (
         LABEL_ENDINGS as LABEL_ENDINGS,
         label_rows as label_rows,
@@ -71,6 +72,7 @@ __getattr__ = LazyExports(
         "compacted": ("TableFile",),
         "compaction": ("table_folder",),
         "digests": ("DigestSet", "digest"),
+        "formats": ("row_in_words",),
         "label_file": ("LABEL_ENDINGS", "label_rows", "was_reviewed", "without_documents"),
         "look": ("Look", "MOST_ROWS", "batch_rows", "look_for_columns"),
         "plan": ("Plan", "PlanTotals", "PlanWriter", "stored", "take_apart"),

@@ -25,7 +25,8 @@ DELIMITERS = {"csv": ",", "tsv": "\t"}
 _MARKS = ",;\t|"  # delimiters that spreadsheets write
 _HEAD_BYTES = 1 << 16  # of a file, from which its line ends are recognized
 # Excel's own first line, which names the delimiter.
-_SEPARATOR = re.compile(r"""\ufeff?"?sep=([^\w"\r\n])"?\r?[\n\r]""", re.IGNORECASE)
+# A spreadsheet that saved the file again may have filled it up with delimiters.
+_SEPARATOR = re.compile(r"""\ufeff?"?sep=([^\w"\r\n])"?[,;\t|]*\r?[\n\r]""", re.IGNORECASE)
 # A quoted field, or one whose end is not seen.
 _QUOTED = re.compile(r'"[^"]*(?:"|\Z)')
 csv.field_size_limit(sys.maxsize)  # a record has a limit of its own
@@ -94,6 +95,8 @@ def whole(part: Part, source: InputConfig) -> tuple[list[str], Iterator[Delimite
 def table(path: str) -> Iterator[tuple[DelimitedRecord, dict[str, str]]]:
     """Every record of a small file, and its cells by the header.
 
+    The encoding is detected, because spreadsheets save a file in another one than they read.
+
     Raises InputError, with file and line.
     """
     with raised_as(InputError, f"{path}: cannot be read", OSError, InputError):
@@ -106,7 +109,7 @@ def table(path: str) -> Iterator[tuple[DelimitedRecord, dict[str, str]]]:
             "tsv" if path.lower().endswith(".tsv") else "csv",
             None,
         )
-        names, records = whole(part, InputConfig(path=path))
+        names, records = whole(part, InputConfig(path=path, encoding=encodings.AUTO))
         for record in records:
             if record.error is not None or len(record.fields) != len(names):
                 counts = f"{counted(len(record.fields), 'field')}, but the header has {len(names)}"
@@ -132,7 +135,7 @@ def _opened(
     for delimiter in (usual, *_MARKS.replace(usual, ""), usual):
         dialect = _Dialect(encoding, delimiter)
         records = _records(part, source, 0, 1, dialect)
-        header = next(records, None)
+        header = next(filter(_is_filled, records), None)
         if header is None or dialect.declared:
             break
         if header.error is None:
@@ -151,6 +154,11 @@ def _opened(
             f"{twice[0]!r}"
         )
     return dialect, names, records
+
+
+def _is_filled(record: DelimitedRecord) -> bool:
+    """Return whether a record has anything but blanks; above a header there may be such ones."""
+    return record.error is not None or any(field.strip() for field in record.fields)
 
 
 def ranged(part: Part, source: InputConfig) -> tuple[list[str], Iterator[DelimitedRecord]]:

@@ -219,6 +219,9 @@ def _set_id(document: Document, fields: Fields, source: InputConfig) -> None:
     value = fields.get(source.id_column)
     if value is None or isinstance(value, (dict, list)):
         return
+    if isinstance(value, str) and not value.strip():
+        # A cell of CSV cannot say null. Many documents with one empty id would be one.
+        return
     # Half of a surrogate pair could not be written.
     document.id = str(value).encode("utf-8", "replace").decode()
 

@@ -12,7 +12,7 @@ from typing import Any
 from matplotlib.axes import Axes
 
 from raypd import storage
-from raypd.config import ExtractionConfig, RunConfig
+from raypd.config import UNNAMED_CATEGORY, ExtractionConfig, RunConfig
 from raypd.errors import UserError
 from raypd.evaluation.labels import (
     AttributeNames,
@@ -118,6 +118,8 @@ def write_page(
         heads=["attribute", "right", *REASONS],
         attributes=_rows(counts),
         documents=shown,
+        categories=page.named_categories(document.category for document in shown),
+        position=page.position_of(config.input.model_dump(include={"format", "reader"})),
         no_texts=no_texts,
         sureness=chart,
         wrong=len(documents),
@@ -151,9 +153,12 @@ def _rows(counts_by_attribute: Counts) -> list[list[str]]:
     )
     rows = []
     for key, counts in ranked:
-        row = [" · ".join(filter(None, key))]
-        for name in ("right", *REASONS):
-            row.append(str(counts[name]) if counts[name] else "")
+        category, name = key
+        row = [name]
+        if category and category != UNNAMED_CATEGORY:
+            row = [f"{category} · {name}"]
+        for reason in ("right", *REASONS):
+            row.append(str(counts[reason]) if counts[reason] else "")
         rows.append(row)
     return rows
 

@@ -53,7 +53,11 @@ if TYPE_CHECKING:
         opens_reasoning as opens_reasoning,
     )
     from raypd.models.recurrence import check_recurrence as check_recurrence
-    from raypd.models.source import find_source as find_source, read_config as read_config
+    from raypd.models.source import (
+        find_source as find_source,
+        read_config as read_config,
+        why_unavailable as why_unavailable,
+    )
     from raypd.models.vllm_engine import VLLMEngine as VLLMEngine, check_vllm as check_vllm
     from raypd.models.vocabulary import token_bytes as token_bytes, token_texts as token_texts
 
@@ -82,7 +86,7 @@ __getattr__ = LazyExports(
         "medusa_heads": ("load_heads", "save_heads"),
         "reasoning": ("answer_range", "closing_of", "is_mark", "opens_reasoning"),
         "recurrence": ("check_recurrence",),
-        "source": ("find_source", "read_config"),
+        "source": ("find_source", "read_config", "why_unavailable"),
         "vllm_engine": ("VLLMEngine", "check_vllm"),
         "vocabulary": ("token_bytes", "token_texts"),
     },

@@ -7,6 +7,7 @@ from typing import Any
 
 from raypd.decoding import TokenCounts
 from raypd.models.reasoning import answer_range
+from raypd.text import without_halves
 
 # Bytes of a prompt and its answer together, which is the context length of an endpoint's task. It
 # is generous: a server that cannot take a prompt refuses that document alone.
@@ -75,9 +76,9 @@ def message_text(message: Mapping[str, Any]) -> str:
     if content is None:
         return ""
     if isinstance(content, str):
-        return content
+        return without_halves(content)
     texts = [part for part in content if part.get("type", "text") in ("text", "output_text")]
-    return "".join(part.get("text", "") for part in texts)
+    return without_halves("".join(part.get("text", "") for part in texts))
 
 
 def missing_answer(choice: Mapping[str, Any], text: str, limit: int) -> str | None:

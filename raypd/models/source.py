@@ -38,8 +38,10 @@ from raypd.models.text_part import text_config
 HUB_ID = re.compile(r"[\w][\w.-]*(/[\w][\w.-]*)?", re.ASCII)
 # Characters of another library's error that a message shows.
 _MAX_ERROR = 400
-# Seconds to wait for the Hub's first answer.
+# Seconds to wait for the Hub's first answer: before a model is loaded, and while a person waits for
+# a hint.
 _HUB_SECONDS = 10.0
+_HINT_SECONDS = 3.0
 # The type of the weights in a GGUF file, such as Q4_K_M, IQ3_XXS, BF16 or UD-Q4_K_XL.
 _GGUF_KIND = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")
 
@@ -134,26 +136,48 @@ def _in_cache(source: ModelSource, weights: bool) -> bool:
     return isinstance(file, str)
 
 
+def why_unavailable(name: str) -> str:
+    """Say in a clause why the weights of a Hub model cannot be had; "" if they can, or may.
+
+    It asks the Hub once, and waits for a few seconds at most.
+
+    Args:
+        name: The id of the model on the Hub.
+    """
+    if _cached(name, None) is not None:
+        return ""
+    reason = "HF_HUB_OFFLINE is set"
+    if not constants.is_offline_mode():
+        try:
+            _reach_hub(constants.ENDPOINT, _HINT_SECONDS)
+        except Exception:  # Whatever the network, or its absence, raises.
+            reason = f"the Hub ({constants.ENDPOINT}) cannot be reached"
+        else:
+            return ""
+    return f"{name} is not in the Hub's cache ({constants.HF_HUB_CACHE}), and {reason}"
+
+
 def _check_hub(source: ModelSource) -> None:
     """Raise ModelError at once if the Hub cannot be reached.
 
     The Hub's client would retry each file five times, for half a minute in all.
     """
     try:
-        _reach_hub(constants.ENDPOINT)
+        _reach_hub(constants.ENDPOINT, _HUB_SECONDS)
     except Exception as error:  # Whatever the network, or its absence, raises.
         message = f"model {source.name!r}: {_missing_from_cache(source)}"
         raise ModelError(message) from error
 
 
 @cache
-def _reach_hub(endpoint: str) -> None:
+def _reach_hub(endpoint: str, seconds: float) -> None:
     """Ask the Hub for anything; only a success is remembered.
 
     Args:
         endpoint: The Hub's address.
+        seconds: How long to wait for its answer.
     """
-    get_session().head(endpoint, timeout=_HUB_SECONDS)
+    get_session().head(endpoint, timeout=seconds)
 
 
 def _local_folder(name: str, remote: bool, weights: bool) -> Path:

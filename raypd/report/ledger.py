@@ -6,9 +6,12 @@ from typing import TypeVar
 
 from raypd import storage
 from raypd.billing import Bill, NodeTime, WorkerTime, added, book
-from raypd.run import RunCost, layout
+from raypd.config import UNNAMED_CATEGORY
+from raypd.run import RunCost, UsageKey, layout
 
 _Time = TypeVar("_Time", NodeTime, WorkerTime)
+# Categories that nobody named: of documents that failed before they had one, and of all others.
+_UNNAMED = ("", UNNAMED_CATEGORY)
 _PART_NAMES = {
     "decode": "decoding answers",
     "prefill": "reading prompts",
@@ -36,7 +39,7 @@ class RunBill:
         usd: The price of everything.
         parts: USD by part, with all that retries took as one part.
         spent: USD by part in words.
-        categories: Tokens by category.
+        categories: Tokens by category, and by model where no category has a name.
         nodes: All nodes; a node without an end gets that of its session's bill.
     """
 
@@ -59,8 +62,19 @@ class RunBill:
         categories = added(
             category for bill in self.sessions for category in bill.categories.items()
         )
-        self.categories = {str(key): counts for key, counts in categories.items()}
+        self.has_categories = any(key.category not in _UNNAMED for key in categories)
+        if not self.has_categories:
+            categories = added(
+                (UsageKey("", key.model), counts) for key, counts in categories.items()
+            )
+        self.categories = {self._name(key): counts for key, counts in categories.items()}
         self.nodes = [_with_end(node, bill.until) for bill in self.all for node in bill.nodes]
+
+    def _name(self, key: UsageKey) -> str:
+        """Return the name of a category and a model on the page."""
+        if self.has_categories:
+            return str(key)
+        return f"{key.model} model"
 
     @property
     def machines(self) -> list[tuple[tuple[str, str, float, str], list[NodeTime]]]:

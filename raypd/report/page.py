@@ -8,7 +8,7 @@ import base64
 import hashlib
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,8 @@ from markupsafe import Markup, escape
 import raypd.report.charts as charts
 import raypd.report.comparison as comparison
 from raypd import storage, text
-from raypd.config import dump
+from raypd.config import UNNAMED_CATEGORY, dump
+from raypd.dataset import row_in_words
 from raypd.errors import RunError, raised_as
 from raypd.estimation import tables
 from raypd.report.data import RunReport
@@ -172,7 +173,6 @@ def _content(run: RunReport) -> dict[str, Any]:
         run.sample.attributes.values(),
         key=lambda attribute: (attribute.category, -attribute.statuses.total()),
     )
-    categories = {document.category for document in run.sample.documents if document.category}
     return {
         **content,
         "kind": "raypd run report",
@@ -181,5 +181,29 @@ def _content(run: RunReport) -> dict[str, Any]:
         "workers": charts.timeline(run.bill, clock),
         "confidence": charts.confidence(run.sample.confidences),
         "attributes": attributes,
-        "categories": sorted(categories),
+        "categories": named_categories(document.category for document in run.sample.documents),
+        "position": position_of(run.config.get("input") or {}),
     }
+
+
+def named_categories(names: Iterable[str | None]) -> list[str]:
+    """Return the categories that people gave names, sorted.
+
+    Args:
+        names: The categories of documents.
+    """
+    return sorted({name for name in names if name} - {UNNAMED_CATEGORY})
+
+
+def position_of(source: Mapping[str, Any]) -> Callable[[Any], str]:
+    """Return a function that says in words which row of its file a document is.
+
+    Args:
+        source: Section `input` of the run.
+    """
+    setting = "reader" if source.get("reader") else str(source.get("format") or "auto")
+
+    def position(document: Any) -> str:
+        return row_in_words(document.source, document.row, setting)
+
+    return position

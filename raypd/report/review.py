@@ -132,6 +132,8 @@ def write(root: str, documents: int, overrides: Sequence[str] = ()) -> tuple[str
     html = page.fill(
         "review.html.j2",
         documents=shown,
+        categories=page.named_categories(document.category for document in shown),
+        position=page.position_of(config.input.model_dump(include={"format", "reader"})),
         name=root.rstrip("/").rpartition("/")[2],
         root=root,
         columns=COLUMNS,

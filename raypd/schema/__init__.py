@@ -18,6 +18,10 @@ if TYPE_CHECKING:
         search_tree as search_tree,
         simplified as simplified,
     )
+    from raypd.schema.ranges import (
+        asks_for_an_end as asks_for_an_end,
+        is_end_of_range as is_end_of_range,
+    )
     from raypd.schema.reading import (
         BARE_VALUE as BARE_VALUE,
         DASHES as DASHES,
@@ -57,6 +61,7 @@ __getattr__ = LazyExports(
             "search_tree",
             "simplified",
         ),
+        "ranges": ("asks_for_an_end", "is_end_of_range"),
         "reading": (
             "BARE_VALUE",
             "CheckedValue",

@@ -6,12 +6,12 @@ import unicodedata
 
 from raypd.decoding import UNIT_BYTES
 
-_MONEY = "$¢£¥€₩₪₫₱₹₺₽฿₦₴₸₡₲₵"
+MONEY = "$¢£¥€₩₪₫₱₹₺₽฿₦₴₸₡₲₵"
 # Blanks: also the no-break, the figure, the thin and the narrow one; and what is typed in place of
 # an apostrophe.
 _SEPARATORS = " \u00a0\u2007\u2009\u202f'\u2019\u2018`\u00b4\u02bc"
 # Codes and names of currencies, as they stand before or behind a price.
-_CURRENCY = (
+CURRENCY = (
     r"(?:EUR|USD|GBP|CHF|JPY|CNY|RMB|INR|SEK|NOK|DKK|ISK|PLN|CZK|HUF|RON|BGN|HRK|RSD|TRY|RUB|UAH|AUD"
     r"|NZD|CAD|HKD|SGD|TWD|NTD|KRW|THB|MYR|IDR|PHP|VND|BRL|MXN|ARS|CLP|COP|PEN|ZAR|EGP|NGN|KES|GHS|MAD"
     r"|ILS|AED|SAR|QAR|KWD|DEM|ATS|FRF|ITL|ESP|NLG|Euros?|Dollars?|Pounds?|Rs|Fr|SFr|Fr[äa]nkli|Franken"
@@ -23,19 +23,23 @@ _DASH = "[-\u2010-\u2015]"
 _NO_CENTS = rf"[.,:/]\s?(?:{_DASH}{{1,2}}|=)"
 _PARTS = re.compile(
     rf"(?:(?:[~≈]|(?:ca|approx)\b\.?|circa|about)\s?)?(?P<sign>[-+]?)"
-    rf"(?P<money>(?:(?:[A-Z]{{0,3}}[{_MONEY}]|{_CURRENCY}\.?)\s?)?)"
+    rf"(?P<money>(?:(?:[A-Z]{{0,3}}[{MONEY}]|{CURRENCY}\.?)\s?)?)"
     rf"(?P<digits>\.?[0-9](?:[0-9.,{_SEPARATORS}]*[0-9])?(?:\.(?!\s?{_DASH}))?)"
     rf"(?P<exponent>[eE][-+]?[0-9]+)?(?P<no_cents>(?:{_NO_CENTS})?)(?P<unit>.*)",
     re.DOTALL | re.IGNORECASE,
 )
 _WORD = r"[^\W\d_²³]+[²³]?\.?"
 _UNIT = re.compile(
-    rf"(?:\s|-(?=[^\W\d_]))?[%‰°\"'\u2032\u2033\u201d{_MONEY}]{{0,2}}[\s/]?(?:{_WORD}(?:[\s/·-]{{1,3}}{_WORD})*)?",
+    rf"(?:\s|-(?=[^\W\d_]))?[%‰°\"'\u2032\u2033\u201d{MONEY}]{{0,2}}[\s/]?(?:{_WORD}(?:[\s/·-]{{1,3}}{_WORD})*)?",
     re.IGNORECASE,
 )
 _NO_UNIT = re.compile(  # words that make another number of it, or no number at all
-    "k|M|(?i:e|x|and|or|to|by|plus|und|oder|bis|mal|et|ou|y|st|nd|rd|th|dozen|hundred|thousand|millions?|billions?|mil"
-    "|mille|mio|mln|mrd|bn|tsd|tausend|millionen|milliarden?|lakh|crore|тыс|млн|млрд"
+    "k|M|(?i:e|x|and|or|to|by|plus|und|oder|bis|mal|et|ou|y|st|nd|rd|th|dozen|dutzend|hundred|hundert"
+    "|thousand|millions?|billions?|mil|mille|mio|mln|mrd|bn|tsd|tausend|millionen|milliarden?|lakh|crore"
+    "|тыс|млн|млрд"
+    # Of ranges and bounds.
+    "|through|thru|till|until|hasta|up|more|less|fewer|over|under|above|below|mehr|weniger|minus"
+    "|max|maximum|maximal|minimum|minimal|mindestens|höchstens"
     # Of versions.
     "|alpha|beta|rc|dev|snapshot|release|preview|build|patch|lts|final|stable"
     # Of dates and times of day.
@@ -45,7 +49,7 @@ _NO_UNIT = re.compile(  # words that make another number of it, or no number at 
     "|septembre|septiembre|settembre|oct|october|okt|oktober|octobre|octubre|ottobre|nov|november"
     "|novembre|noviembre|dec|december|dez|dezember|décembre|diciembre|dicembre|am|pm|uhr|bc|bce|ce|ad)"
 )
-_OF_MONEY = re.compile(rf"[{_MONEY}]|(?<![^\W\d_]){_CURRENCY}(?![^\W\d_])", re.IGNORECASE)
+_OF_MONEY = re.compile(rf"[{MONEY}]|(?<![^\W\d_]){CURRENCY}(?![^\W\d_])", re.IGNORECASE)
 # A whole amount: its groups cannot be a fraction.
 _WHOLE = re.compile(
     rf"\d+|[1-9]\d{{0,2}}([.,{_SEPARATORS}])\d{{3}}(\1\d{{3}})*|[1-9]\d?(,\d\d)+,\d{{3}}", re.ASCII
@@ -54,6 +58,9 @@ _WHOLE = re.compile(
 _THOUSANDS_OR_DECIMALS = re.compile(r"[1-9]\d{0,2}\.\d{3}", re.ASCII)
 _OCTET = r"(?:0|[1-9]\d?|1\d\d|2[0-4]\d|25[0-5])"
 _IP_ADDRESS = re.compile(rf"{_OCTET}(?:\.{_OCTET}){{3}}", re.ASCII)
+_LEADING_ZEROS = re.compile(r"^([-+]?)0+(?=\d)", re.ASCII)
+# Characters without a width that pages have between others, such as a soft hyphen.
+_INVISIBLE = dict.fromkeys(map(ord, "\u00ad\u200b\u200c\u200d\u200e\u200f\u2060\ufeff"))
 # A day and a month, or a month and a year.
 _DATE = re.compile(r"0[1-9]\.(?:0[1-9]|1[0-2]|(?:19|20)\d\d)", re.ASCII)
 _PHONE_DIGITS = 8  # fewest of an international phone number, and ...
@@ -90,9 +97,10 @@ def read_number(text: str) -> int | float | None:
     numbers: a date or a time (12.05.2024, 5 May, 5 pm), a version (1.2.3, 2.0-beta), an IP address
     (192.168.100.200), and a phone number (+49 171 123 456, 01711234567).
     """
-    word = "".join(
-        str(unicodedata.decimal(c)) if c.isdecimal() else c for c in text.strip()
-    ).replace("\u2212", "-")
+    visible = text.translate(_INVISIBLE).strip()
+    word = "".join(str(unicodedata.decimal(c)) if c.isdecimal() else c for c in visible).replace(
+        "\u2212", "-"
+    )
     parts = _PARTS.fullmatch(word)
     if parts is None:
         return None
@@ -127,7 +135,10 @@ def read_number(text: str) -> int | float | None:
         number == 0 and re.search("[1-9]", re.split("[eE]", plain)[0])
     ):
         return math.inf  # too large, or too small, to be held
-    return int(plain) if re.fullmatch(r"[-+]?\d+", plain) else number
+    if not re.fullmatch(r"[-+]?\d+", plain):
+        return number
+    # Python refuses to read thousands of zeros.
+    return int(_LEADING_ZEROS.sub(r"\1", plain))
 
 
 def _is_no_quantity(digits: str, sign: str, unit: str) -> bool:

@@ -6,8 +6,15 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 Status = Literal["ok", "null", "truncated", "invalid", "ambiguous", "unsure"]
+
+
+def _refuse_constant(text: str) -> None:
+    """Refuse NaN and Infinity, which Python reads although JSON does not have them."""
+    raise ValueError(f"{text} is not JSON")
+
+
 # A model may write a line break or a tab into a string.
-DECODER = json.JSONDecoder(strict=False)
+DECODER = json.JSONDecoder(strict=False, parse_constant=_refuse_constant)
 NULLS = frozenset({"", "null", "none", "n/a"})
 # A dash stands in place of cents, as in 1.299,- and 1.299,--: in an object its comma separates
 # nothing. Dashes other than the hyphen are of this block.
@@ -102,7 +109,8 @@ def decode_string(body: str, cut: bool = False) -> str:
 
     An escape that JSON does not know, such as \\d, is kept as it is written and disables no other.
     In a string that has one, \\b and \\f before a letter are kept, too: they begin words such as
-    \\beta and \\frac. Half of a surrogate pair is dropped, because no text can hold it.
+    \\beta and \\frac. Half of a surrogate pair is dropped, because no text can hold it, and so is
+    NUL, because many programs that read tables end a text there.
 
     Args:
         body: What stands between the quotes.
@@ -125,7 +133,8 @@ def decode_string(body: str, cut: bool = False) -> str:
         return _ESCAPED[letter]
 
     text = _ESCAPE.sub(decoded, body)
-    return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "ignore")
+    text = text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "ignore")
+    return text.replace("\0", "")
 
 
 def _is_unknown(escape: re.Match[str]) -> bool:

@@ -9,7 +9,7 @@ from transformers import PreTrainedTokenizerBase
 
 from raypd.config import RunConfig
 from raypd.decoding import Continuation, Value, Vocabulary
-from raypd.schema import Attribute
+from raypd.schema import Attribute, asks_for_an_end, is_end_of_range
 from raypd.tasks.base import Record, confidence
 from raypd.tasks.calibration import calibration_of
 from raypd.tasks.columns import value_row
@@ -17,6 +17,11 @@ from raypd.tasks.extraction_prompt import CategoryPrompt, DocumentText
 from raypd.tasks.prompting import decode_answer, end_tokens
 from raypd.tasks.record import record_of
 from raypd.tasks.values import CheckedValue, Rated, check, find_value, span_of, span_source
+
+# Characters that are kept of an answer that holds no value at all.
+_MAX_NO_RECORD = 400
+# Types of which a value is one number.
+_NUMBER_TYPES = ("number", "integer")
 
 
 class ValueSource(NamedTuple):
@@ -94,11 +99,17 @@ class ExtractionAnswers:
         """
         text = self.decode(answer.tokens)
         starts = self._token_starts(answer.tokens, len(text))
+        spans = [find_value(text, attribute.name) for attribute in category.attributes]
+        missing = CheckedValue("invalid", None, "")
+        if not any(spans):
+            # Without any key it is no record, but an excuse or a question.
+            missing = CheckedValue("invalid", None, text[:_MAX_NO_RECORD])
+        elif not answer.stopped:
+            missing = CheckedValue("truncated", None, "")
         rated: list[Rated] = []
-        for attribute in category.attributes:
-            span = find_value(text, attribute.name)
+        for attribute, span in zip(category.attributes, spans, strict=True):
             if span is None:
-                rated.append((CheckedValue("invalid", None, ""), None))
+                rated.append((missing, None))
                 continue
             begin, end, closed = span
             if text[begin : begin + 1] != '"':
@@ -148,8 +159,11 @@ class ExtractionAnswers:
         blanks = len(source) - len(source.lstrip())
         rows = []
         value_of = {}
+        only_ends = _only_ends(category.attributes, values)
         for attribute, (text, window, rated) in zip(category.attributes, values, strict=True):
             checked, probability = rated
+            if attribute.name in only_ends:
+                checked = CheckedValue("ambiguous", None, checked.raw)
             begin = blanks + text.begin
             boxes = first.document.boxes
             span = span_of(checked.value, text.text, begin, source, boxes)
@@ -177,3 +191,23 @@ class ExtractionAnswers:
 
     def _is_unsure(self, probability: float | None) -> bool:
         return probability is not None and probability < self._min_confidence
+
+
+def _only_ends(attributes: Sequence[Attribute], values: Sequence[ValueSource]) -> set[str]:
+    """Return the attributes whose number is only an end of a range in the document, although
+    nothing asks for this end.
+    """
+    numbers: dict[str, float] = {}
+    for attribute, source in zip(attributes, values, strict=True):
+        number = source.rated[0].value
+        if number is not None and attribute.type in _NUMBER_TYPES and not attribute.many:
+            numbers[attribute.name] = number
+    ends = set()
+    for attribute, source in zip(attributes, values, strict=True):
+        is_asked = asks_for_an_end(attribute.name, attribute.description)
+        if attribute.name not in numbers or is_asked:
+            continue
+        others = [number for name, number in numbers.items() if name != attribute.name]
+        if is_end_of_range(numbers[attribute.name], source.text.text, others):
+            ends.add(attribute.name)
+    return ends

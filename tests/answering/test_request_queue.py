@@ -244,6 +244,28 @@ def test_a_younger_unit_is_planned_only_when_the_older_ones_have_nothing_left(qu
     assert len(old.records) == len(young.records) == 60
 
 
+class BeginsInBetween:
+    """An older unit that begins to plan between the first two looks of a younger one at it."""
+
+    number = 0
+
+    def __init__(self):
+        self.looks = 0
+
+    @property
+    def has_more(self):
+        self.looks += 1
+        return self.looks == 2
+
+
+def test_a_unit_whose_turn_passes_before_it_plans_is_still_answered(queue):
+    older = BeginsInBetween()
+    queue._units["older"] = older
+    assert set(answered(queue, "a", "b")) == {"a", "b"}
+    assert older.looks > 2
+    del queue._units["older"]
+
+
 def test_tokens_are_billed_to_the_unit_and_the_category_of_each_row(queue):
     answered(queue, "a", "fails")
     assert [(unit, categories) for unit, categories, _ in queue.meter.token_calls] == [

@@ -1,8 +1,10 @@
 """`raypd init` over files as people have them, and the run that its configuration is."""
 
+import contextlib
 import gzip
 import json
 import shlex
+import socket
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -12,6 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import yaml
+from huggingface_hub import constants
 
 from raypd import storage
 from raypd.answering.components import build
@@ -21,6 +24,7 @@ from raypd.cluster import driver
 from raypd.config.load import load_config
 from raypd.dataset import look
 from raypd.errors import ConfigError, InputError
+from raypd.models import source
 from raypd.tasks import check_task
 from tests.runs import says
 
@@ -330,6 +334,49 @@ def test_a_laptop_gets_the_model_that_its_memory_holds(free, name, monkeypatch):
 def test_a_gpu_gets_the_model_that_it_holds(memory, name, monkeypatch):
     monkeypatch.setattr(init_model, "gpu_memory_gib", lambda: memory)
     assert init_model.choose("gpu").section["name"].endswith(name)
+
+
+class CountedSocket:
+    """A port that accepts connections, counts them and closes them without an answer."""
+
+    def __init__(self) -> None:
+        self.connections = 0
+        self.socket = socket.create_server(("127.0.0.1", 0))
+        self.url = f"http://127.0.0.1:{self.socket.getsockname()[1]}"
+        threading.Thread(target=self._close_all, daemon=True).start()
+
+    def _close_all(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                connection, _ = self.socket.accept()
+                self.connections += 1
+                connection.close()
+
+
+@pytest.mark.parametrize("target", ["laptop", "gpu"])
+def test_an_unreachable_hub_is_said_at_once(target, tmp_path, monkeypatch):
+    hub = CountedSocket()
+    monkeypatch.setattr(init_model, "free_memory_gib", lambda: 8.0)
+    monkeypatch.setattr(constants, "ENDPOINT", hub.url)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(constants, "is_offline_mode", lambda: False)
+    monkeypatch.chdir(tmp_path)
+    Path("s.json").write_text(SCHEMA)
+    choice = init_model.choose(target)
+    said = init.run(written(tmp_path, "csv"), "s.json", None, choice)
+    hub.socket.close()
+    assert hub.connections == 1
+    warning = next(line for line in said.splitlines() if line.startswith("warning: "))
+    says(warning, choice.section["name"], hub.url, "local folder", "--for toy --force")
+    # The model is written nevertheless: the run may be on another machine.
+    assert load_config("letters.yaml").model.name == choice.section["name"]
+
+
+def test_a_model_in_the_cache_needs_no_hub(tmp_path, monkeypatch):
+    monkeypatch.setattr(source, "_cached", lambda name, revision: tmp_path)
+    monkeypatch.setattr(init_model, "free_memory_gib", lambda: 8.0)
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
+    assert init_model.choose("laptop").hint == ""
 
 
 def test_a_server_on_this_machine_is_found_and_its_configuration_loads(tmp_path, monkeypatch):

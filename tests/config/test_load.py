@@ -438,3 +438,22 @@ def test_the_value_of_a_key_has_the_default_of_an_option_that_is_not_set():
         "training.trainer.weight_decay": None,
     }
     assert {key: value_at(config, key) for key in values} == values
+
+
+def test_every_path_that_is_read_is_relative_to_the_file(tmp_path, monkeypatch):
+    folder = tmp_path / "configs"
+    folder.mkdir()
+    (folder / "run.yaml").write_text(
+        RUN.format(attribute="{name: Color}", deadline="null")
+        + "fit: {labels: labels.csv}\ntraining: {labels: ../runs/teacher}\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    config = load_config("configs/run.yaml")
+    assert config.fit.labels == "configs/labels.csv"
+    assert config.training.labels == "configs/../runs/teacher"
+    assert config.input.path == "configs/a.jsonl"
+    # What is given on the command line, or is written, is relative to the current folder.
+    assert config.output.path == "out"
+    config = load_config("configs/run.yaml", ["fit.labels=labels.csv", "training.labels=runs/a"])
+    assert config.fit.labels == "labels.csv"
+    assert config.training.labels == "runs/a"

@@ -159,6 +159,13 @@ def w8a16(weight: torch.Tensor) -> Stored:
     return stored, dequantized
 
 
+def w4_or_w8(weight: torch.Tensor) -> Stored:
+    """Eight bits where a layer has more outputs than inputs, and four elsewhere."""
+    outputs, inputs = weight.shape
+    store = w8a16 if outputs > inputs else w4a16(symmetric=False)
+    return store(weight)
+
+
 def int8(weight: torch.Tensor) -> Stored:
     scale = weight.abs().amax(1, keepdim=True) / 127
     codes = (weight / scale).round().to(torch.int8)
@@ -261,6 +268,12 @@ def compressed(form: str, **weights: Any) -> dict[str, Any]:
     }
 
 
+def with_group(settings: dict[str, Any], others: dict[str, Any]) -> dict[str, Any]:
+    """Settings with the group of layers of others as a second one."""
+    groups = {**settings["config_groups"], "group_1": others["config_groups"]["group_0"]}
+    return settings | {"config_groups": groups}
+
+
 GROUPS = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": GROUP}
 ROWS = {"num_bits": 8, "strategy": "channel", "symmetric": True}
 AWQ = {"quant_method": "awq", "bits": 4, "group_size": GROUP, "zero_point": True}
@@ -296,6 +309,13 @@ CASES: dict[str, tuple[dict[str, Any], Callable[[torch.Tensor], Stored]]] = {
     "w8a16 with zeros": (
         compressed("pack-quantized", **(GROUPS | {"num_bits": 8}), symmetric=False),
         w8a16,
+    ),
+    "w4a16 and w8a16": (
+        with_group(
+            compressed("pack-quantized", **GROUPS, symmetric=False),
+            compressed("pack-quantized", **(GROUPS | {"num_bits": 8}), symmetric=False),
+        ),
+        w4_or_w8,
     ),
     "w8a8 with zeros": (
         compressed("int-quantized", type="int", **(ROWS | {"symmetric": False})),

@@ -2,6 +2,7 @@
 
 import base64
 import hashlib
+import random
 import re
 import time
 from html.parser import HTMLParser
@@ -18,7 +19,7 @@ from raypd.dataset import writer
 from raypd.errors import InputError
 from raypd.report import data, page, sample, texts
 from raypd.tasks.columns import value_row
-from tests.report.builder import Plan, build, edit_bill, value
+from tests.report.builder import Plan, build, document, edit_bill, value
 from tests.report.test_browser import hostile_plan
 from tests.runs import run_here, says, with_keys, with_values, write_jsonl
 
@@ -68,6 +69,48 @@ def test_a_run_without_a_price_says_so_and_draws_no_money(make):
     assert "set cost.prices (USD per hour)" in text
     assert not re.search(r"\$\d|spent, USD|Where the money went|Cost by category", text)
     assert "documents/s" in text  # the other charts stand
+
+
+def test_a_category_that_nobody_named_is_not_shown(make, no_charts):
+    def rows(first, count):
+        draw = random.Random(0)
+        categories = {"record": ["Brand", "Color"]}
+        return [document(n, draw, categories) for n in range(first, first + count)]
+
+    run = make(units=4, documents=100, categories={"record": ["Brand", "Color"]}, rows=rows)
+    html = page.render(run)
+    assert "Brand" in html
+    assert run.bill.usd
+    for trace in (">record<", "Cost by category", "Cost by model", ">category<", 'id="category"'):
+        assert trace not in html
+    html = page.render(make(units=2, documents=20))
+    for trace in (">coffee<", "Cost by category", ">category<", 'id="category"'):
+        assert trace in html
+
+
+@pytest.mark.parametrize(
+    ("source", "setting", "position"),
+    [
+        ("shop.csv", "auto", ""),
+        ("shop.jsonl.gz", "auto", ""),
+        ("mail.eml", "files", ""),
+        ("shop.parquet", "auto", ", row 7"),
+        ("shop.parquet#2", "auto", ", row 7"),
+        ("folder/part-0", "parquet", ", row 7"),
+        ("shop.json", "json", ", row 7"),
+        ("anything", "auto", ""),
+    ],
+)
+def test_a_document_is_shown_with_its_row_and_never_with_a_byte(
+    source, setting, position, make, no_charts
+):
+    def rows(first, count):
+        draw = random.Random(0)
+        row = document(first, draw)
+        return [{**row, "source": source, "row": 7}]
+
+    run = make(units=1, documents=1, rows=rows, config={"input": {"format": setting}})
+    assert f"<bdi>{source}</bdi>{position}</span>" in page.render(run)
 
 
 def test_flagged_answers_are_counted_apart_and_shown_as_they_were_decoded(make, no_charts):

@@ -56,8 +56,10 @@ def corrected(path: str, **values: str) -> list[dict[str, str]]:
     ]
 
 
-def saved(rows: list[dict[str, str]], path: Path, delimiter: str = ",") -> str:
-    with open(path, "w", newline="") as file:
+def saved(
+    rows: list[dict[str, str]], path: Path, delimiter: str = ",", encoding: str = "utf-8"
+) -> str:
+    with open(path, "w", newline="", encoding=encoding) as file:
         out = csv.DictWriter(file, list(rows[0]), delimiter=delimiter)
         out.writeheader()
         out.writerows(rows)
@@ -95,6 +97,17 @@ def test_corrections_become_labels_that_evaluate_reads(run, tmp_path):
     assert [row["target"] for row in labels] == [{"Color": None}] * 12
     # The same are drawn again.
     assert Path(review.write(run, 12)[1]).read_bytes() == Path(table).read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("encoding", "delimiter"), [("cp1252", ";"), ("utf-16", "\t"), ("utf-8-sig", ";")]
+)
+def test_a_spreadsheet_may_save_corrections_in_its_own_encoding(run, tmp_path, encoding, delimiter):
+    rows = corrected(review.write(run, 4)[1], Brand="Möbelhäuser in München, Köln und Österreich")
+    file = saved(rows, tmp_path / "mine.csv", delimiter, encoding)
+    labels, _, _ = review.apply(run, file, None)
+    for line in Path(labels).read_text().splitlines():
+        assert json.loads(line)["target"]["Brand"] == "Möbelhäuser in München, Köln und Österreich"
 
 
 def test_an_unsure_value_stands_in_its_box_as_the_model_gave_it(run, monkeypatch):

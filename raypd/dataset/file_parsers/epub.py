@@ -55,7 +55,7 @@ def _chapter_names(archive: zipfile.ZipFile) -> Iterator[str]:
     for reference in package.iter("{*}itemref"):
         item = items.get(reference.get("idref"))
         if item is not None and item.get("media-type") in _CHAPTER_TYPES:
-            path = unquote(item.get("href"))
+            path = unquote(item.get("href").partition("#")[0])
             yield posixpath.normpath(posixpath.join(posixpath.dirname(package_name), path))
 
 

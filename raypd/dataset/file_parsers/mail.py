@@ -1,9 +1,12 @@
 """Messages of mail: headers, body and attachments."""
 
 import base64
+import codecs
+import contextlib
 import email
 import email.message
 import email.policy
+import mimetypes
 from collections.abc import Iterable
 from datetime import UTC, datetime
 from typing import Any, NamedTuple, TypedDict
@@ -12,6 +15,8 @@ from raypd.dataset.file_parsers.html import in_lines, visible_text
 
 _HEADERS = ("From", "To", "Cc", "Date", "Subject")
 _NO_NAME = "attachment"
+# Parts that only prove who has written the message.
+_SIGNATURES = ("application/pgp-signature", "application/pkcs7-signature")
 # The first instant of Outlook's clock, which stands for no date.
 _NO_DATE = datetime(1601, 1, 1, tzinfo=UTC)
 
@@ -49,6 +54,8 @@ def mail_of_eml(data: bytes) -> Mail:
     Raises:
         ValueError: It is no message.
     """
+    # Programs that save a mail as text put a mark or empty lines before its headers.
+    data = data.removeprefix(codecs.BOM_UTF8).lstrip(b"\r\n")
     message = email.message_from_bytes(data, policy=email.policy.default)
     headers = _headers({name: _header(message, name) for name in _HEADERS})
     if not headers:
@@ -98,9 +105,13 @@ def _collect(message: Any, content: _Content) -> None:
             inner = part.get_payload()
             data = inner[0].as_bytes() if isinstance(inner, list) and inner else b""
             content.attachments.append(_attached(name or "message.eml", data))
-        elif is_attached and not (kind.startswith("image/") and part.get("Content-ID")):
+        elif kind in _SIGNATURES or (kind.startswith("image/") and part.get("Content-ID")):
             # A picture with an id is shown inside the body.
-            content.attachments.append(_attached(name or _NO_NAME, _payload(part)))
+            continue
+        else:
+            # A part that is no text to be shown, such as an invitation, is a file, too.
+            ending = mimetypes.guess_extension(kind) or ""
+            content.attachments.append(_attached(name or f"{_NO_NAME}{ending}", _payload(part)))
 
 
 def _file_name(part: Any) -> str | None:
@@ -119,12 +130,13 @@ def _payload(part: Any) -> bytes:
 def _text(part: Any) -> str:
     """Return the text of a part; bytes that do not fit its charset are replaced."""
     data = _payload(part)
-    charset = part.get_content_charset() or "utf-8"
-    try:
-        return data.decode(charset)
-    except (LookupError, UnicodeDecodeError):
-        # Mails of old programs name no charset, or a wrong one.
-        return data.decode("cp1252", "replace")
+    # Mails of old programs name no charset, or a wrong one.
+    for charset in (part.get_content_charset(), "utf-8"):
+        with contextlib.suppress(LookupError, UnicodeDecodeError):
+            if charset and codecs.lookup(charset).name != "iso8859-1":
+                return data.decode(charset)
+    # What is called Latin-1 is cp1252, as on the web.
+    return data.decode("cp1252", "replace")
 
 
 def _lines(texts: Iterable[str]) -> Iterable[str]:

@@ -27,7 +27,8 @@ def xml_text(data: bytes) -> str:
         remove_pis=True,
     )
     try:
-        root = lxml.etree.fromstring(data, parser)
+        # Programs leave blanks before the declaration, where no parser allows them.
+        root = lxml.etree.fromstring(data.lstrip(b" \t\r\n"), parser)
     except (lxml.etree.LxmlError, ValueError) as error:
         raise ValueError(f"the XML cannot be read: {error}") from None
     return "\n".join(_outline(root))

@@ -6,6 +6,7 @@ values of `input.format`.
 """
 
 import os
+import re
 
 from raypd.config import TABLES
 from raypd.dataset.formats.arrow import Arrow
@@ -49,6 +50,7 @@ __all__ = [
     "SourceRow",
     "Split",
     "endings_of",
+    "row_in_words",
     "settings_by_ending",
     "what_is_read",
 ]
@@ -169,6 +171,29 @@ def what_is_read(setting: str) -> str:
     packed = [format.endings[0] for format in by_default if format.compressible]
     plain = [format.endings[0] for format in by_default if not format.compressible]
     return f"raypd reads {_listed(packed)} (also with .gz or .zst), {_listed(plain)}"
+
+
+def row_in_words(name: str, offset: int, setting: str) -> str:
+    """Return in words which row of its file a document is, such as "row 12".
+
+    Args:
+        name: The document's `source`.
+        offset: Its `row`.
+        setting: `input.format`, or "reader" where `input.reader` reads every file.
+
+    Returns:
+        "" where the file is the document, or where its rows are known by their first byte only.
+    """
+    known_settings = {format.setting for format in FORMATS.values()}
+    if setting not in {*known_settings, *FORMATS, *TABLES}:
+        # A run of another version, whose record is only shown.
+        return ""
+    # Names from the second entry of `input.path` on end in #2, #3, ...
+    file_name = re.sub(r"#[0-9]+$", "", name)
+    format, _ = Detector(setting).detect(file_name)
+    if not isinstance(format, RowFormat) or format.is_document:
+        return ""
+    return f"row {offset}"
 
 
 def _listed(words: list[str]) -> str:

@@ -66,6 +66,10 @@ def column_values(column: Any) -> list[Any]:
         column = column.dictionary_decode()
     if any(is_text(column.type) for is_text in _TEXT_TYPES):
         return [_decoded(value) for value in column.cast(pa.large_binary()).to_pylist()]
+    if pa.types.is_float32(column.type) or pa.types.is_float16(column.type):
+        # As a number of 64 bits, 0.1 would become 0.10000000149011612.
+        shortest = column.cast(pa.float32()).cast(pa.string()).to_pylist()
+        return [plain_value(None if text is None else float(text)) for text in shortest]
     try:
         values = column.to_pylist()
     except (ValueError, OverflowError):

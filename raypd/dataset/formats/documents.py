@@ -134,7 +134,7 @@ def decode(data: bytes, encoding: str, errors: str = "strict") -> str:
     except UnicodeDecodeError as error:
         raise ValueError(
             f"not {encoding.upper()}: {error.reason} at byte {error.start}; set "
-            "input.encoding to another, such as cp1252"
+            "input.encoding to another, such as cp1252, or to auto to detect it"
         ) from None
     except LookupError:
         raise unknown_charset(encoding) from None

@@ -3,6 +3,7 @@
 import base64
 import contextlib
 import json
+from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
@@ -71,9 +72,14 @@ class MailFormat(DocumentFormat):
             yield SourceRow(0, "", partial(_fail, str(error)))
             return
         yield SourceRow(0, "", lambda: {ID: part.name, TEXT: self._message_text(message)})
+        names: Counter[str] = Counter()
         for row, number in enumerate(self._readable(message, source), 1):
             name, content = _attached_file(message, number)
-            fields = partial(self._attachment_fields, f"{part.name}/{name}", content, part, source)
+            names[name] += 1
+            # The ids of attachments of one name must differ, too.
+            copy = f" ({names[name]})" if names[name] > 1 else ""
+            document_id = f"{part.name}/{name}{copy}"
+            fields = partial(self._attachment_fields, document_id, name, content, part, source)
             yield SourceRow(row, f"attachment {name}", fields)
 
     def _message(self, data: bytes, source: InputConfig) -> Any:
@@ -81,9 +87,9 @@ class MailFormat(DocumentFormat):
         return json.loads(parse(self.name, data))
 
     def _attachment_fields(
-        self, id: str, content: bytes, part: Part, source: InputConfig
+        self, id: str, name: str, content: bytes, part: Part, source: InputConfig
     ) -> Fields:
-        return {ID: id, **self._attachment(id, content, part, source)}
+        return {ID: id, **self._attachment(name, content, part, source)}
 
     def _attachment(self, name: str, content: bytes, part: Part, source: InputConfig) -> Fields:
         format = self._format_of(name)

@@ -8,8 +8,9 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, BinaryIO
 
+import zstandard
 from warcio.archiveiterator import ArchiveIterator
-from warcio.bufferedreaders import DecompressingBufferedReader
+from warcio.bufferedreaders import BufferedReader, DecompressingBufferedReader
 from warcio.exceptions import ArchiveLoadFailed
 
 from raypd import storage
@@ -28,6 +29,12 @@ _COLUMNS = [ID, TEXT, "url", "date", "status", "content_type"]
 # A revisit repeats an earlier response; requests and metadata are no documents.
 _DOCUMENT_TYPES = ("response", "resource", "conversion")
 _MAX_HEADER_BYTES = 1 << 20
+# Characters of an error of warcio that a message shows.
+_MAX_REASON = 300
+# Bytes of a body by which it is known for text.
+_TEXT_BYTES = 1024
+_ZSTD = "zstd"
+_ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
 _CHARSET = re.compile(r"""charset\s*=\s*["']?([\w.:-]+)""", re.IGNORECASE)
 
 
@@ -74,7 +81,9 @@ class Warc(Format):
             }
             payload: bytes | ValueError
             try:
-                payload = record.content_stream().read(limit + 1)
+                payload = _payload(record, limit)
+            except ValueError as error:
+                payload = error
             except Exception as error:  # whatever the decoders of a damaged response raise
                 payload = ValueError(f"the response cannot be decoded: {error}")
             read_fields = partial(self._fields, fields, payload, part, source)
@@ -173,9 +182,12 @@ def _documents(part: Part, offset: int) -> Iterator[tuple[int, Any]]:
         except (OSError, MemoryError):
             raise
         except Exception as error:  # a damaged file makes warcio fail in many ways
-            reason = f"{type(error).__name__}: {error}".strip()
+            # Some messages are whole pages that begin with an empty line.
+            reason = " ".join(f"{type(error).__name__}: {error}".split())
+            if len(reason) > _MAX_REASON:
+                reason = f"{reason[:_MAX_REASON]}..."
             raise InputError(
-                f"not a WARC, or damaged at byte {iterator.offset}: {reason.splitlines()[0]}"
+                f"not a WARC, or damaged near byte {max(0, iterator.offset)}: {reason}"
             ) from None
 
 
@@ -217,6 +229,73 @@ class _BoundedHeaders(DecompressingBufferedReader):
         if self._blank_bytes > BLANK_LIMIT:
             raise ArchiveLoadFailed(f"more than {BLANK_LIMIT} bytes of blank lines in a row")
         return line
+
+
+def _payload(record: Any, limit: int) -> bytes:
+    """Return the body of a response as the browser would have it, up to a byte above the limit.
+
+    Raises:
+        ValueError: It is in a Content-Encoding that is not read, or the file ends within it.
+    """
+    encodings = _content_encodings(record)
+    known = [*BufferedReader.get_supported_decompressors(), _ZSTD]
+    if len(encodings) > 1 or any(encoding not in known for encoding in encodings):
+        payload = _raw_payload(record, limit)
+        # Some crawlers unpack a body and keep the header.
+        if not _is_text(payload):
+            raise ValueError(
+                f"the response has the Content-Encoding {', '.join(encodings)}, which is not read"
+            )
+    elif encodings == [_ZSTD]:
+        payload = _raw_payload(record, limit)
+        if payload.startswith(_ZSTD_MAGIC):
+            with zstandard.ZstdDecompressor().stream_reader(payload) as stream:
+                payload = stream.read(limit + 1)
+    else:
+        payload = bytes(record.content_stream().read(limit + 1))
+    if len(payload) <= limit:
+        # No decoder wants the bytes behind a gzip member, for instance.
+        while record.raw_stream.read(_TEXT_BYTES):
+            pass
+        missing = getattr(record.raw_stream, "limit", 0)
+        if missing > 0:
+            raise ValueError(f"the file ends within the record: {missing} of its bytes are missing")
+    return payload
+
+
+def _content_encodings(record: Any) -> list[str]:
+    """Return the encodings of a response in lower case, and write its headers as warcio reads
+    them.
+    """
+    headers = record.http_headers
+    if headers is None:
+        return []
+    transfer = headers.get_header("Transfer-Encoding")
+    if transfer:
+        headers.replace_header("Transfer-Encoding", transfer.strip().lower())
+    written = headers.get_header("Content-Encoding") or ""
+    encodings = []
+    for name in written.lower().split(","):
+        encoding = name.strip().removeprefix("x-")
+        if encoding not in ("", "identity"):
+            encodings.append(encoding)
+    if len(encodings) == 1:
+        headers.replace_header("Content-Encoding", encodings[0])
+    return encodings
+
+
+def _raw_payload(record: Any, limit: int) -> bytes:
+    """Return the body of a response as it was sent, without its chunks."""
+    record.http_headers.remove_header("Content-Encoding")
+    return bytes(record.content_stream().read(limit + 1))
+
+
+def _is_text(data: bytes) -> bool:
+    """Return whether bytes are text in UTF-8, as no packed data is."""
+    head = data[:_TEXT_BYTES].decode("utf-8", "ignore")
+    # A character may be cut at the end of the head.
+    is_utf8 = len(head.encode()) >= len(data[:_TEXT_BYTES]) - 3
+    return is_utf8 and all(char.isprintable() or char.isspace() for char in head)
 
 
 def _status(record: Any) -> int | None:

@@ -13,7 +13,6 @@ from raypd.models.checkpoints.format import (
     CheckpointFormat,
     FormatError,
     ReadCodes,
-    check_shape,
     group_of_inputs,
     part,
     split_parts,
@@ -102,11 +101,28 @@ class CompressedTensors(CheckpointFormat):
         groups = self.settings.get("config_groups") or {}
         return [{**group, "format": group.get("format") or default} for group in groups.values()]
 
-    def _bits(self) -> int:
-        for scheme in self._schemes():
-            if scheme["format"] == _PACKED:
-                return int(scheme["weights"]["num_bits"])
-        raise FormatError(f"it has packed weights, and its settings no group in {_PACKED}")
+    def _bits(self, packed: Tensor, outputs: int, inputs: int) -> int:
+        """Return the bits of a code in a packed weight [outputs, inputs].
+
+        Groups of layers may have different bits. A layer's own are seen by the width of its weight,
+        because its group is named by a pattern.
+        """
+        packed_bits = {
+            int(scheme["weights"]["num_bits"])
+            for scheme in self._schemes()
+            if scheme["format"] == _PACKED
+        }
+        if not packed_bits:
+            raise FormatError(f"it has packed weights, and its settings no group in {_PACKED}")
+        for bits in packed_bits:
+            # The codes of a row are packed into integers of 32 bits.
+            if packed.shape == (outputs, -(-inputs * bits // 32)):
+                return bits
+        listed = " or ".join(map(str, sorted(packed_bits)))
+        raise FormatError(
+            f"{packed.name} has the shape {list(packed.shape)}, which does not hold a weight of "
+            f"{[outputs, inputs]} in {listed} bits"
+        )
 
     def _group_sizes(self) -> set[int]:
         """Return the sizes of groups of inputs that the schemes name."""
@@ -131,10 +147,9 @@ class CompressedTensors(CheckpointFormat):
         packed = parts["_packed"]
         scale = part(parts, "_scale", packed)
         shape = part(parts, "_shape", packed)
-        bits = self._bits()
         zero_point = parts.get("_zero_point")
         outputs, inputs = (int(size) for size in shape.read().tolist())
-        check_shape(packed, (outputs, -(-inputs * bits // 32)))
+        bits = self._bits(packed, outputs, inputs)
         if len(scale.shape) != 2 or scale.shape[0] != outputs:
             raise FormatError(
                 f"{scale.name} has the shape {list(scale.shape)} in place of [{outputs}, groups]"

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from raypd.decoding import TransitionTable, intersection
 from raypd.schema.slots import quoted_pattern_automaton
-from raypd.schema.types.base import Tree
+from raypd.schema.types.base import Tree, UnsupportedSchema
 from raypd.schema.types.formatted import (
     FormattedText,
     ascii_digits,
@@ -36,6 +36,8 @@ class _Moment(FormattedText):
 
     keys = frozenset({"pattern"})
     description: ClassVar[str]
+    # The characters that its texts may have.
+    text_lengths: ClassVar[tuple[int, ...]]
 
     @property
     def regex(self) -> str:
@@ -45,6 +47,14 @@ class _Moment(FormattedText):
     def from_json_schema(cls, schema: Tree) -> Tree | None:
         if schema.get("type") != "string" or schema.get("format") != cls.name:
             return None
+        for length in cls.text_lengths:
+            shortest = schema.get("minLength") or 0
+            longest = schema.get("maxLength")
+            if length < shortest or (longest is not None and length > longest):
+                keyword = "minLength" if length < shortest else "maxLength"
+                raise UnsupportedSchema(
+                    keyword, f"beside format {cls.name}, whose texts have {length} characters"
+                )
         pattern = schema.get("pattern")
         if pattern is None:
             return {"type": cls.name}
@@ -77,6 +87,7 @@ class _Moment(FormattedText):
 class DateType(_Moment):
     name = "date"
     description = "a date, as YYYY-MM-DD"
+    text_lengths = (10,)
     column_type = "date"
 
     def arrow_type(self) -> pa.DataType:
@@ -93,6 +104,7 @@ class TimeType(_Moment):
 
     name = "time"
     description = "a time of day, as hh:mm:ss"
+    text_lengths = (8,)
 
 
 class DateTimeType(_Moment):
@@ -100,3 +112,4 @@ class DateTimeType(_Moment):
 
     name = "date-time"
     description = "a date and time with its offset, as YYYY-MM-DDThh:mm:ssZ"
+    text_lengths = (20, 25)

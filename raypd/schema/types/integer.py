@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 # closes it.
 _SLOT_PATTERN = r"-?(0|[1-9][0-9]{0,17}|[1-9][0-9]{0,2}(,[0-9]{3}){1,5})(,[ \n\"}]|[}\n])"
 
+_LIMIT = 2**63
+
 
 class IntegerType(NumberType):
     name = "integer"
@@ -37,6 +39,10 @@ class IntegerType(NumberType):
             return problem
         minimum = self.attribute.minimum
         maximum = self.attribute.maximum
+        if minimum is not None and minimum >= _LIMIT:
+            return f"`minimum` ({minimum:g}) is above every integer of 64 bits"
+        if maximum is not None and maximum < -_LIMIT:
+            return f"`maximum` ({maximum:g}) is below every integer of 64 bits"
         if minimum is None or maximum is None or math.ceil(minimum) <= math.floor(maximum):
             return None
         return f"no integer is from {minimum:g} to {maximum:g}"
@@ -56,7 +62,7 @@ class IntegerType(NumberType):
         return int(number) if number == int(number) else number
 
     def fits(self, value: Any) -> bool:
-        return super().fits(value) and -(2**63) <= value < 2**63
+        return super().fits(value) and -_LIMIT <= value < _LIMIT
 
     def arrow_type(self) -> pa.DataType:
         import pyarrow as pa

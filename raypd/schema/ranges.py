@@ -1,0 +1,170 @@
+"""Whether a number is only an end of a range in a document, such as 54000 in "54k to 60k".
+
+A model that is asked for one number often writes an end of the range that a document states.
+Nothing says that this end is the answer, so the value is ambiguous, unless the attribute asks for
+an end ("minimum salary") or another attribute of the record has the other end.
+"""
+
+import math
+import re
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from raypd.schema.numbers import CURRENCY, MONEY, read_number
+
+_THOUSAND = r"k|tsd\.?|t(?:ausend|housand)|mila|mil|mille|тыс\.?"
+_MILLION = r"m|mi?o\.?|mln\.?|mill?ion(?:en|s|i|e|es)?|mill?ones|млн\.?"
+_BILLION = r"bn|mrd\.?|mia\.?|milliarden?|billions?|млрд\.?"
+_FACTORS = (
+    (re.compile(_THOUSAND, re.IGNORECASE), 1_000),
+    (re.compile(_MILLION, re.IGNORECASE), 1_000_000),
+    (re.compile(_BILLION, re.IGNORECASE), 1_000_000_000),
+)
+_DIGITS = (
+    "(?:[0-9]{1,3}(?:[ \u00a0\u2007\u2009\u202f][0-9]{3})+(?![0-9])|[0-9]+(?:[.,'\u2019][0-9]+)*)"
+)
+_FACTOR = rf"(?:\s?(?:{_THOUSAND}|{_MILLION}|{_BILLION})(?![^\W_]))?"
+_SIGN = "[-+\u2212]?"
+# A unit between the ends counts if it is a sign, or if the other end has the same one.
+_UNIT = rf"(?:[\s-]?(?P<unit>[^\W\d_]{{1,12}}[²³]?)|\s?[%‰°{MONEY}]{{1,2}}[CF]?)?"
+_DASH = "[-\u2010-\u2015\u2212]"
+_BETWEEN = (
+    rf"(?:\s?(?:{_DASH}|~|\u301c|\uff5e|\.\.\.?|\u2026)\s?"
+    r"|\s(?:to|bis|till|until|through|thru|à|a|hasta|jusqu'à|fino a|tot|до)\s)"
+)
+_AND = r"\s(?:and|und|et|y|e|и)\s"
+# No part of a date, a time, a version or a code stands around a range.
+_BEFORE = r"(?:(?<![\w.,/:#\-\u2013\u2212])|(?<=EUR|USD|GBP|CHF))"
+_BEHIND = r"(?![0-9_]|[-\u2013/:.,'\u2019][0-9]|[^\W\d_]+[-_]?[0-9])"
+
+
+def _end(name: str) -> str:
+    return rf"(?P<{name}>{_DIGITS})(?P<{name}_factor>{_FACTOR})"
+
+
+_LOW = rf"{_SIGN}{_end('low')}"
+_HIGH = rf"{_SIGN}(?:(?:[{MONEY}]|{CURRENCY}\.?)\s?)?{_end('high')}"
+_RANGE = re.compile(
+    rf"{_BEFORE}{_LOW}{_UNIT}{_BETWEEN}{_HIGH}"
+    rf"(?(unit)[\s-]?(?P=unit)(?![^\W_])|{_BEHIND})",
+    re.IGNORECASE,
+)
+_RANGE_OF_WORDS = re.compile(
+    rf"\b(?:between|zwischen|entre|tra|fra|между)\s(?:[{MONEY}]|{CURRENCY}\s)?"
+    rf"{_LOW}{_UNIT}{_AND}{_HIGH}{_BEHIND}",
+    re.IGNORECASE,
+)
+_MENTION = re.compile(rf"(?P<digits>{_DIGITS})(?P<factor>{_FACTOR})", re.IGNORECASE)
+_WORD = re.compile(r"[A-Z]*[^\W\d_A-Z]+|[A-Z]+")
+# What asks for an end of a range, in a name or a description. Other words ("from", "first") say so
+# in a name alone, because descriptions have them in other meanings.
+_ENDS = re.compile(
+    "min|minim(?:um|al|ale|o|a|i)|mindest.*|least|lowest|lower|smallest|shortest|earliest|floor"
+    "|kleinste.*|kürzeste.*|niedrigste.*|unter(?:e|er|es|grenze)|früheste.*|mínim.*"
+    "|max|maxim(?:um|al|ale|o|a|i)|höchst.*|most|highest|upper|largest|biggest|longest|greatest"
+    "|latest|größte.*|längste.*|ober(?:e|er|es|grenze)|späteste.*|máxim.*"
+)
+_ENDS_IN_NAMES = re.compile(
+    "from|start|begin|beginning|first|low|bottom|since|von|ab|anfang|beginn|erste.*|desde|début"
+    "|to|until|till|end|last|high|top|limit|bis|ende|letzte.*|hasta|fin"
+)
+
+
+class _Range(NamedTuple):
+    """A range in a text.
+
+    Attributes:
+        begin: Its first character.
+        end: The character after its last one.
+        low: What its lower end may be read as.
+        high: What its upper end may be read as.
+    """
+
+    begin: int
+    end: int
+    low: list[float]
+    high: list[float]
+
+
+def asks_for_an_end(name: str, description: str) -> bool:
+    """Return whether an attribute asks for an end of a range, such as a minimum.
+
+    Args:
+        name: The attribute's name.
+        description: Its description.
+    """
+    names = _words(name)
+    if any(map(_ENDS_IN_NAMES.fullmatch, names)):
+        return True
+    return any(map(_ENDS.fullmatch, [*names, *_words(description)]))
+
+
+def _words(text: str) -> list[str]:
+    return [word.casefold() for word in _WORD.findall(text)]
+
+
+def is_end_of_range(number: float, text: str, others: Sequence[float] = ()) -> bool:
+    """Return whether a number stands in a text only as an end of ranges.
+
+    Args:
+        number: The number.
+        text: The text of the document.
+        others: The other numbers of the record. If the other end is among them, both ends were
+            asked for.
+    """
+    if not any(map(str.isdecimal, text)):
+        return False
+    ranges = list(_ranges(text))
+    is_end = False
+    for low, high in ((each.low, each.high) for each in ranges):
+        for end, other_end in ((low, high), (high, low)):
+            if _is_among(number, end):
+                is_end = True
+                if any(_is_among(other, other_end) for other in others):
+                    return False
+    return is_end and not _stands_alone(number, text, ranges)
+
+
+def _ranges(text: str) -> Iterator[_Range]:
+    for pattern in (_RANGE, _RANGE_OF_WORDS):
+        for match in pattern.finditer(text):
+            factors = {_factor(match["low_factor"]), _factor(match["high_factor"])}
+            low = _readings(match["low"], factors)
+            high = _readings(match["high"], factors)
+            if low and high and min(low) < max(high):
+                yield _Range(match.start(), match.end(), low, high)
+
+
+def _stands_alone(number: float, text: str, ranges: Sequence[_Range]) -> bool:
+    """Return whether a number stands somewhere outside of ranges."""
+    for mention in _MENTION.finditer(text):
+        if any(each.begin <= mention.start() < each.end for each in ranges):
+            continue
+        if _is_among(number, _readings(mention["digits"], {_factor(mention["factor"])})):
+            return True
+    return False
+
+
+def _readings(digits: str, factors: set[int]) -> list[float]:
+    """Return what digits may mean, with or without factors such as thousand."""
+    numbers: set[float] = set()
+    number = read_number(digits)
+    if number is not None and math.isfinite(number):
+        numbers.add(number)
+    groups = re.split(r"\D", digits)
+    if len(groups) > 1 and all(len(group) == 3 for group in groups[1:]):
+        numbers.add(int("".join(groups)))
+    return [number * factor for number in numbers for factor in {1, *factors}]
+
+
+def _factor(text: str) -> int:
+    """Return the number that a word such as "k" stands for; 1 for an empty text."""
+    for pattern, factor in _FACTORS:
+        if pattern.fullmatch(text.strip()):
+            return factor
+    return 1
+
+
+def _is_among(number: float, readings: Sequence[float]) -> bool:
+    """Return whether a number is one of the readings; a sign may belong to the range."""
+    return any(math.isclose(abs(number), reading, rel_tol=1e-9) for reading in readings)
