@@ -68,7 +68,9 @@ def reached(budget: float, spent: float, done: int, documents: int, exact: bool 
             "cost.budget_usd"
         )
     remaining_usd = spent / done * max(0, documents - done)
-    next_budget = math.ceil((spent + _BUDGET_MARGIN * remaining_usd) * 100) / 100
+    # A run ends before its budget is spent, so what the rest needs must come on top of the budget.
+    needed_usd = max(spent, budget) + _BUDGET_MARGIN * remaining_usd
+    next_budget = math.ceil(needed_usd * 100) / 100
     return (
         f"{message} ({usd(1000 * spent / done)} per 1,000). The rest will cost about "
         f"{usd(remaining_usd)}. To resume, run the same command with "
