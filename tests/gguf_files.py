@@ -10,22 +10,24 @@ from transformers import PreTrainedModel
 
 from tests.tiny import EOS, tiny_model, tiny_tokenizer
 
-# Names of llama.cpp for those of transformers.
-_NAMES = {
-    "model.embed_tokens.weight": "token_embd.weight",
-    "model.norm.weight": "output_norm.weight",
-    "lm_head.weight": "output.weight",
-    "input_layernorm": "attn_norm",
-    "post_attention_layernorm": "ffn_norm",
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output",
-    "self_attn.q_norm": "attn_q_norm",
-    "self_attn.k_norm": "attn_k_norm",
-    "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
+# Architectures of llama.cpp for transformers' types of model, where they have another name.
+_ARCHITECTURES = {
+    "qwen2_moe": "qwen2moe",
+    "qwen3_moe": "qwen3moe",
+    "gemma3_text": "gemma3",
+}
+# Their norms are stored with the 1 that transformers adds.
+_OFFSET_NORMS = ("gemma2", "gemma3_text")
+# Keys of llama.cpp that some architectures have, and what the configuration calls them.
+_KEYS = {
+    "attention.sliding_window": "sliding_window",
+    "attn_logit_softcapping": "attn_logit_softcapping",
+    "final_logit_softcapping": "final_logit_softcapping",
+    "expert_count": "num_experts",
+    "expert_used_count": "num_experts_per_tok",
+    "expert_feed_forward_length": "moe_intermediate_size",
+    "expert_shared_feed_forward_length": "shared_expert_intermediate_size",
+    "shortconv.l_cache": "conv_L_cache",
 }
 
 
@@ -42,7 +44,8 @@ def write_gguf(
 
     Args:
         file: The file.
-        kind: "llama" or "qwen3".
+        kind: transformers' type of the model: a dense or a mixture of Llama's kind, Gemma 2 or 3,
+            Phi-3, or LFM2.
         quantization: The type of the matrices.
         tensors: More tensors.
         texts: More keys with texts; an empty text leaves a key out.
@@ -54,39 +57,17 @@ def write_gguf(
     """
     model = tiny_model(kind, **overrides)
     config = model.config
-    writer = gguf.GGUFWriter(file, kind)
+    architecture = _ARCHITECTURES.get(kind, kind)
+    writer = gguf.GGUFWriter(file, architecture)
     writer.add_name("tiny")
-    writer.add_context_length(config.max_position_embeddings)
-    writer.add_embedding_length(config.hidden_size)
-    writer.add_block_count(config.num_hidden_layers)
-    writer.add_feed_forward_length(config.intermediate_size)
-    writer.add_head_count(config.num_attention_heads)
-    writer.add_head_count_kv(config.num_key_value_heads)
-    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
-    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
-    writer.add_rope_dimension_count(config.head_dim)
-    writer.add_key_length(config.head_dim)
-    writer.add_value_length(config.head_dim)
-    writer.add_vocab_size(config.vocab_size)
+    _add_sizes(writer, config, architecture)
     _add_tokenizer(writer, texts or {})
     for key, number in (numbers or {}).items():
         writer.add_float32(key, number)
+    names = _names(architecture, config.num_hidden_layers)
     with torch.no_grad():
         for name, weight in model.named_parameters():
-            data = weight.numpy()
-            heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
-            projection = name.split(".")[-2]
-            if kind == "llama" and projection in heads:
-                data = _permuted(data, heads[projection])
-            if data.ndim == 2:
-                blocks = gguf.quants.quantize(data, quantization)
-                data = gguf.quants.dequantize(blocks, quantization)
-                writer.add_tensor(_renamed(name), blocks, raw_dtype=quantization)
-                if kind == "llama" and projection in heads:
-                    data = _unpermuted(data, heads[projection])
-                weight.copy_(torch.from_numpy(data))
-            else:
-                writer.add_tensor(_renamed(name), data)
+            _add_weight(writer, names, kind, config, name, weight, quantization)
     for name, data in (tensors or {}).items():
         writer.add_tensor(name, data)
     writer.write_header_to_file()
@@ -94,6 +75,115 @@ def write_gguf(
     writer.write_tensors_to_file()
     writer.close()
     return model
+
+
+def _add_sizes(writer: gguf.GGUFWriter, config: Any, architecture: str) -> None:
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    rope = config.rope_parameters.get("full_attention", config.rope_parameters)
+    kv_heads = config.num_key_value_heads
+    if architecture == "lfm2":
+        # Layers without attention have none.
+        kv_heads = [kv_heads if kind != "conv" else 0 for kind in config.layer_types]
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(kv_heads)
+    writer.add_layer_norm_rms_eps(getattr(config, "rms_norm_eps", None) or config.norm_eps)
+    writer.add_rope_freq_base(rope["rope_theta"])
+    writer.add_rope_dimension_count(int(head_dim * rope.get("partial_rotary_factor", 1.0)))
+    writer.add_key_length(head_dim)
+    writer.add_value_length(head_dim)
+    writer.add_vocab_size(config.vocab_size)
+    for key, name in _KEYS.items():
+        value = getattr(config, name, None)
+        if isinstance(value, float):
+            writer.add_float32(f"{architecture}.{key}", value)
+        elif value:
+            writer.add_uint32(f"{architecture}.{key}", value)
+
+
+def _names(architecture: str, layers: int) -> Any:
+    """Return the names of llama.cpp for those of transformers, by its own package."""
+    (number,) = [number for number, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture]
+    return gguf.get_tensor_name_map(number, layers)
+
+
+def _add_weight(
+    writer: gguf.GGUFWriter,
+    names: Any,
+    kind: str,
+    config: Any,
+    name: str,
+    weight: torch.Tensor,
+    quantization: gguf.GGMLQuantizationType,
+) -> None:
+    """Write a weight as llama.cpp stores it, and round it in the model likewise."""
+    stem = name.removesuffix(".weight").removesuffix(".bias")
+    suffix = name.removeprefix(stem)
+    heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
+    projection = stem.rpartition(".")[2]
+    data = weight.numpy().copy()
+    if name.endswith("experts.gate_up_proj"):
+        gate, up = np.split(data, 2, axis=1)
+        for part, half in (("gate", gate), ("up", up)):
+            stored = f"blk.{name.split('.')[2]}.ffn_{part}_exps.weight"
+            half[:] = _add_rounded(writer, stored, half, quantization)
+        weight.copy_(torch.from_numpy(np.concatenate([gate, up], axis=1)))
+        return
+    if name.endswith("experts.down_proj"):
+        stored = f"blk.{name.split('.')[2]}.ffn_down_exps.weight"
+        weight.copy_(torch.from_numpy(_add_rounded(writer, stored, data, quantization)))
+        return
+    stored = names.get_name(stem) + suffix
+    if kind in _OFFSET_NORMS and "norm" in name:
+        writer.add_tensor(stored, data + 1)
+    elif name.endswith("shared_expert_gate.weight"):
+        writer.add_tensor(stored, data[0])
+    elif "conv.conv" in name:
+        writer.add_tensor(stored, data[:, 0])
+    elif kind == "llama" and projection in heads:
+        permuted = _permuted(data, heads[projection])
+        rounded = _add_rounded(writer, stored, permuted, quantization)
+        weight.copy_(torch.from_numpy(_unpermuted(rounded, heads[projection])))
+    else:
+        weight.copy_(torch.from_numpy(_add_rounded(writer, stored, data, quantization)))
+
+
+def _add_rounded(
+    writer: gguf.GGUFWriter,
+    name: str,
+    data: np.ndarray[Any, Any],
+    quantization: gguf.GGMLQuantizationType,
+) -> np.ndarray[Any, Any]:
+    """Write a tensor, matrices in a type, and return what the file holds."""
+    if data.ndim < 2 or "ffn_gate_inp" in name:
+        writer.add_tensor(name, data)
+        return data
+    blocks = _blocks(data, quantization)
+    writer.add_tensor(name, blocks, raw_dtype=quantization)
+    return gguf.quants.dequantize(blocks, quantization)
+
+
+def _blocks(
+    data: np.ndarray[Any, Any], quantization: gguf.GGMLQuantizationType
+) -> np.ndarray[Any, Any]:
+    """Return a matrix in a type; for types that the package only reads, any numbers instead."""
+    try:
+        return gguf.quants.quantize(data, quantization)
+    except NotImplementedError:
+        pass
+    numbers, size = gguf.GGML_QUANT_SIZES[quantization]
+    generator = np.random.default_rng(data.size)
+    blocks = np.zeros((data.size // numbers, size), dtype=np.uint8)
+    wrong = np.ones(len(blocks), dtype=bool)
+    # The scales of a block are in halves somewhere in it: draw until its numbers are weights.
+    while wrong.any():
+        blocks[wrong] = generator.integers(256, size=(int(wrong.sum()), size), dtype=np.uint8)
+        largest = np.abs(gguf.quants.dequantize(blocks, quantization)).max(axis=-1)
+        wrong = ~(largest < 1)
+    return blocks.reshape(*data.shape[:-1], -1)
 
 
 def _add_tokenizer(writer: gguf.GGUFWriter, texts: dict[str, str]) -> None:
@@ -115,14 +205,6 @@ def _add_tokenizer(writer: gguf.GGUFWriter, texts: dict[str, str]) -> None:
     writer.add_pad_token_id(0)
     writer.add_add_bos_token(False)
     writer.add_chat_template(tokenizer.chat_template)
-
-
-def _renamed(name: str) -> str:
-    if name in _NAMES:
-        return _NAMES[name]
-    _, _, layer, part = name.split(".", 3)
-    stem, _, last = part.rpartition(".")
-    return f"blk.{layer}.{_NAMES[stem]}.{last}"
 
 
 def _permuted(weight: np.ndarray[Any, Any], heads: int) -> np.ndarray[Any, Any]:

@@ -79,6 +79,10 @@ def _explain_item(item: ErrorDetails, keys: Location, location: Location) -> str
         return f"YAML reads it as the {_yaml_kind(value)} {text}, not as text: quote it"
     if error_type == "literal_error":
         problem = _explain_choice(item)
+    elif error_type == "model_type" and location[-2:-1] == ("attributes",):
+        problem = "expected a mapping, such as {name: Brand}"
+    elif error_type == "model_type":
+        problem = "expected a mapping of keys"
     else:
         problem = item["msg"].removeprefix("Value error, ")
     if error_type != "value_error" and not isinstance(value, (dict, list)):

@@ -16,8 +16,8 @@ _HYBRID_METHODS = (
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 # Families without a file of their own, and classes of transformers that have them.
 _OTHERS = {
-    "MiMo-V2-Flash, Granite with sliding windows": ("mimo_v2_flash", "granite_swa"),
-    "Phi-3.5-MoE": ("phimoe",),
+    "MiMo-V2-Flash": ("mimo_v2_flash",),
+    "Phi-3.5-MoE, within 4,096 tokens": ("phimoe",),
     "GPT-NeoX": ("gpt_neox",),
 }
 

@@ -36,10 +36,18 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from raypd.errors import ModelError
 from raypd.models.cache import cache_folder, made_once, quiet
+from raypd.models.gguf_metadata import (
+    ARCHITECTURES,
+    architecture_of,
+    complete,
+    full_rope,
+    keys_of_model,
+    reason_in_keys,
+)
 
 SUFFIX = ".gguf"
 # Raise it when the conversion changes: old folders are then left alone and new ones made.
-_FORMAT = 1
+_FORMAT = 2
 # A part of a file that was split.
 _PART = re.compile(r"-\d{5}-of-(\d{5})\.gguf$")
 # An encoder of images, which llama.cpp keeps in a file of its own.
@@ -56,12 +64,12 @@ _ROPE_SCALING = {
     "factor": "factor",
     "original_context_length": "original_max_position_embeddings",
     "attn_factor": "attention_factor",
+    "yarn_attn_factor": "attention_factor",
     "yarn_beta_fast": "beta_fast",
     "yarn_beta_slow": "beta_slow",
 }
 _ROPE_FREQUENCIES = "rope_freqs.weight"
-# Types of models of whose heads transformers does not read the size.
-_PLAIN_HEADS = ("llama", "mistral", "qwen3", "qwen3_moe")
+_SERVER = "a server of llama.cpp may answer in its place (model.endpoint)"
 
 _log = logging.getLogger(__name__)
 
@@ -152,11 +160,19 @@ def describe(file: Path, folder: Path) -> PretrainedConfig:
     """
     with _explained(file):
         reader = GGUFReader(file)
+        architecture = architecture_of(reader)
+        if architecture not in ARCHITECTURES:
+            raise ModelError(
+                f"{file}: architecture {architecture} is not read from GGUF files "
+                f"({', '.join(ARCHITECTURES)} are); {_SERVER}, or take the model's safetensors"
+            )
         with quiet(), quiet_bar():
             config = AutoConfig.from_pretrained(file.parent, gguf_file=file.name)
-    head_dim = _value(reader, f"{_value(reader, 'general.architecture')}.attention.key_length")
-    if head_dim is not None and config.model_type in _PLAIN_HEADS:
-        config.head_dim = head_dim
+    keys = keys_of_model(reader)
+    complete(config, architecture, keys)
+    reason = reason_in_keys(config, keys)
+    if reason is not None:
+        raise ModelError(f"{file}: its {architecture}.{reason}; {_SERVER}")
     _check_rotation(file, reader, config)
     # Else the name inside the file, which may be that of a training run.
     config._name_or_path = ""
@@ -219,9 +235,13 @@ def _without_additions(tokenizer: Any, count: int) -> PreTrainedTokenizerFast:
     vocabulary = content["model"]["vocab"]
     if isinstance(vocabulary, dict):
         content["model"]["vocab"] = {token: id for token, id in vocabulary.items() if id < count}
-    smaller = PreTrainedTokenizerFast(
-        tokenizer_object=Tokenizer.from_str(json.dumps(content)), **tokenizer.special_tokens_map
-    )
+    backend = Tokenizer.from_str(json.dumps(content))
+    special = {
+        name: token
+        for name, token in tokenizer.special_tokens_map.items()
+        if isinstance(token, str) and backend.token_to_id(token) is not None
+    }
+    smaller = PreTrainedTokenizerFast(tokenizer_object=backend, **special)
     smaller.chat_template = tokenizer.chat_template
     return smaller
 
@@ -240,14 +260,15 @@ def _check_rotation(file: Path, reader: GGUFReader, config: Any) -> None:
     architecture = _value(reader, "general.architecture")
     prefix = f"{architecture}.rope.scaling."
     kind = _value(reader, f"{prefix}type") or "none"
-    rope = dict(config.rope_parameters or {})
+    rope = full_rope(config)
     if kind in ("linear", "yarn") and rope.get("rope_type", "default") == "default":
         rope["rope_type"] = kind
         for key, name in _ROPE_SCALING.items():
             value = _value(reader, prefix + key)
             if value is not None:
                 rope[name] = value
-        config.rope_parameters = rope
+    elif kind == "none" and _value(reader, f"{prefix}factor") not in (None, 0.0, 1.0):
+        raise ModelError(f"{file}: its rotary embedding is scaled in a way that it does not name")
     elif kind not in ("none", "linear", "yarn"):
         raise ModelError(f"{file}: its rotary embedding is scaled by {kind!r}, which is not known")
     for tensor in reader.tensors:
@@ -323,8 +344,8 @@ def convert_weights(file: Path, folder: Path, dtype: torch.dtype, config: Pretra
     in_model = sum(tensor.numel() for tensor in _distinct(model))
     if in_file > in_model:
         raise ModelError(
-            f"{file}: it has {in_file:,} numbers, but transformers takes only {in_model:,}; a "
-            "server of llama.cpp may answer in its place (model.endpoint)"
+            f"{file}: it has {in_file:,} numbers, but transformers takes only {in_model:,}; "
+            f"{_SERVER}"
         )
     model.config._name_or_path = ""
     with quiet():
@@ -352,8 +373,8 @@ def _explained(file: Path) -> Iterator[None]:
     except Exception as error:
         text = " ".join(str(error).split())[:300]
         raise ModelError(
-            f"{file}: transformers cannot read this GGUF file: {type(error).__name__}: {text}; a "
-            "server of llama.cpp may answer in its place (model.endpoint)"
+            f"{file}: transformers cannot read this GGUF file: {type(error).__name__}: {text}; "
+            f"{_SERVER}"
         ) from error
 
 

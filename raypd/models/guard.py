@@ -2,10 +2,11 @@
 
 The engine feeds rows packed side by side. That is exact if all layers call the registered attention
 function, if no RoPE frequency depends on the rest of the batch, and if nothing but attention
-carries information between tokens. The configuration is checked first. Then two rows in one pass of
-an engine must give the logits that they give apart under eager attention.
+carries information between tokens. The configuration is checked first. Then two rows side by side
+in an engine must give the logits that they give apart under eager attention.
 """
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -29,6 +30,7 @@ from raypd.errors import ModelError
 from raypd.models.elsewhere import who_runs
 
 _ROW = 8  # tokens of each of the two rows
+_FIRST = 10  # tokens of both rows in the first of two passes; the others read them from the cache
 
 # The largest error of a token's logits, as a share of their spread. The worst token counts. Models
 # that are decoded exactly stay below 1e-5 in float32. If a row sees its neighbour, or if positions
@@ -40,6 +42,8 @@ _TOLERANCE = {torch.float64: 1e-6, torch.float32: 5e-3}
 # affect each other a little. A model that ignores positions is off by 0.4 and more.
 _COARSE_TOLERANCE = 0.1
 _INT8_TOLERANCE = 0.25
+# What a long-rope has twice: for rows within the length of its training, and for longer ones.
+_LONG_ROPE = ("factor", "mscale")
 _NOT_FINITE = "its logits are not finite numbers: the weights are broken or overflow in this dtype"
 
 
@@ -111,12 +115,16 @@ def reason_in_rope(config: PretrainedConfig) -> str | None:
     for rope in _rope_parameters(config):
         if rope.get("rope_type") != "longrope":
             continue
-        if rope.get("long_factor") != rope.get("short_factor"):
+        unequal = [
+            name for name in _LONG_ROPE if rope.get(f"long_{name}") != rope.get(f"short_{name}")
+        ]
+        if unequal:
             length = rope.get("original_max_position_embeddings")
+            advice = ", ".join(f"`long_{name}` to what `short_{name}` is" for name in unequal)
             return (
                 "its long-rope uses other frequencies for all rows as soon as one is longer than "
-                f"{length} tokens; in a copy of its config.json, set `long_factor` to the values "
-                "of `short_factor` and `max_position_embeddings` to that length"
+                f"{length} tokens; in a copy of its config.json, set {advice}, and "
+                "`max_position_embeddings` to that length"
             )
     return None
 
@@ -131,7 +139,9 @@ def _rope_parameters(config: PretrainedConfig) -> list[dict[str, Any]]:
 
 
 def _interleaved(tokens: torch.Tensor) -> Program[torch.Tensor]:
-    """Feed two rows in one pass, their tokens in turn, so that it shows if neighbours are mixed.
+    """Feed two rows side by side, their tokens in turn, so that it shows if neighbours are mixed.
+
+    The second of two passes reads the cache that the first one has filled.
 
     Args:
         tokens: [2, tokens]
@@ -142,16 +152,19 @@ def _interleaved(tokens: torch.Tensor) -> Program[torch.Tensor]:
     order = tokens.T.reshape(-1).tolist()
     positions = [index // 2 for index in range(len(order))]
     segments = [1 + index % 2 for index in range(len(order))]
-    predictions = yield Feed(
-        order,
-        positions,
-        segments,
-        {(1, 1): Reach.CAUSAL, (2, 2): Reach.CAUSAL},
-        sample_at=range(len(order)),
-        want_logits=True,
-    )
-    assert predictions.logits is not None
-    return torch.stack(predictions.logits).view(_ROW, 2, -1).transpose(0, 1)
+    logits: list[torch.Tensor] = []
+    for part in (slice(0, _FIRST), slice(_FIRST, len(order))):
+        predictions = yield Feed(
+            order[part],
+            positions[part],
+            segments[part],
+            {(1, 1): Reach.CAUSAL, (2, 2): Reach.CAUSAL},
+            sample_at=range(len(order[part])),
+            want_logits=True,
+        )
+        assert predictions.logits is not None
+        logits.extend(predictions.logits)
+    return torch.stack(logits).view(_ROW, 2, -1).transpose(0, 1)
 
 
 @torch.no_grad()
@@ -173,6 +186,7 @@ def _reason_in_self_test(model: PreTrainedModel) -> str | None:
         except Exception as error:
             return f"it fails on {_ROW} tokens: {type(error).__name__}: {error}"
         engine = Engine(model, cache_tokens=MIN_REGION_SLOTS, max_states=MIN_STATES)
+        windows = _watch_windows(engine)
         try:
             (packed,) = engine.run([_interleaved(tokens)])
         # Its code may raise anything for an argument that it does not know.
@@ -188,11 +202,67 @@ def _reason_in_self_test(model: PreTrainedModel) -> str | None:
             f"the attention function was called for the layers {called}, not for each of the "
             f"layers {layers} that attend"
         )
+    if isinstance(engine.model, DecoderModel):
+        windows = _windows_of(engine.model)
+    missing = _layers_without_windows(model, windows)
+    if missing:
+        return (
+            f"its layers {missing} have a sliding window of {config.sliding_window} tokens, which "
+            "its code does not hand to the attention function"
+        )
     quantized = getattr(model, "is_quantized", False)
     tolerance = _COARSE_TOLERANCE if quantized else _TOLERANCE.get(model.dtype, _COARSE_TOLERANCE)
     if getattr(model, "is_loaded_in_8bit", False):
         tolerance = _INT8_TOLERANCE
     return _reason_in_logits(packed, apart, tolerance)
+
+
+def _watch_windows(engine: Engine) -> dict[int, int | None]:
+    """Note which windows the attention function of an engine gets.
+
+    Returns:
+        The window of each layer that attended, by its number, once the engine has run.
+    """
+    windows: dict[int, int | None] = {}
+    attend = engine.attend
+
+    def noted(step: Any, layer: Any, query: torch.Tensor, key: Any, value: Any) -> torch.Tensor:
+        windows[int(layer.number)] = layer.window
+        return attend(step, layer, query, key, value)
+
+    engine.attend = noted
+    return windows
+
+
+def _windows_of(model: DecoderModel) -> dict[int, int | None]:
+    """Return the window of each layer of a registered family that attends."""
+    windows: dict[int, int | None] = {}
+    for number, layer in enumerate(model.layers):
+        attention: Any = layer.attention
+        if attention is not None:
+            windows[number] = attention.layer.window
+    return windows
+
+
+def _layers_without_windows(model: PreTrainedModel, windows: dict[int, int | None]) -> list[int]:
+    """Return the layers whose window is in the masks of transformers alone, which nothing reads.
+
+    The rows of the self-test are too short to show it.
+
+    Args:
+        model: The model.
+        windows: The window that each layer handed to the attention function.
+    """
+    config = model.config.get_text_config()
+    window = getattr(config, "sliding_window", None)
+    module = sys.modules[type(model).__module__]
+    if not window or not hasattr(module, "create_sliding_window_causal_mask"):
+        return []
+    if window >= (getattr(config, "max_position_embeddings", None) or sys.maxsize):
+        return []
+    kinds = getattr(config, "layer_types", None) or ["sliding_attention"] * len(windows)
+    sliding = [number for number, kind in enumerate(kinds) if kind == "sliding_attention"]
+    return [number for number in sliding if windows.get(number) is None]
 
 
 def _reason_in_logits(packed: torch.Tensor, apart: torch.Tensor, tolerance: float) -> str | None:

@@ -304,6 +304,9 @@ def _checked_folder(name: str) -> Path:
 
 def _check_weights(name: str, folder: Path) -> None:
     """Raise ModelError if a file of weights, or a part that an index names, is missing."""
+    if (folder / "model.safetensors").is_file():
+        # Where there is an index, too, it is not read.
+        return
     index = folder / "model.safetensors.index.json"
     if index.is_file():
         try:
@@ -316,7 +319,7 @@ def _check_weights(name: str, folder: Path) -> None:
                 f"model.name {name!r}: {len(missing)} of {len(parts)} files of weights that "
                 f"{index.name} names are missing ({missing[0]}): copy them again"
             )
-    elif not (folder / "model.safetensors").is_file():
+    else:
         raise ModelError(
             f"model.name {name!r}: {folder} has no model.safetensors; {_way_out(folder)}"
         )

@@ -11,6 +11,8 @@ from torch.nn.functional import scaled_dot_product_attention
 from raypd.training.packing import PassLayout
 
 NAME = "raypd_training"
+# transformers' layers that know their window, but leave it to the mask, which is not read here.
+_LEAVE_WINDOW_TO_MASK = ("Qwen2MoeAttention",)
 
 
 @dataclass(frozen=True)
@@ -67,6 +69,8 @@ def attention(
     assert layout is not None
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     scores = Scores(scale, softcap, s_aux)
+    if type(module).__name__ in _LEAVE_WINDOW_TO_MASK:
+        sliding_window = getattr(module, "sliding_window", None)
     is_fused = query.device.type != "cpu" and scores.are_plain
     attend = fused if is_fused else products
     # Under autocast the rotation leaves queries and keys in float32.

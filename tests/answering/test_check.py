@@ -196,7 +196,7 @@ def test_answers_that_cannot_fit_are_refused_before_ray(
     (tmp_path / "run.yaml").write_text(json.dumps(tree))
     with pytest.raises(ConfigError, match=words) as caught:  # exit code 2
         CliRunner().invoke(app, [command, str(tmp_path / "run.yaml")], catch_exceptions=False)
-    assert "resumes" not in str(caught.value)
+    assert "to resume" not in str(caught.value)
     assert not (tmp_path / "out").exists()
 
 

@@ -32,7 +32,7 @@ def test_the_end_follows_the_slowest_pace_and_the_message_suggests_a_budget() ->
         "cost.budget_usd $20.00 is reached: 1,500 of 5,000 documents done for $19.50 ($13.00 "
         "per 1,000)"
     ) in line
-    assert "takes about $45.50" in line
+    assert "will cost about $45.50" in line
     assert 19.5 + 45.5 < float(re.findall(r"cost\.budget_usd=([\d.]+)", line)[0]) < 80
     assert "raise cost.budget_usd" in budget.reached(0.1, 0.09, 0, 5000)
     assert "about 5,000" in budget.reached(20.0, 19.5, 1500, 5000, exact=False)

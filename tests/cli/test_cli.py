@@ -59,6 +59,10 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ),
         (["run.yaml", "--schema", "s.json"], "run.yaml: has its own task"),
         (
+            ["run.yaml", "task.categories.book.attributes=[Brand]"],
+            "expected a mapping, such as {name: Brand} (it is 'Brand')",
+        ),
+        (
             ["run.yaml", "output.partition={_x: y}"],
             "use only a-z, 0-9 and _, as Athena requires, and begin with",
         ),
@@ -88,7 +92,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ),
         (
             ["in/c.jsonl", "--schema", "s.json", "-m", "fake"],
-            "the default): it has n; input.text_columns=[NAME] says",
+            "the default): it has n; set input.text_columns=[NAME] to the",
         ),
         (
             ["run.yaml", "decoding.method=hyper_paralel"],
@@ -186,7 +190,7 @@ def test_the_help_of_estimate_fits_80_columns(raypd, monkeypatch) -> None:
 
 def test_help_uses_the_width_of_the_terminal(raypd, monkeypatch) -> None:
     """An explanation that takes two lines in 80 columns takes one in 150."""
-    text = "A second run with the same output.path resumes."
+    text = "--schema product.json. A second run with the same output.path resumes."
     monkeypatch.setenv("COLUMNS", "80")
     assert text not in raypd("extract", "--help").out
     monkeypatch.setenv("COLUMNS", "150")

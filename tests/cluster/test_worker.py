@@ -180,7 +180,7 @@ def test_the_attempts_of_a_row_count_the_tries_after_errors_of_storage(begin, mo
     monkeypatch.setattr(worker_module, "read_unit", read)
     monkeypatch.setattr(worker_module, "_RETRY_SECONDS", 0.0)
     assert worker.run(unit, again=False).ok == 2
-    assert {row["attempts"] for row in rows(run, unit)} == {2}
+    assert {row["attempts"] for row in rows(run, unit)} == {3}
 
 
 def test_a_broken_engine_fails_the_current_unit_and_the_next(begin) -> None:

@@ -163,7 +163,7 @@ BAD = {
     "empty.txt": (b"", "empty.txt: no text in text"),
     "latin.txt": (
         b"K\xe4se",
-        "latin.txt: not UTF-8: invalid continuation byte at byte 1; input.encoding",
+        "latin.txt: not UTF-8: invalid continuation byte at byte 1; set input.encoding",
     ),
     "nul.txt": (b"a\0b", "nul.txt: column 'text' holds NUL characters"),
     "long.txt": (

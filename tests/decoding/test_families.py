@@ -44,6 +44,17 @@ GROWING = {
     "original_max_position_embeddings": 20,
     "llama_4_scaling_beta": 0.5,
 }
+# Granite with sliding windows. Its first layer does not rotate, and the others have two bases.
+GRANITE_SWA: dict[str, object] = {
+    "num_hidden_layers": 3,
+    "layer_types": ["full_attention", "sliding_attention", "sliding_attention"],
+    "layer_rope_theta": [0, 1e4, 5e4],
+    "sliding_window": 7,
+    "attention_multiplier": 0.4,
+    "residual_multiplier": 0.5,
+    "logits_scaling": 2.0,
+    "embedding_multiplier": 3.0,
+}
 # transformers' types of model with a family, and what their tiny models have beside the sizes. Some
 # have variants, whose names stand behind a colon.
 KINDS: dict[str, dict[str, object]] = {
@@ -78,25 +89,45 @@ KINDS: dict[str, dict[str, object]] = {
     "minicpm3": {},
     # All experts, so that no rounding sends a token to another one.
     "minimax_m2": {"num_experts_per_tok": 4},
-    "ministral3": {"rope_parameters": dict(GROWING)},
+    "ministral3": {"rope_parameters": dict(GROWING), "sliding_window": 7},
     "mistral4": {"rope_parameters": dict(GROWING)},
     "starcoder2": {"sliding_window": 7},
     "solar_open": {"n_group": 1},
     "youtu": {},
-    "qwen2_moe": {"shared_expert_intermediate_size": 64},
-    "qwen3_moe": {},
-    "mixtral": {},
+    "qwen2_moe": {
+        "shared_expert_intermediate_size": 64,
+        "use_sliding_window": True,
+        "sliding_window": 7,
+    },
+    "qwen3_moe": {"use_sliding_window": True, "sliding_window": 7},
+    "mixtral": {"sliding_window": 7},
     "gpt_oss": {"sliding_window": 7},
+    "cohere": {},
     "cohere2": {"sliding_window": 7, "num_hidden_layers": 4},
     "ernie4_5": {},
     "ernie4_5_moe": {},
     "exaone4": {"sliding_window": 7},
+    "gemma": {},
     "gemma2": {"sliding_window": 7},
     "gemma3_text": {"sliding_window": 7, "sliding_window_pattern": 2},
+    "glm": {},
     "glm4": {},
     "glm4_moe": {},
     "granite": {"residual_multiplier": 0.5, "logits_scaling": 2.0, "embedding_multiplier": 3.0},
     "granitemoe": {"residual_multiplier": 0.5, "logits_scaling": 2.0},
+    "granitemoeshared": {
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+        "shared_intermediate_size": 64,
+        "residual_multiplier": 0.5,
+    },
+    "granite_swa": GRANITE_SWA,
+    "granitemoe_swa": {
+        **GRANITE_SWA,
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+        "shared_intermediate_size": 64,
+    },
     "granitemoehybrid:attention": {
         "num_hidden_layers": 2,
         "layer_types": ["attention", "attention"],
@@ -115,7 +146,10 @@ KINDS: dict[str, dict[str, object]] = {
     "olmo2": {},
     "olmo3": {"sliding_window": 7},
     "olmoe": {},
-    "phi3": {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4}},
+    "phi3": {
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1e4},
+        "sliding_window": 7,
+    },
     "smollm3": {},
     "qwen3_5_text": {},
     "qwen3_5_moe_text": {},
@@ -149,6 +183,7 @@ LEFT_TO_TORCH = {
     "apertus": {"activation XIELUActivation"},
     "arcee": {"activation ReLUSquaredActivation"},
     "axk1": {"router AXK1TopkRouter"},
+    "cohere": {"norm CohereLayerNorm"},
     "cohere2": {"norm Cohere2LayerNorm"},
     "deepseek_v2": {"router DeepseekV2TopkRouter"},
     "deepseek_v3": {"router DeepseekV3TopkRouter"},
@@ -175,6 +210,7 @@ LEFT_TO_TORCH = {
 IN_FLOAT32 = {
     "afmoe",
     "axk1",
+    "cohere",
     "cohere2",
     "deepseek_v2",
     "deepseek_v3",
@@ -202,6 +238,48 @@ LATENT = {
     "minicpm3",
     "mistral4",
     "youtu",
+}
+# Scalings of the rotation from a length on that texts of the tests reach, by kinds of models.
+TRAINED_LENGTH = {"original_max_position_embeddings": 16}
+ROTATIONS: dict[str, tuple[str, dict[str, object]]] = {
+    "linear": ("llama", {"rope_type": "linear", "factor": 4.0}),
+    "llama3": (
+        "llama",
+        {
+            "rope_type": "llama3",
+            "factor": 8.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            **TRAINED_LENGTH,
+        },
+    ),
+    "yarn": ("qwen3", {"rope_type": "yarn", "factor": 4.0, **TRAINED_LENGTH}),
+    "yarn with mscale": (
+        "deepseek_v3",
+        {
+            "rope_type": "yarn",
+            "factor": 40.0,
+            "beta_fast": 32.0,
+            "beta_slow": 1.0,
+            "mscale": 1.0,
+            "mscale_all_dim": 0.7,
+            **TRAINED_LENGTH,
+        },
+    ),
+    "yarn that is not truncated": (
+        "gpt_oss",
+        {"rope_type": "yarn", "factor": 32.0, "truncate": False, **TRAINED_LENGTH},
+    ),
+    "longrope": (
+        "phi3",
+        {
+            "rope_type": "longrope",
+            "factor": 4.0,
+            "short_factor": [1.5] * 8,
+            "long_factor": [1.5] * 8,
+            **TRAINED_LENGTH,
+        },
+    ),
 }
 IDS = torch.arange(5, 65)
 
@@ -245,6 +323,18 @@ def test_a_family_has_the_logits_of_transformers(kind: str) -> None:
     # Sums over a text's states are added up in another order.
     tolerance = 1e-3 if kind in HYBRIDS else 1e-4
     torch.testing.assert_close(logits_of(model, IDS), expected, atol=tolerance, rtol=tolerance)
+
+
+@pytest.mark.parametrize("name", ROTATIONS)
+@torch.inference_mode()
+def test_every_scaling_of_the_rotation_is_that_of_transformers(name: str) -> None:
+    kind, rope = ROTATIONS[name]
+    model = tiny_model(kind, rope_parameters={"rope_theta": 1e4, **rope})
+    plain = tiny_model(kind)
+    expected = model(IDS[None], use_cache=False).logits[0]
+    assert not torch.allclose(expected, plain(IDS[None], use_cache=False).logits[0], atol=0.1)
+    assert isinstance(Engine(copy.deepcopy(model)).model, DecoderModel)
+    torch.testing.assert_close(logits_of(model, IDS), expected, atol=1e-4, rtol=1e-4)
 
 
 @needs_native

@@ -81,7 +81,7 @@ def kinds_of(model: torch.nn.Module) -> list[type]:
         ("mistral", {"sliding_window": 7}),
         ("qwen2", {"sliding_window": 7, "use_sliding_window": True, "max_window_layers": 1}),
         ("qwen3", {"sliding_window": 7, "use_sliding_window": True, "max_window_layers": 1}),
-        ("gemma", {}),
+        ("olmo", {}),
     ],
 )
 def test_a_text_has_the_logits_of_transformers(kind, extra, dtype, atol, rtol) -> None:
@@ -90,7 +90,7 @@ def test_a_text_has_the_logits_of_transformers(kind, extra, dtype, atol, rtol) -
     with torch.inference_mode():
         expected = model(ids[None]).logits[0]
     torch.testing.assert_close(logits_of(model, ids), expected, atol=atol, rtol=rtol)
-    assert isinstance(Engine(model).model, Stock if kind == "gemma" else DecoderModel)
+    assert isinstance(Engine(model).model, Stock if kind == "olmo" else DecoderModel)
 
 
 @pytest.mark.parametrize("kind", ["llama", "qwen3", "mistral"])

@@ -316,7 +316,7 @@ def test_values_of_a_type_need_few_logits() -> None:
 
 
 def test_models_of_no_registered_family_compute_all_logits() -> None:
-    assert Engine(tiny_model("gemma")).few is None
+    assert Engine(tiny_model("olmo")).few is None
 
 
 def test_output_embeddings_with_a_bias_compute_all_logits() -> None:

@@ -410,7 +410,7 @@ def test_a_worker_on_a_gpu_has_larger_passes_and_is_warm_before_it_begins(
         ("qwen3", 16, "triton", 0.01, None),
         ("qwen3", 16, "triton", 0.2, "off by 0.2"),
         # transformers' own layers compute it.
-        ("granite_swa", 16, "triton", 0.0, ""),
+        ("mimo_v2_flash", 16, "triton", 0.0, ""),
         ("qwen3", 16, "triton", OSError("no gcc"), "no gcc"),
         ("qwen3", 16, "sdpa", 0.0, ""),
         # Only its attention is left to torch.

@@ -34,9 +34,22 @@ from tests.decoding.test_properties import check
 from tests.tiny import HYBRIDS, in_float64, tiny_model
 
 CPU = torch.device("cpu")
-OTHERS = slow(("intra_prompt", "gemma2"), ("apar", "llama"), ("space", "mistral"))
+# Latent attention, and layers that read the keys of earlier ones, are in the fast tests, too.
+OTHERS = [
+    ("intra_prompt", "youtu"),
+    ("intra_prompt", "gemma4_text"),
+    *slow(
+        ("hyper_parallel", "youtu"),
+        ("hyper_parallel", "gemma4_text"),
+        ("intra_prompt", "gemma2"),
+        ("apar", "llama"),
+        ("space", "mistral"),
+    ),
+]
 BY_GRAPHS = slow(
     ("hyper_parallel", "llama"),
+    ("intra_prompt", "youtu"),
+    ("hyper_parallel", "gemma4_text"),
     ("intra_prompt", "gemma2"),
     ("apar", "qwen2"),
     ("pasta", "mistral"),
@@ -344,7 +357,13 @@ def test_a_method_decodes_the_same_by_graphs(method, kind, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "kind", ["qwen3_moe", "gpt_oss", "qwen3_5_text", *slow(("granitemoehybrid",), ("lfm2",))]
+    "kind",
+    [
+        "qwen3_moe",
+        "gpt_oss",
+        "qwen3_5_text",
+        *slow(("granitemoehybrid",), ("lfm2",), ("youtu",), ("gemma4_text",)),
+    ],
 )
 def test_layers_for_gpus_of_every_family_run_in_graphs(kind, monkeypatch):
     is_hybrid = kind in HYBRIDS

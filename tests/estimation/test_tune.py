@@ -561,7 +561,7 @@ def test_a_limit_of_money_or_time_ends_the_search(command) -> None:
         (ConfigError, r"cost\.prices\.local", ["cost.prices={}"], {"budget_usd": 1.0}),
         (
             RunError,
-            r"no setting can be used \(.*\): raise .* resumes",
+            r"no setting can be used \(.*\): raise .* to resume",
             [],
             {"small": True, "before": tick, "sample": 30, "reference": "document", "minutes": 1},
         ),

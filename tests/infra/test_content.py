@@ -699,6 +699,23 @@ def promql(file):
     yield from (f"{name} is not drawn" for name in TAGS.keys() - drawn)
 
 
+def test_the_alerts_of_the_documentation_parse_and_ask_for_metrics_that_exist() -> None:
+    page = (INFRA.parent / "docs/alerts.md").read_text()
+    expressions = re.findall(r"\| `(sum .*?)`", page)
+    assert len(expressions) == 6
+    parse = module("promql_parser").parse
+    for expression in expressions:
+        for selector in selectors(parse(expression)):
+            assert selector.name in TAGS, expression
+            labels = {matcher.name for matcher in selector.matchers.matchers}
+            assert labels <= {"run", TAGS[selector.name]}, expression
+    # The page names every metric of raypd, with its labels.
+    for name, tag in TAGS.items():
+        (line,) = re.findall(rf"^\| `{name}` \| (.*?) \|", page, re.MULTILINE)
+        assert "`run`" in line
+        assert not tag or f"`{tag}`" in line, name
+
+
 def places(file):
     """Panels have an id each and fill rows of 24 columns without overlap."""
     panels = json.loads(file)["panels"]

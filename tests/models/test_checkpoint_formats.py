@@ -53,9 +53,13 @@ def packed(codes: torch.Tensor, bits: int, order: list[int] | None = None) -> to
     return torch.where(out >= 2**31, out - 2**32, out).to(torch.int32)
 
 
-def grouped(weight: torch.Tensor, bits: int = 4) -> tuple[torch.Tensor, ...]:
-    """Rounds a weight [outputs, inputs] to unsigned codes with scales and zero points of groups."""
-    groups = weight.view(weight.shape[0], -1, GROUP)
+def grouped(weight: torch.Tensor, bits: int = 4, size: int = GROUP) -> tuple[torch.Tensor, ...]:
+    """Rounds a weight [outputs, inputs] to unsigned codes with scales and zero points of groups.
+
+    A size of -1 stands for one group.
+    """
+    inputs = weight.shape[1]
+    groups = weight.view(weight.shape[0], -1, inputs if size == -1 else min(size, inputs))
     low = groups.amin(2)
     scales = ((groups.amax(2) - low) / (2**bits - 1)).half()
     zeros = (-low / scales.float()).round().clamp(1, 2**bits - 1)
@@ -64,40 +68,48 @@ def grouped(weight: torch.Tensor, bits: int = 4) -> tuple[torch.Tensor, ...]:
     return codes.flatten(1).int(), scales, zeros.int(), dequantized.flatten(1)
 
 
-def awq(weight: torch.Tensor) -> Stored:
-    codes, scales, zeros, dequantized = grouped(weight)
-    stored = {
-        ".qweight": packed(codes.t(), 4, AWQ_ORDER),
-        ".qzeros": packed(zeros.t(), 4, AWQ_ORDER),
-        ".scales": scales.t().contiguous(),
-    }
-    return stored, dequantized
+def awq(size: int = GROUP) -> Callable[[torch.Tensor], Stored]:
+    def store(weight: torch.Tensor) -> Stored:
+        codes, scales, zeros, dequantized = grouped(weight, size=size)
+        stored = {
+            ".qweight": packed(codes.t(), 4, AWQ_ORDER),
+            ".qzeros": packed(zeros.t(), 4, AWQ_ORDER),
+            ".scales": scales.t().contiguous(),
+        }
+        return stored, dequantized
+
+    return store
 
 
-def gptq(bits: int, offset: int, act_order: bool) -> Callable[[torch.Tensor], Stored]:
+def gptq(
+    bits: int, offset: int, act_order: bool, size: int = GROUP
+) -> Callable[[torch.Tensor], Stored]:
     def store(weight: torch.Tensor) -> Stored:
         generator = torch.Generator().manual_seed(0)
         inputs = weight.shape[1]
         order = torch.arange(inputs)
         if act_order:
             order = torch.randperm(inputs, generator=generator)
-        codes, scales, zeros, dequantized = grouped(weight[:, order], bits)
+        codes, scales, zeros, dequantized = grouped(weight[:, order], bits, size)
         unordered = torch.empty_like(order)
         unordered[order] = torch.arange(inputs)
         stored = {
             ".qweight": packed(codes[:, unordered], bits).t().contiguous(),
             ".qzeros": packed(zeros.t() - offset, bits),
             ".scales": scales.t().contiguous(),
-            ".g_idx": (unordered // GROUP).int(),
         }
+        # Without an order some files do not list the groups.
+        if act_order or size == GROUP:
+            whole = inputs if size == -1 else size
+            stored[".g_idx"] = (unordered // whole).int()
         return stored, dequantized[:, unordered]
 
     return store
 
 
-def w4a16(symmetric: bool) -> Callable[[torch.Tensor], Stored]:
+def w4a16(symmetric: bool, size: int = GROUP) -> Callable[[torch.Tensor], Stored]:
     def store(weight: torch.Tensor) -> Stored:
-        codes, scales, zeros, dequantized = grouped(weight)
+        codes, scales, zeros, dequantized = grouped(weight, size=size)
         stored = {
             ".weight_packed": packed(codes, 4),
             ".weight_scale": scales,
@@ -106,16 +118,74 @@ def w4a16(symmetric: bool) -> Callable[[torch.Tensor], Stored]:
         if not symmetric:
             stored[".weight_zero_point"] = packed(zeros.t(), 4).t().contiguous()
             return stored, dequantized
-        by_input = scales.float().repeat_interleave(GROUP, 1)
+        by_input = scales.float().repeat_interleave(weight.shape[1] // scales.shape[1], 1)
         return stored, (codes - 8) * by_input
 
     return store
+
+
+def w4a16_in_order(listed: bool) -> Callable[[torch.Tensor], Stored]:
+    """Groups of inputs that are listed; or not, which the file says by -1."""
+
+    def store(weight: torch.Tensor) -> Stored:
+        inputs = weight.shape[1]
+        order = torch.arange(inputs)
+        if listed:
+            order = torch.randperm(inputs, generator=torch.Generator().manual_seed(0))
+        codes, scales, _, _ = grouped(weight[:, order])
+        unordered = torch.empty_like(order)
+        unordered[order] = torch.arange(inputs)
+        group = unordered // GROUP
+        stored = {
+            ".weight_packed": packed(codes[:, unordered], 4),
+            ".weight_scale": scales,
+            ".weight_shape": torch.tensor(weight.shape),
+            ".weight_g_idx": group.int() if listed else torch.full_like(group, -1).int(),
+        }
+        return stored, (codes[:, unordered] - 8) * scales.float()[:, group]
+
+    return store
+
+
+def w8a16(weight: torch.Tensor) -> Stored:
+    """Eight bits that are packed, with zero points."""
+    codes, scales, zeros, dequantized = grouped(weight, bits=8)
+    stored = {
+        ".weight_packed": packed(codes, 8),
+        ".weight_scale": scales,
+        ".weight_shape": torch.tensor(weight.shape),
+        ".weight_zero_point": packed(zeros.t(), 8).t().contiguous(),
+    }
+    return stored, dequantized
+
+
+def w4_or_w8(weight: torch.Tensor) -> Stored:
+    """Eight bits where a layer has more outputs than inputs, and four elsewhere."""
+    outputs, inputs = weight.shape
+    store = w8a16 if outputs > inputs else w4a16(symmetric=False)
+    return store(weight)
 
 
 def int8(weight: torch.Tensor) -> Stored:
     scale = weight.abs().amax(1, keepdim=True) / 127
     codes = (weight / scale).round().to(torch.int8)
     return {".weight": codes, ".weight_scale": scale}, codes.float() * scale
+
+
+def int8_with_zeros(weight: torch.Tensor) -> Stored:
+    low = weight.amin(1, keepdim=True)
+    scale = (weight.amax(1, keepdim=True) - low) / 255
+    zeros = (-128 - low / scale).round().clamp(-128, 127).to(torch.int8)
+    codes = (weight / scale + zeros.float()).round().clamp(-128, 127).to(torch.int8)
+    stored = {".weight": codes, ".weight_scale": scale, ".weight_zero_point": zeros}
+    return stored, (codes.float() - zeros.float()) * scale
+
+
+def fp8_with_zeros(weight: torch.Tensor) -> Stored:
+    """Zero points that are zero, which some files have beside codes in FP8."""
+    stored, dequantized = row_fp8(weight)
+    zeros = torch.zeros_like(stored[".weight_scale"]).to(FP8)
+    return {**stored, ".weight_zero_point": zeros}, dequantized
 
 
 def row_fp8(weight: torch.Tensor) -> Stored:
@@ -198,18 +268,63 @@ def compressed(form: str, **weights: Any) -> dict[str, Any]:
     }
 
 
+def with_group(settings: dict[str, Any], others: dict[str, Any]) -> dict[str, Any]:
+    """Settings with the group of layers of others as a second one."""
+    groups = {**settings["config_groups"], "group_1": others["config_groups"]["group_0"]}
+    return settings | {"config_groups": groups}
+
+
 GROUPS = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": GROUP}
 ROWS = {"num_bits": 8, "strategy": "channel", "symmetric": True}
 AWQ = {"quant_method": "awq", "bits": 4, "group_size": GROUP, "zero_point": True}
 GPTQ = {"quant_method": "gptq", "group_size": GROUP}
 CASES: dict[str, tuple[dict[str, Any], Callable[[torch.Tensor], Stored]]] = {
-    "awq": (AWQ | {"version": "gemm"}, awq),
+    "awq": (AWQ | {"version": "gemm"}, awq()),
+    "awq 64": (AWQ | {"group_size": 64}, awq(64)),
+    "awq -1": (AWQ | {"group_size": -1}, awq(-1)),
     "gptq": (GPTQ | {"bits": 4}, gptq(4, 1, False)),
     "gptq 8 bits, act order": (GPTQ | {"bits": 8, "desc_act": True}, gptq(8, 1, True)),
+    "gptq -1": (GPTQ | {"bits": 4, "group_size": -1}, gptq(4, 1, False, -1)),
+    "gptq -1, act order": (
+        GPTQ | {"bits": 4, "group_size": -1, "desc_act": True},
+        gptq(4, 1, True, -1),
+    ),
+    "gptq 64, groups not listed": (GPTQ | {"bits": 4, "group_size": 64}, gptq(4, 1, False, 64)),
     "gptq 2 bits": (GPTQ | {"bits": 2}, gptq(2, 1, False)),
     "gptq v2": (GPTQ | {"bits": 4, "checkpoint_format": "gptq_v2"}, gptq(4, 0, True)),
     "w4a16": (compressed("pack-quantized", **GROUPS, symmetric=True), w4a16(True)),
     "w4a16 with zeros": (compressed("pack-quantized", **GROUPS, symmetric=False), w4a16(False)),
+    "w4a16 of rows": (
+        compressed("pack-quantized", num_bits=4, type="int", strategy="channel", symmetric=True),
+        w4a16(True, -1),
+    ),
+    "w4a16, act order": (
+        compressed("pack-quantized", **GROUPS, symmetric=True, actorder="group"),
+        w4a16_in_order(True),
+    ),
+    "w4a16, groups not listed": (
+        compressed("pack-quantized", **GROUPS, symmetric=True),
+        w4a16_in_order(False),
+    ),
+    "w8a16 with zeros": (
+        compressed("pack-quantized", **(GROUPS | {"num_bits": 8}), symmetric=False),
+        w8a16,
+    ),
+    "w4a16 and w8a16": (
+        with_group(
+            compressed("pack-quantized", **GROUPS, symmetric=False),
+            compressed("pack-quantized", **(GROUPS | {"num_bits": 8}), symmetric=False),
+        ),
+        w4_or_w8,
+    ),
+    "w8a8 with zeros": (
+        compressed("int-quantized", type="int", **(ROWS | {"symmetric": False})),
+        int8_with_zeros,
+    ),
+    "compressed FP8 with zeros": (
+        compressed("float-quantized", type="float", **ROWS),
+        fp8_with_zeros,
+    ),
     "w8a8": (compressed("int-quantized", type="int", **ROWS), int8),
     "compressed FP8": (compressed("float-quantized", type="float", **ROWS), row_fp8),
     "compressed NVFP4": (compressed("nvfp4-pack-quantized", **GROUPS), nvfp4_compressed),
@@ -292,6 +407,18 @@ def test_a_dequantized_model_is_saved_as_a_plain_one(tmp_path: Path) -> None:
     again = AutoModelForCausalLM.from_pretrained(tmp_path / "saved")
     assert torch.allclose(again(TOKENS).logits, logits, atol=1e-4)
     assert "quantization_config" not in json.loads((tmp_path / "saved/config.json").read_text())
+
+
+@torch.no_grad()
+def test_output_embeddings_of_their_own_are_kept_where_config_json_ties_them(
+    tmp_path: Path,
+) -> None:
+    save_quantized(tmp_path / "awq", "awq")
+    load_model(config_of(tmp_path / "awq")).model.save_pretrained(tmp_path / "plain")
+    for folder in (tmp_path / "awq", tmp_path / "plain"):
+        rewrite(folder, tie_word_embeddings=True)
+    expected = AutoModelForCausalLM.from_pretrained(tmp_path / "plain")(TOKENS).logits
+    assert torch.allclose(load_model(config_of(tmp_path / "awq")).model(TOKENS).logits, expected)
 
 
 @needs_native
@@ -471,6 +598,16 @@ QUERY = "model.layers.0.self_attn.q_proj"
         ("awq", lambda t: t.update({f"{QUERY}.scales": torch.ones(2, 8)}), "shape [2, 8] in place"),
         ("gptq", lambda t: t.pop(f"{QUERY}.qzeros"), "has no qzeros"),
         ("gptq", lambda t: t.update({f"{QUERY}.g_idx": torch.ones(3)}), "shape [3] in place of"),
+        (
+            "gptq 64, groups not listed",
+            lambda t: t.update(
+                {
+                    f"{QUERY}.scales": torch.ones(3, 64),
+                    f"{QUERY}.qzeros": torch.ones(3, 8, dtype=torch.int32),
+                }
+            ),
+            "has 3 groups of 64 inputs, which is not what the group_size of the settings (64)",
+        ),
         ("w4a16", lambda t: t.pop(f"{QUERY}.weight_shape"), "has no shape"),
         ("w8a8", lambda t: t.pop(f"{QUERY}.weight_scale"), "is int8 and has no weight_scale"),
         (

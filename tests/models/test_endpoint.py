@@ -415,6 +415,13 @@ def test_the_answer_of_a_completion(tmp_path, tree, text, stopped):
     assert is_answered(tree)
 
 
+def test_prompt_tokens_that_the_server_had_cached_are_counted_once(tmp_path):
+    """The server counts them among the tokens of the prompt."""
+    _, ended = asked_once(tmp_path, completion("Bose")[1])
+    counts = ended.counts
+    assert (counts.prefill_tokens, counts.shared_tokens, counts.decode_tokens) == (60, 40, 10)
+
+
 def test_probabilities_are_those_of_the_answer_and_not_of_the_reasoning(tmp_path):
     tree = said("<think>ab</think>cd")
     tokens = [("<think>", -9.0), ("ab", -8.0), ("</think>", -7.0), ("c", -0.5), ("d", -0.25)]

@@ -8,7 +8,7 @@ import gguf
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from raypd import storage
@@ -19,6 +19,7 @@ from raypd.decoding.pack import pack_model
 from raypd.errors import ModelError
 from raypd.models import model_end_tokens
 from raypd.models.gguf_file import choose_file
+from raypd.models.gguf_metadata import complete
 from raypd.models.load import check_model_config, load_model, load_tokenizer, quantization_notice
 from raypd.models.source import _hub_files, find_source
 from tests.gguf_files import write_gguf
@@ -67,6 +68,104 @@ def test_a_file_has_the_weights_that_the_package_of_llama_cpp_reads(
     assert quantization_notice(config) in caplog.messages
     assert loaded.context_length == 4096
     assert isinstance(Engine(pack_model(loaded.model)).model, DecoderModel)
+
+
+WIDE = {"hidden_size": 256, "intermediate_size": 256, "head_dim": 64}
+# What models of other kinds have that no file says by default of transformers: windows that are
+# filled, factors of scores, and sizes of experts.
+KINDS: dict[str, dict[str, object]] = {
+    # Its tokenizer has a token of its own.
+    "qwen2": {"vocab_size": 264},
+    # llama.cpp always divides the weights of experts by their sum.
+    "qwen3_moe": {"norm_topk_prob": True},
+    "qwen2_moe": {"shared_expert_intermediate_size": 96},
+    "gemma2": {"sliding_window": 7, "tie_word_embeddings": True},
+    "gemma3_text": {"sliding_window": 7, "num_hidden_layers": 6},
+    "phi3": {
+        "sliding_window": 7,
+        "rope_parameters": {"rope_theta": 2e4, "partial_rotary_factor": 0.5},
+    },
+    "lfm2": {"block_auto_adjust_ff_dim": False},
+}
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kind", KINDS)
+def test_other_kinds_of_models_are_what_llama_cpp_stores(tmp_path: Path, kind: str) -> None:
+    model = write_gguf(tmp_path / "tiny.gguf", kind, **KINDS[kind])
+    loaded = load_model(config_of(tmp_path / "tiny.gguf"))
+    assert torch.allclose(loaded.model(TOKENS).logits, model(TOKENS).logits, atol=1e-4)
+
+
+@torch.no_grad()
+def test_a_scaled_rotation_of_gemma_3_is_for_layers_without_a_window(tmp_path: Path) -> None:
+    rope = {
+        "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+    }
+    model = write_gguf(
+        tmp_path / "tiny.gguf",
+        "gemma3_text",
+        texts={"gemma3.rope.scaling.type": "linear"},
+        numbers={"gemma3.rope.scaling.factor": 8.0},
+        num_hidden_layers=6,
+        rope_parameters=rope,
+    )
+    loaded = load_model(config_of(tmp_path / "tiny.gguf"))
+    positions = torch.arange(0, 24 * 20, 20)[None]
+    expected = model(TOKENS, position_ids=positions).logits
+    found = loaded.model(TOKENS, position_ids=positions).logits
+    assert torch.allclose(found, expected, atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("kind", "layers", "hidden_size", "expected"),
+    # As google/gemma-2-27b, gemma-2-9b, gemma-3-27b-it and gemma-3-4b-it have it in config.json.
+    [
+        ("gemma2", 46, 4608, 144),
+        ("gemma2", 42, 3584, 256),
+        ("gemma3", 62, 5376, 168),
+        ("gemma3", 34, 2560, 256),
+    ],
+)
+def test_the_scale_of_scores_is_that_of_each_gemma(
+    kind: str, layers: int, hidden_size: int, expected: int
+) -> None:
+    sizes = {"num_hidden_layers": layers, "hidden_size": hidden_size, "num_attention_heads": 32}
+    config = AutoConfig.for_model({"gemma3": "gemma3_text"}.get(kind, kind), **sizes)
+    head_dim = 128 if layers in (46, 62) else 256
+    complete(config, kind, {"attention.key_length": head_dim})
+    assert config.query_pre_attn_scalar == expected
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(
+    "quantization", ["Q4_1", "Q5_0", "Q5_1", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS"]
+)
+def test_all_types_of_numbers(tmp_path: Path, quantization: str) -> None:
+    kind = gguf.GGMLQuantizationType[quantization]
+    model = write_gguf(tmp_path / "tiny.gguf", "llama", kind, **WIDE)
+    loaded = load_model(config_of(tmp_path / "tiny.gguf"))
+    logits = model(TOKENS).logits
+    assert logits.isfinite().all()
+    assert torch.allclose(loaded.model(TOKENS).logits, logits, atol=1e-4 * float(logits.std()))
+
+
+@pytest.mark.parametrize(
+    ("kind", "key", "value", "words"),
+    [
+        ("llama", "llama.logit_scale", 0.5, "its llama.logit_scale is 0.5, and transformers makes"),
+        ("llama", "llama.attention.scale", 0.5, "llama.attention.scale is 0.5, and transformers"),
+        ("qwen3_moe", "qwen3moe.expert_weights_scale", 2.5, "qwen3moe.expert_weights_scale is 2.5"),
+    ],
+)
+def test_a_key_that_transformers_leaves_out_is_refused(
+    tmp_path: Path, kind: str, key: str, value: float, words: str
+) -> None:
+    write_gguf(tmp_path / "tiny.gguf", kind, numbers={key: value})
+    message = refused(tmp_path / "tiny.gguf")
+    assert words in message
+    assert "a server of llama.cpp may answer in its place" in message
 
 
 def test_the_tokenizer_and_all_its_end_tokens_are_those_of_the_file(tmp_path: Path) -> None:
@@ -248,7 +347,7 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     assert other != data
     (tmp_path / "other.gguf").write_bytes(other)
     message = refused(tmp_path / "other.gguf")
-    assert "architecture other is not supported" in message
+    assert "architecture other is not read from GGUF files (llama, qwen2, " in message
     assert "a server of llama.cpp may answer in its place (model.endpoint)" in message
 
 

@@ -16,6 +16,7 @@ import huggingface_hub
 import pytest
 import torch
 from huggingface_hub import constants
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from raypd import storage
@@ -24,6 +25,8 @@ from raypd.config import ModelConfig
 from raypd.decoding import QuantizedExperts, native
 from raypd.decoding.engine import Engine
 from raypd.decoding.layers import in_torch
+from raypd.decoding.models.experts import MixtralLayer
+from raypd.decoding.models.llama import PreNormLayer
 from raypd.errors import ModelError
 from raypd.models import load
 from raypd.models.device import resolve_device, resolve_dtype
@@ -61,6 +64,8 @@ FAMILIES = [
     "olmo3",
     "smollm3",
     "granite",
+    "phimoe",
+    "helium",
     "starcoder2",
     "cohere",
     "cohere2",
@@ -269,6 +274,35 @@ def test_a_part_of_the_weights_is_missing(tmp_path: Path) -> None:
     load_model(ModelConfig(name=str(tmp_path), device="cpu"))
     parts[-1].unlink()
     assert f"1 of {len(parts)} files" in refused(name=str(tmp_path))
+
+
+def test_a_single_file_is_read_where_there_is_an_index_of_parts_too(tmp_path: Path) -> None:
+    save_tiny(tmp_path, tie_word_embeddings=True)
+    (tmp_path / "model.safetensors.index.json").write_text('{"weight_map": {"a": "gone"}}')
+    expected = AutoModelForCausalLM.from_pretrained(tmp_path)
+    loaded = load_model(ModelConfig(name=str(tmp_path), device="cpu", dtype="float32"))
+    for name, weight in expected.named_parameters():
+        assert torch.equal(loaded.model.get_parameter(name), weight)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("tied", [False, True])
+def test_output_embeddings_are_those_that_transformers_takes(tmp_path: Path, tied: bool) -> None:
+    """A configuration may tie them although the file has both."""
+    save_tiny(tmp_path)
+    rewrite(tmp_path, tie_word_embeddings=tied, torch_dtype="float16", dtype=None)
+    tokens = torch.arange(3, 27)[None]
+    expected = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)(tokens).logits
+    loaded = load_model(ModelConfig(name=str(tmp_path), device="cpu", dtype="float32"))
+    assert torch.equal(loaded.model(tokens).logits, expected)
+    weights = load_file(tmp_path / "model.safetensors")
+    del weights["lm_head.weight"]
+    save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    if tied:
+        load_model(ModelConfig(name=str(tmp_path), device="cpu"))
+    else:
+        with pytest.raises(ModelError, match=r"1 of its weights are missing .*lm_head"):
+            load_model(ModelConfig(name=str(tmp_path), device="cpu"))
 
 
 @pytest.mark.parametrize(
@@ -525,6 +559,23 @@ def test_rope_that_depends_on_the_longest_row() -> None:
         rope_parameters={"full_attention": unequal | {"rope_type": "longrope"}, "sliding": {}}
     )
     assert "long-rope" in str(reason_in_rope(by_layer))
+    of_phimoe = {**LONG, "short_factor": [1.0] * 8, "short_mscale": 1.0, "long_mscale": 1.2}
+    message = refusal(tiny_model("phimoe", rope_parameters=of_phimoe | {"long_factor": [1.0] * 8}))
+    assert "set `long_mscale` to what `short_mscale` is, and `max_position_embeddings`" in message
+
+
+def test_a_window_that_only_masks_of_transformers_have_is_refused() -> None:
+    """The rows of the self-test are shorter than it."""
+    message = refusal(tiny_model("phimoe", sliding_window=100))
+    assert "its layers [0, 1] have a sliding window of 100 tokens, which its code does" in message
+    check_decodable(tiny_model("phimoe", sliding_window=4096))
+
+
+def test_a_family_that_loses_a_window_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(MixtralLayer, "attention_source", PreNormLayer.attention_source)
+    assert "its layers [0, 1] have a sliding window" in refusal(
+        tiny_model("mixtral", sliding_window=100)
+    )
 
 
 @torch.no_grad()
@@ -570,14 +621,26 @@ def drop_arguments(model: PreTrainedModel) -> None:
     )
 
 
+def store_other_keys(model: PreTrainedModel) -> None:
+    """A layer that attends twice: what later passes read are the keys of the second time."""
+    forward = model.model.layers[1].self_attn.forward
+
+    def twice(hidden_states: torch.Tensor, **arguments: Any) -> Any:
+        attended = forward(hidden_states=hidden_states, **arguments)
+        forward(hidden_states=2 * hidden_states, **arguments)
+        return attended
+
+    model.model.layers[1].self_attn.forward = twice
+
+
 def skip_attention(model: PreTrainedModel) -> None:
     model.model.layers[1].self_attn.forward = lambda hidden_states, **_: (hidden_states, None)
 
 
 SPOILT = [
     (kind, spoil, "other logits than each alone")
-    for spoil in (ignore_positions, mix_neighbours)
-    for kind in ("granite_swa", "gemma", "mimo_v2_flash", "olmo")
+    for spoil in (ignore_positions, mix_neighbours, store_other_keys)
+    for kind in ("phimoe", "helium", "mimo_v2_flash", "olmo")
 ]
 
 
@@ -585,9 +648,9 @@ SPOILT = [
     ("kind", "spoil", "reason"),
     [
         *SPOILT,
-        ("granite_swa", drop_arguments, "must hand unknown keyword arguments on"),
-        ("granite_swa", skip_attention, r"called for the layers [0]"),
-        ("granite_swa", lambda model: model.lm_head.weight.data.mul_(torch.inf), "not finite"),
+        ("olmo", drop_arguments, "must hand unknown keyword arguments on"),
+        ("olmo", skip_attention, r"called for the layers [0]"),
+        ("olmo", lambda model: model.lm_head.weight.data.mul_(torch.inf), "not finite"),
     ],
 )
 def test_the_self_test_sees(
@@ -599,7 +662,7 @@ def test_the_self_test_sees(
     if reason == "not finite":
         # Nothing else decodes broken weights either.
         assert "can run this model" not in refusal(model)
-    if (kind, spoil) == ("granite_swa", ignore_positions):
+    if (kind, spoil) == ("olmo", ignore_positions):
         assert reason in refusal(model.to(torch.bfloat16))
 
 

@@ -695,7 +695,7 @@ def test_a_night_with_damaged_objects_does_what_it_can_and_ends_with_an_error(
     )
     more = (
         r"1 new, 1 changed.*2 documents of objects that cannot be read keep their rows.*"
-        r"Every night tries"
+        r"Every night retries"
     )
     with pytest.raises(RunError, match=words + more) as caught:
         night(config)
@@ -852,24 +852,6 @@ def test_every_night_is_a_version_and_unchanged_objects_stay(tmp_path, nights, w
         os.utime(path, (0, 1_700_000_000))  # 2023
     assert after.vacuum(dry_run=True, full=True) == []  # not even what is no object of the table
     assert verify_table(nights.output.path, nights).passed
-
-
-def test_bounds_in_the_delta_log_are_those_of_all_row_groups(tmp_path) -> None:
-    """Readers skip an object whose bounds exclude what they look for."""
-    name = "nights/n/table/x.parquet"
-    path = tmp_path / name
-    path.parent.mkdir(parents=True)
-    numbers = [5, 9, None, None, 1, 3]
-    table = pa.table({"id": [f"d{number}" for number in range(6)], "number": numbers})
-    pq.write_table(table, path, row_group_size=2)
-    assert pq.ParquetFile(path).num_row_groups == 3
-    delta.register(str(tmp_path), "n", [str(path)])
-    (action,) = pa.table(DeltaTable(tmp_path).get_add_actions(flatten=True)).to_pylist()
-    assert (action["min.number"], action["max.number"]) == (1, 9)
-    assert (action["min.id"], action["max.id"]) == ("d0", "d5")
-    # A reader with a condition finds the row.
-    dataset = DeltaTable(tmp_path).to_pyarrow_dataset()
-    assert dataset.to_table(filter=ds.field("number") == 9)["id"].to_pylist() == ["d1"]
 
 
 def test_what_a_cut_off_night_did_not_commit_the_next_command_does(

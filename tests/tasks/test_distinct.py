@@ -138,6 +138,15 @@ def test_a_request_that_fails_fails_for_all() -> None:
     assert request.fail("lost") == [Record(row, error="lost") for row in (0, 1, 6)]
 
 
+def test_equal_texts_of_two_categories_are_decoded_each_also_beside_a_default_category() -> None:
+    config = configured(**EXTRACTION, input={"category": "shoes"})
+    task = build_task(config, tiny_tokenizer(), 2048)
+    offers = documents(offer("Boot"), offer("Boot", "tea"), offer("Boot"))
+    plan = Distinct(task, config.task, config.input).plan(offers)
+    requests = [item for item in plan if isinstance(item, Request)]
+    assert sorted(request.documents for request in requests) == [[0, 2], [1]]
+
+
 @pytest.mark.parametrize(
     ("tree", "same"),
     [

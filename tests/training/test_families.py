@@ -78,7 +78,6 @@ STOCK: dict[str, dict[str, Any]] = {
         "moe_intermediate_size": 32,
     },
     "mimo_v2_flash": {"sliding_window": 16, **_EXPERTS},
-    "granite_swa": {"sliding_window": 16},
     "minimax_m2": {"num_local_experts": 4, "num_experts_per_tok": 2},
     "dots1": {**_EXPERTS, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1},
     "exaone_moe": {

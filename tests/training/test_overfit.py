@@ -4,6 +4,7 @@ import json
 
 import pytest
 import torch
+from torch.nn.functional import cross_entropy
 
 from raypd.config import RunConfig
 from raypd.config.load import with_changes
@@ -14,8 +15,9 @@ from raypd.models.load import load_model
 from raypd.models.medusa_heads import save_heads
 from raypd.tasks import build_task
 from raypd.tasks.base import Document
+from raypd.training.example import IGNORED
 from raypd.training.generation import GenerationExamples
-from raypd.training.packing import batches
+from raypd.training.packing import batches, layout_of
 from raypd.training.trainer import make_trainer
 from raypd.training.weights import load_for_training, make_trainable
 from tests.runs import answer, with_keys
@@ -202,6 +204,31 @@ def test_heads_predict_what_their_model_writes(tmp_path, method, text_method, le
         accepted[name] = counters_of(rows)[0]["average_accepted_tokens"]
     # Tokens of threads that are decoded side by side count together.
     assert accepted["trained"] > max(1.8, 1.3 * accepted["untrained"]), accepted
+
+
+def test_labels_behind_the_end_of_an_answer_do_not_count_in_a_validation(tmp_path):
+    """A head that predicts further ahead has no label at the last tokens."""
+    loaded = loaded_tiny(tiny_model("llama"), "medusa")
+    heads = MedusaHeads.for_model(loaded.model, 2, 1, tree=cartesian_tree(1, 1))
+    save_heads(heads, tmp_path / "heads")
+    config = conversation("medusa", "tiny", {}, heads=str(tmp_path / "heads"))
+    make_trainable(loaded, config)
+    trainer = trainer_of(loaded, config, tmp_path / "out", 1e-3, 2)
+    (group,) = trainer.eval_dataset
+    batch = trainer.data_collator([group])
+    labels = batch["shift_labels"]
+    assert (labels == IGNORED).any()
+    with torch.no_grad():
+        output = loaded.model(
+            input_ids=batch["input_ids"],
+            position_ids=batch["position_ids"],
+            logits_to_keep=batch["label_index"],
+            use_cache=False,
+            layout=layout_of(batch),
+        )
+    # The mean of torch leaves these labels out.
+    expected = cross_entropy(output.logits[0].float(), labels)
+    assert trainer.evaluate()["eval_loss"] == pytest.approx(expected.item(), rel=1e-4)
 
 
 @pytest.fixture

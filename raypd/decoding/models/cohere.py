@@ -1,4 +1,4 @@
-"""Command A (Cohere 2): attention and MLP read the same norm, and neighbours are rotated.
+"""Command R and A (Cohere): attention and MLP read the same norm, and neighbours are rotated.
 
 normed = norm(hidden)
 hidden += output(attention(normed)) + mlp(normed)
@@ -17,7 +17,7 @@ from raypd.decoding.models.rotation import pairs_order
 
 
 class ParallelLayer(DecoderLayer):
-    """A layer of Cohere 2, whose sliding layers alone rotate."""
+    """A layer of Cohere."""
 
     def __init__(self, source: Any, builder: Builder) -> None:
         """
@@ -31,13 +31,18 @@ class ParallelLayer(DecoderLayer):
         attention_source = attention_of(
             attention,
             order=pairs_order(head_dim, head_dim),
-            rotated=attention.sliding_window is not None,
+            rotated=self.is_rotated(attention),
         )
         self.attention = builder.attention(attention_source)
         self.output = builder.product(Linears(attention, "o_proj"))
         self.mlp = builder.mlp(mlp_of(source.mlp))
         # It is a layer norm.
         self.input_norm = builder.norm(source.input_layernorm, None)
+
+    @staticmethod
+    def is_rotated(attention: Any) -> bool:
+        """Tell whether an attention of transformers rotates queries and keys."""
+        return True
 
     def forward(
         self,
@@ -56,8 +61,16 @@ class ParallelLayer(DecoderLayer):
         return self.mlp.add(normed, self.output.add(attended, hidden))
 
 
-class Cohere2(DecoderModel):
-    """Cohere 2 around its layers."""
+class Cohere2Layer(ParallelLayer):
+    """A layer of Cohere 2, whose sliding layers alone rotate."""
+
+    @staticmethod
+    def is_rotated(attention: Any) -> bool:
+        return attention.sliding_window is not None
+
+
+class Cohere(DecoderModel):
+    """Cohere around its layers."""
 
     norm_style = None
 
@@ -70,4 +83,12 @@ class Cohere2(DecoderModel):
         return logits * self.text_config.logit_scale
 
 
-COHERE2 = Family("Command A, Command R7B", ("Cohere2ForCausalLM",), ParallelLayer, Cohere2)
+def _has_no_query_norm(config: Any) -> bool:
+    # Norms of queries and keys are layer norms with weights of their own for each head.
+    return not config.use_qk_norm
+
+
+COHERE = Family(
+    "Command R", ("CohereForCausalLM",), ParallelLayer, Cohere, takes=_has_no_query_norm
+)
+COHERE2 = Family("Command A, Command R7B", ("Cohere2ForCausalLM",), Cohere2Layer, Cohere)

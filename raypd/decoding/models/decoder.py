@@ -23,8 +23,8 @@ from raypd.decoding.models.rotation import in_dtype, widened
 
 # The name of the only rotary embedding of most models.
 ONE_ROPE = "rope"
-# The rotary embedding of a model that does not rotate. Nothing reads it.
-_NO_ROPE = Rope(torch.empty(0), torch.empty(0))
+# The rotary embedding of a layer that does not rotate. Nothing reads it.
+NO_ROPE = Rope(torch.empty(0), torch.empty(0))
 
 
 class DecoderLayer(torch.nn.Module):
@@ -160,7 +160,7 @@ class DecoderModel(torch.nn.Module):
     def ropes(self, hidden: torch.Tensor, positions: torch.Tensor) -> dict[str, Rope]:
         """Return the rotary embeddings for positions [tokens], by name."""
         if self.rotary is None:
-            return {ONE_ROPE: _NO_ROPE}
+            return {ONE_ROPE: NO_ROPE}
         cos, sin = self.rotary(hidden[None], positions[None])
         rope = in_dtype(Rope(cos[0], sin[0]), hidden.dtype)
         return {ONE_ROPE: widened(rope.cos, rope.sin, self.head_dim)}

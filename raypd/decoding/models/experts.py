@@ -29,6 +29,8 @@ _SOFTMAX = {
 _RENORMALIZING = {
     "GptOssTopKRouter",
     "GraniteMoeHybridTopKRouter",
+    "GraniteMoeSWATopKRouter",
+    "GraniteMoeSharedTopKRouter",
     "GraniteMoeTopKRouter",
     "MixtralTopKRouter",
     "Qwen3_5MoeTopKRouter",
@@ -62,6 +64,15 @@ class ExpertsLayer(PreNormLayer):
         if not hasattr(block, "experts"):
             return builder.mlp(mlp_of(block))
         return builder.experts(experts_of(block))
+
+
+class MixtralLayer(ExpertsLayer):
+    """A layer of Mixtral, which has one window for all layers, in its configuration."""
+
+    @staticmethod
+    def attention_source(source: Any) -> AttentionSource:
+        attention = source.self_attn
+        return attention_of(attention, window=attention.config.sliding_window)
 
 
 class CorrectedExpertsLayer(ExpertsLayer):
@@ -113,16 +124,16 @@ def softmax_router(router: Any) -> SoftmaxRouter | None:
 
 
 EXPERTS = Family(
-    "Qwen2-MoE, Qwen3-MoE, Mixtral, dots.llm1",
+    "Qwen2-MoE, Qwen3-MoE, dots.llm1",
     (
         "Dots1ForCausalLM",
-        "MixtralForCausalLM",
         "Qwen2MoeForCausalLM",
         "Qwen3MoeForCausalLM",
     ),
     ExpertsLayer,
     small=SMALL_WITH_GROUPS,
 )
+MIXTRAL = Family("Mixtral", ("MixtralForCausalLM",), MixtralLayer, small=SMALL)
 HUNYUAN_3 = Family(
     "Hunyuan 3", ("HYV3ForCausalLM",), CorrectedExpertsLayer, small=SMALL_WITH_GROUPS
 )

@@ -1,4 +1,4 @@
-"""Gemma 2 and 3: norms before and behind attention and MLP, whose weights are offsets from 1.
+"""Gemma: norms whose weights are offsets from 1. Gemma 2 and 3 have norms behind all parts, too.
 
 hidden += norm(output(attention(norm(hidden))))
 hidden += norm(mlp(norm(hidden)))
@@ -18,7 +18,13 @@ from raypd.decoding.layers.sources import (
 )
 from raypd.decoding.models.decoder import ONE_ROPE, DecoderLayer, DecoderModel, Family, needed
 from raypd.decoding.models.layer_ropes import LayerRopes
-from raypd.decoding.models.llama import attention_of, mlp_of
+from raypd.decoding.models.llama import PreNormLayer, attention_of, mlp_of
+
+
+class GemmaLayer(PreNormLayer):
+    """A layer of the first Gemma."""
+
+    norm_style = NormStyle.OFFSET
 
 
 class SandwichLayer(DecoderLayer):
@@ -88,10 +94,14 @@ class Gemma3Layer(SandwichLayer):
         return str(source.self_attn.layer_type)
 
 
-class Gemma2(DecoderModel):
-    """Gemma 2 around its layers."""
+class Gemma(DecoderModel):
+    """The first Gemma around its layers."""
 
     norm_style = NormStyle.OFFSET
+
+
+class Gemma2(Gemma):
+    """Gemma 2 around its layers."""
 
     def finished(self, logits: torch.Tensor) -> torch.Tensor:
         return bounded(logits, self.text_config.final_logit_softcapping)
@@ -114,5 +124,6 @@ def bounded(logits: torch.Tensor, bound: float | None) -> torch.Tensor:
 
 
 _SMALL = {"sliding_window": 16}
+GEMMA = Family("Gemma", ("GemmaForCausalLM",), GemmaLayer, Gemma)
 GEMMA2 = Family("Gemma 2", ("Gemma2ForCausalLM",), SandwichLayer, Gemma2, small=_SMALL)
 GEMMA3 = Family("Gemma 3", ("Gemma3ForCausalLM",), Gemma3Layer, Gemma3, small=_SMALL)

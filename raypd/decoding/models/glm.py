@@ -1,4 +1,4 @@
-"""GLM-4, and GLM-4.5 with experts, which rotate a part of each head."""
+"""GLM-4, of both kinds, and GLM-4.5 with experts, which rotate a part of each head."""
 
 from typing import Any
 
@@ -7,13 +7,25 @@ from raypd.decoding.layers.sources import AttentionSource, NormStyle
 from raypd.decoding.models.decoder import DecoderModel, Family
 from raypd.decoding.models.experts import SMALL, ExpertsLayer
 from raypd.decoding.models.gemma import SandwichLayer
-from raypd.decoding.models.llama import attention_of
+from raypd.decoding.models.llama import PreNormLayer, attention_of
 from raypd.decoding.models.phi3 import joined_mlp_of
 from raypd.decoding.models.rotation import halves_order, pairs_order, rotary_dim
 
 
+class GlmLayer(PreNormLayer):
+    """A layer of GLM-4 9B of 2024, which rotates neighbours."""
+
+    @staticmethod
+    def attention_source(source: Any) -> AttentionSource:
+        return _with_rotated_pairs(source.self_attn)
+
+    @staticmethod
+    def build_mlp(source: Any, builder: Builder) -> Any:
+        return builder.mlp(joined_mlp_of(source.mlp))
+
+
 class Glm4Layer(SandwichLayer):
-    """A layer of GLM-4, which rotates neighbours."""
+    """A layer of GLM-4 of 2025, which rotates neighbours."""
 
     norm_style = NormStyle.ROUND_FIRST
     norms = (
@@ -25,11 +37,7 @@ class Glm4Layer(SandwichLayer):
 
     @staticmethod
     def attention_source(source: Any) -> AttentionSource:
-        attention = source.self_attn
-        head_dim = attention.head_dim
-        return attention_of(
-            attention, order=pairs_order(head_dim, rotary_dim(attention.config, head_dim))
-        )
+        return _with_rotated_pairs(source.self_attn)
 
     @staticmethod
     def build_mlp(source: Any, builder: Builder) -> Any:
@@ -48,6 +56,15 @@ class Glm4MoeLayer(ExpertsLayer):
         )
 
 
+def _with_rotated_pairs(attention: Any) -> AttentionSource:
+    """Describe an attention of transformers that rotates neighbours in a part of each head."""
+    head_dim = attention.head_dim
+    return attention_of(
+        attention, order=pairs_order(head_dim, rotary_dim(attention.config, head_dim))
+    )
+
+
+GLM = Family("GLM-4 9B of 2024", ("GlmForCausalLM",), GlmLayer)
 GLM4 = Family("GLM-4", ("Glm4ForCausalLM",), Glm4Layer, DecoderModel)
 GLM4_MOE = Family(
     "GLM-4.5, Solar Open",

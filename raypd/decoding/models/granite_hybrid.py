@@ -9,10 +9,10 @@ Granite has further factors around the layers, and may not rotate. Bamba has no 
 from typing import Any
 
 from raypd.decoding.layers.in_torch import Builder
-from raypd.decoding.layers.sources import AttentionSource, Linears, MlpSource
+from raypd.decoding.layers.sources import AttentionSource
 from raypd.decoding.models.decoder import DecoderModel, Family
 from raypd.decoding.models.experts import SMALL, experts_of
-from raypd.decoding.models.granite import Granite
+from raypd.decoding.models.granite import Granite, shared_mlp_of
 from raypd.decoding.models.hybrid_layer import HybridLayer
 from raypd.decoding.models.llama import attention_of, mlp_of
 from raypd.decoding.models.phi3 import rotary_dim
@@ -34,10 +34,7 @@ class GraniteHybridLayer(HybridLayer):
 
     @staticmethod
     def build_mlp(source: Any, builder: Builder) -> Any:
-        mlp = source.shared_mlp
-        dense = MlpSource(
-            Linears(mlp, "input_linear"), Linears(mlp, "output_linear"), mlp.activation
-        )
+        dense = shared_mlp_of(source.shared_mlp)
         if not source.has_experts:
             return builder.mlp(dense)
         experts = experts_of(source.block_sparse_moe)

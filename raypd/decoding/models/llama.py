@@ -17,7 +17,8 @@ from raypd.decoding.models.decoder import ONE_ROPE, DecoderLayer, Family, needed
 class PreNormLayer(DecoderLayer):
     """A layer whose attention and MLP each read a norm of the hidden states.
 
-    A subclass overrides `attention_source`, `build_attention`, `build_mixer` or `build_mlp`.
+    A subclass overrides `rope_name`, `attention_source`, `build_attention`, `build_mixer` or
+    `build_mlp`.
     """
 
     # None for norms that are not RMS norms.
@@ -36,6 +37,7 @@ class PreNormLayer(DecoderLayer):
             builder: Builds its parts.
         """
         super().__init__()
+        self.rope = self.rope_name(source)
         mixer = self.build_mixer(source, builder)
         self.mlp = self.build_mlp(source, builder)
         before, before_mlp = [getattr(source, name) for name in self.norms]
@@ -47,6 +49,11 @@ class PreNormLayer(DecoderLayer):
         self.attention = self.build_attention(source, builder)
         self.output = builder.product(Linears(source.self_attn, self.output_name))
         return self.attention
+
+    @staticmethod
+    def rope_name(source: Any) -> str:
+        """Return which of the model's rotary embeddings a layer of transformers reads."""
+        return ONE_ROPE
 
     @staticmethod
     def attention_source(source: Any) -> AttentionSource:
@@ -70,7 +77,7 @@ class PreNormLayer(DecoderLayer):
         step: Step,
         sample_rows: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        attended = self.attention(self.input_norm(hidden), ropes[ONE_ROPE], step)
+        attended = self.attention(self.input_norm(hidden), ropes[self.rope], step)
         return self.added(attended, hidden, sample_rows)
 
     def added(

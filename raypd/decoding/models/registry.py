@@ -3,17 +3,17 @@
 from typing import Any
 
 from raypd.decoding.models.afmoe import AFMOE
-from raypd.decoding.models.cohere import COHERE2
+from raypd.decoding.models.cohere import COHERE, COHERE2
 from raypd.decoding.models.decoder import Family
 from raypd.decoding.models.ernie import ERNIE
-from raypd.decoding.models.experts import EXPERTS, HUNYUAN_3, MINIMAX_M2
+from raypd.decoding.models.experts import EXPERTS, HUNYUAN_3, MINIMAX_M2, MIXTRAL
 from raypd.decoding.models.falcon_h1 import FALCON_H1
-from raypd.decoding.models.gemma import GEMMA2, GEMMA3
+from raypd.decoding.models.gemma import GEMMA, GEMMA2, GEMMA3
 from raypd.decoding.models.gemma3n import GEMMA3N
 from raypd.decoding.models.gemma4 import GEMMA4
-from raypd.decoding.models.glm import GLM4, GLM4_MOE
+from raypd.decoding.models.glm import GLM, GLM4, GLM4_MOE
 from raypd.decoding.models.gpt_oss import GPT_OSS
-from raypd.decoding.models.granite import GRANITE
+from raypd.decoding.models.granite import GRANITE, GRANITE_SWA
 from raypd.decoding.models.granite_hybrid import BAMBA, GRANITE_4, GRANITE_HYBRID
 from raypd.decoding.models.hunyuan import HUNYUAN
 from raypd.decoding.models.latent import AX_K1, DEEPSEEK_V2, DEEPSEEK_V3, MINICPM3, MISTRAL4
@@ -36,26 +36,31 @@ FAMILIES: tuple[Family, ...] = (
     APERTUS,
     ARCEE,
     AX_K1,
+    COHERE,
     COHERE2,
     DEEPSEEK_V2,
     DEEPSEEK_V3,
     ERNIE,
     EXAONE4,
     EXAONE_MOE,
+    GEMMA,
     GEMMA2,
     GEMMA3,
     GEMMA3N,
     GEMMA4,
+    GLM,
     GLM4,
     GLM4_MOE,
     GRANITE,
     GRANITE_4,
+    GRANITE_SWA,
     HUNYUAN,
     HUNYUAN_3,
     MINICPM3,
     MINIMAX_M2,
     MINISTRAL3,
     MISTRAL4,
+    MIXTRAL,
     OLMO2,
     OLMO3,
     OLMOE,

@@ -13,7 +13,7 @@ from raypd.models.checkpoints.format import (
     CheckpointFormat,
     FormatError,
     ReadCodes,
-    check_shape,
+    group_of_inputs,
     part,
     split_parts,
     unpacked,
@@ -101,11 +101,33 @@ class CompressedTensors(CheckpointFormat):
         groups = self.settings.get("config_groups") or {}
         return [{**group, "format": group.get("format") or default} for group in groups.values()]
 
-    def _bits(self) -> int:
-        for scheme in self._schemes():
-            if scheme["format"] == _PACKED:
-                return int(scheme["weights"]["num_bits"])
-        raise FormatError(f"it has packed weights, and its settings no group in {_PACKED}")
+    def _bits(self, packed: Tensor, outputs: int, inputs: int) -> int:
+        """Return the bits of a code in a packed weight [outputs, inputs].
+
+        Groups of layers may have different bits. A layer's own are seen by the width of its weight,
+        because its group is named by a pattern.
+        """
+        packed_bits = {
+            int(scheme["weights"]["num_bits"])
+            for scheme in self._schemes()
+            if scheme["format"] == _PACKED
+        }
+        if not packed_bits:
+            raise FormatError(f"it has packed weights, and its settings no group in {_PACKED}")
+        for bits in packed_bits:
+            # The codes of a row are packed into integers of 32 bits.
+            if packed.shape == (outputs, -(-inputs * bits // 32)):
+                return bits
+        listed = " or ".join(map(str, sorted(packed_bits)))
+        raise FormatError(
+            f"{packed.name} has the shape {list(packed.shape)}, which does not hold a weight of "
+            f"{[outputs, inputs]} in {listed} bits"
+        )
+
+    def _group_sizes(self) -> set[int]:
+        """Return the sizes of groups of inputs that the schemes name."""
+        sizes = [(scheme.get("weights") or {}).get("group_size") for scheme in self._schemes()]
+        return {int(size) for size in sizes if size is not None}
 
     def _scaled_codes(self) -> ScaledCodes:
         """Return what the weights that are not packed are."""
@@ -125,24 +147,22 @@ class CompressedTensors(CheckpointFormat):
         packed = parts["_packed"]
         scale = part(parts, "_scale", packed)
         shape = part(parts, "_shape", packed)
-        bits = self._bits()
         zero_point = parts.get("_zero_point")
-        group_of_input = parts.get("_g_idx")
         outputs, inputs = (int(size) for size in shape.read().tolist())
-        check_shape(packed, (outputs, -(-inputs * bits // 32)))
+        bits = self._bits(packed, outputs, inputs)
         if len(scale.shape) != 2 or scale.shape[0] != outputs:
             raise FormatError(
                 f"{scale.name} has the shape {list(scale.shape)} in place of [{outputs}, groups]"
             )
         groups = scale.shape[1]
         half = 2 ** (bits - 1)
+        groups_of = _groups_of_inputs(
+            parts.get("_g_idx"), group_of_inputs(scale, inputs, groups, self._group_sizes())
+        )
 
         def read() -> torch.Tensor:
             codes = unpacked(packed.read(), bits)[:, :inputs]
-            if group_of_input is not None:
-                group = group_of_input.read().long()
-            else:
-                group = torch.arange(inputs) // (inputs // groups)
+            group = groups_of.read().long()
             zeros: torch.Tensor | int = half
             if zero_point is not None:
                 # [groups, outputs]: the integers hold outputs that are neighbours.
@@ -151,6 +171,23 @@ class CompressedTensors(CheckpointFormat):
             return (codes - zeros) * scale.read().float()[:, group]
 
         return Tensor(packed.name, (outputs, inputs), torch.float32, read)
+
+
+def _groups_of_inputs(listed: Tensor | None, in_order: Tensor) -> Tensor:
+    """Return the group of each input of a weight.
+
+    Args:
+        listed: What the file says; -1 stands for groups in their order.
+        in_order: The groups in their order.
+    """
+    if listed is None:
+        return in_order
+
+    def read() -> torch.Tensor:
+        groups = listed.read()
+        return in_order.read() if bool((groups < 0).any()) else groups
+
+    return Tensor(listed.name, in_order.shape, torch.int64, read)
 
 
 def _with_zero_point(name: str, tensors: Tensors, zero_point: Tensor) -> Tensor:

@@ -50,17 +50,18 @@ def _files(source: ModelSource) -> list[str]:
         "_raise_exceptions_for_missing_entries": False,
     }
     with explained(source, "its weights cannot be found"):
+        # Where a folder has both, transformers reads the single file, too.
+        single = cached_file(source.location, _SINGLE_FILE, **options)
+        if single is not None:
+            return [single]
         index = cached_file(source.location, _INDEX, **options)
         if index is not None:
             revision = source.arguments["revision"]
             files, _ = get_checkpoint_shard_files(source.location, index, revision=revision)
             return list(files)
-        single = cached_file(source.location, _SINGLE_FILE, **options)
-    if single is None:
-        raise ModelError(
-            f"model {source.name!r}: it has no {_SINGLE_FILE}; pickles (.bin) are not read"
-        )
-    return [single]
+    raise ModelError(
+        f"model {source.name!r}: it has no {_SINGLE_FILE}; pickles (.bin) are not read"
+    )
 
 
 def _in_file(file: Any, name: str) -> Tensor:

@@ -139,6 +139,31 @@ def check_shape(tensor: Tensor, shape: tuple[int, ...]) -> None:
         )
 
 
+def group_of_inputs(scale: Tensor, inputs: int, groups: int, sizes: set[int]) -> Tensor:
+    """Return the group of each input of a weight, [inputs], of one whose files do not say it.
+
+    Args:
+        scale: The scales of the weight, for messages.
+        inputs: Inputs of the weight.
+        groups: Groups of inputs that have scales.
+        sizes: Sizes of a group that the settings name. The last group of a weight may be smaller.
+
+    Raises:
+        FormatError: If no size gives that many groups.
+    """
+    if groups == 1:
+        sizes = {inputs}
+    fitting = [size for size in sizes if size > 0 and -(-inputs // size) == groups]
+    if len(fitting) != 1:
+        named = ", ".join(str(size) for size in sorted(sizes)) or "none"
+        raise FormatError(
+            f"{scale.name} has {groups} groups of {inputs} inputs, which is not what the "
+            f"group_size of the settings ({named}) gives"
+        )
+    size = fitting[0]
+    return Tensor(scale.name, (inputs,), torch.int64, lambda: torch.arange(inputs) // size)
+
+
 def unpacked(packed: torch.Tensor, bits: int) -> torch.Tensor:
     """Unpack unsigned numbers, several in each integer, the first in its lowest bits.
 

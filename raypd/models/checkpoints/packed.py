@@ -13,6 +13,7 @@ import torch
 from raypd.models.checkpoints.format import (
     CheckpointFormat,
     check_shape,
+    group_of_inputs,
     part,
     split_parts,
     unpacked,
@@ -111,7 +112,6 @@ class Gptq(_PackedFormat):
         codes = parts[".qweight"]
         zeros = part(parts, ".qzeros", codes)
         scales = part(parts, ".scales", codes)
-        group_of_input = parts.get(".g_idx")
         bits = self.bits
         per_integer = 32 // bits
         inputs = codes.shape[0] * per_integer
@@ -119,8 +119,11 @@ class Gptq(_PackedFormat):
         groups = scales.shape[0]
         check_shape(scales, (groups, outputs))
         check_shape(zeros, (groups, outputs // per_integer))
+        group_of_input = parts.get(".g_idx")
         if group_of_input is not None:
             check_shape(group_of_input, (inputs,))
+        sizes = {int(self.settings.get("group_size", -1))}
+        groups_of = group_of_input or group_of_inputs(scales, inputs, groups, sizes)
         # Files of the first version hold zero points minus one.
         offset = 0 if self.settings.get("checkpoint_format") == "gptq_v2" else 1
 
@@ -128,10 +131,7 @@ class Gptq(_PackedFormat):
             # [outputs, inputs]: integers hold inputs that are neighbours.
             unsigned = unpacked(codes.read().t().contiguous(), bits)
             zero_points = (unpacked(zeros.read(), bits) + offset) & (2**bits - 1)
-            if group_of_input is not None:
-                group = group_of_input.read().long()
-            else:
-                group = torch.arange(inputs) // (inputs // groups)
+            group = groups_of.read().long()
             by_input = scales.read().float()[group].t()
             return (unsigned - zero_points[group].t()) * by_input
 
