@@ -62,6 +62,9 @@ def test_missing_items_of_a_list_of_texts_are_left_out(tmp_path, config) -> None
 ZONE = datetime.timezone(datetime.timedelta(hours=2))
 CELLS = [
     (pa.array([Decimal("249.90")], pa.decimal128(10, 2)), "249.90"),
+    # As a number of 64 bits it would be 0.10000000149011612.
+    (pa.array([0.1], pa.float32()), "0.1"),
+    (pa.array([2.0], pa.float32()), "2.0"),
     (pa.array([Decimal("1E+3")], pa.decimal256(40, 0)), "1000"),
     (pa.array([datetime.date(2026, 11, 21)]), "2026-11-21"),
     (pa.array([datetime.datetime(2026, 11, 21, 8, 30)]), "2026-11-21 08:30:00"),
