@@ -15,9 +15,11 @@ _ARCHITECTURES = {
     "qwen2_moe": "qwen2moe",
     "qwen3_moe": "qwen3moe",
     "gemma3_text": "gemma3",
+    "qwen3_5_text": "qwen35",
+    "qwen3_5_moe_text": "qwen35moe",
 }
 # Their norms are stored with the 1 that transformers adds.
-_OFFSET_NORMS = ("gemma2", "gemma3_text")
+_OFFSET_NORMS = ("gemma2", "gemma3_text", "qwen3_5_text", "qwen3_5_moe_text")
 # Keys of llama.cpp that some architectures have, and what the configuration calls them.
 _KEYS = {
     "attention.sliding_window": "sliding_window",
@@ -28,6 +30,10 @@ _KEYS = {
     "expert_feed_forward_length": "moe_intermediate_size",
     "expert_shared_feed_forward_length": "shared_expert_intermediate_size",
     "shortconv.l_cache": "conv_L_cache",
+    "ssm.conv_kernel": "linear_conv_kernel_dim",
+    "ssm.state_size": "linear_key_head_dim",
+    "ssm.group_count": "linear_num_key_heads",
+    "ssm.time_step_rank": "linear_num_value_heads",
 }
 
 
@@ -45,7 +51,7 @@ def write_gguf(
     Args:
         file: The file.
         kind: transformers' type of the model: a dense or a mixture of Llama's kind, Gemma 2 or 3,
-            Phi-3, or LFM2.
+            Phi-3, LFM2, or Qwen3.5.
         quantization: The type of the matrices.
         tensors: More tensors.
         texts: More keys with texts; an empty text leaves a key out.
@@ -87,7 +93,8 @@ def _add_sizes(writer: gguf.GGUFWriter, config: Any, architecture: str) -> None:
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
     writer.add_block_count(config.num_hidden_layers)
-    writer.add_feed_forward_length(config.intermediate_size)
+    if architecture != "qwen35moe":
+        writer.add_feed_forward_length(config.intermediate_size)
     writer.add_head_count(config.num_attention_heads)
     writer.add_head_count_kv(kv_heads)
     writer.add_layer_norm_rms_eps(getattr(config, "rms_norm_eps", None) or config.norm_eps)
@@ -96,6 +103,11 @@ def _add_sizes(writer: gguf.GGUFWriter, config: Any, architecture: str) -> None:
     writer.add_key_length(head_dim)
     writer.add_value_length(head_dim)
     writer.add_vocab_size(config.vocab_size)
+    if architecture.startswith("qwen35"):
+        inner_size = config.linear_num_value_heads * config.linear_value_head_dim
+        writer.add_uint32(f"{architecture}.ssm.inner_size", inner_size)
+        writer.add_uint32(f"{architecture}.full_attention_interval", 4)
+        writer.add_rope_dimension_sections([11, 11, 10, 0])
     for key, name in _KEYS.items():
         value = getattr(config, name, None)
         if isinstance(value, float):
@@ -136,6 +148,9 @@ def _add_weight(
         stored = f"blk.{name.split('.')[2]}.ffn_down_exps.weight"
         weight.copy_(torch.from_numpy(_add_rounded(writer, stored, data, quantization)))
         return
+    if ".linear_attn." in name:
+        _add_delta_weight(writer, names, config, name, weight, quantization)
+        return
     stored = names.get_name(stem) + suffix
     if kind in _OFFSET_NORMS and "norm" in name:
         writer.add_tensor(stored, data + 1)
@@ -149,6 +164,55 @@ def _add_weight(
         weight.copy_(torch.from_numpy(_unpermuted(rounded, heads[projection])))
     else:
         weight.copy_(torch.from_numpy(_add_rounded(writer, stored, data, quantization)))
+
+
+def _add_delta_weight(
+    writer: gguf.GGUFWriter,
+    names: Any,
+    config: Any,
+    name: str,
+    weight: torch.Tensor,
+    quantization: gguf.GGMLQuantizationType,
+) -> None:
+    """Write a weight of a gated delta rule, whose value heads llama.cpp has in another order.
+
+    It has the first value head of all key heads, then the second one of all.
+    """
+    stem = name.removesuffix(".weight")
+    part = stem.rpartition(".")[2]
+    key_heads, value_heads = config.linear_num_key_heads, config.linear_num_value_heads
+    heads = np.arange(value_heads).reshape(key_heads, -1).T.flatten()
+    dim = config.linear_value_head_dim
+    numbers = (heads[:, None] * dim + np.arange(dim)).flatten()
+    before = 2 * key_heads * config.linear_key_head_dim
+    order = {
+        "A_log": heads,
+        "dt_bias": heads,
+        "in_proj_a": heads,
+        "in_proj_b": heads,
+        "in_proj_z": numbers,
+        "out_proj": numbers,
+        "in_proj_qkv": np.concatenate([np.arange(before), before + numbers]),
+        "conv1d": np.concatenate([np.arange(before), before + numbers]),
+        "norm": np.arange(dim),
+    }[part]
+    data = weight.numpy().copy()
+    if part == "dt_bias":
+        stored = names.get_name(stem.replace("dt_bias", "dt_proj")) + ".bias"
+    else:
+        stored = names.get_name(stem) + name.removeprefix(stem)
+    if part == "A_log":
+        writer.add_tensor(stored, -np.exp(data[order]))
+    elif part == "conv1d":
+        writer.add_tensor(stored, data[order, 0])
+    elif part in ("dt_bias", "norm"):
+        writer.add_tensor(stored, data[order])
+    elif part == "out_proj":
+        data[:, order] = _add_rounded(writer, stored, data[:, order].copy(), quantization)
+        weight.copy_(torch.from_numpy(data))
+    else:
+        data[order] = _add_rounded(writer, stored, data[order].copy(), quantization)
+        weight.copy_(torch.from_numpy(data))
 
 
 def _add_rounded(

@@ -43,6 +43,7 @@ _UNCHECKED = {
 _UNCHECKED_PREFIX = "ssm."
 # Keys that transformers leaves out, and the attributes of a configuration that hold what they say.
 _LEFT_OUT = {
+    "vocab_size": "vocab_size",
     "attention.key_length": "head_dim",
     "attention.sliding_window": "sliding_window",
     "attn_logit_softcapping": "attn_logit_softcapping",

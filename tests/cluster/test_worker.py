@@ -195,7 +195,7 @@ def test_the_reason_that_a_dying_worker_stores_contains_no_secret(
 ) -> None:
     run, worker, (unit,) = begin(["a"])
     broken = EngineBroken("GET https://me:Pa55word@hub.example/m?token=t0ken failed")
-    monkeypatch.setattr(worker, "_process", mock.Mock(side_effect=broken))
+    monkeypatch.setattr(worker, "process", mock.Mock(side_effect=broken))
     monkeypatch.setattr("os._exit", sys.exit)
     with pytest.raises(SystemExit):
         worker.run(unit)

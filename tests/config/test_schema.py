@@ -660,3 +660,70 @@ def test_a_text_that_holds_re_up_does_not_match(pattern: str, text: str) -> None
 def test_a_pattern_that_python_cannot_read_is_refused(pattern: str) -> None:
     with pytest.raises(ValueError, match="'a': the pattern is not a regular expression: "):
         Attribute(name="a", type="pattern", pattern=pattern)
+
+
+def attribute_of(schema: dict[str, Any], **more: Any) -> dict[str, Any]:
+    """The keys of the attribute that a property becomes."""
+    tree = {"type": "object", "properties": {"a": schema}, **more}
+    (category,) = categories_of(tree, Path()).values()
+    return category["attributes"][0]
+
+
+@pytest.mark.parametrize(
+    "null",
+    [
+        {"type": "null"},
+        {"type": ["null"]},
+        {"type": "null", "description": "none"},
+        {"const": None},
+        {"enum": [None]},
+    ],
+)
+def test_null_may_be_written_in_several_ways(null):
+    assert attribute_of({"anyOf": [{"type": "integer"}, null]})["type"] == "integer"
+
+
+@pytest.mark.parametrize(
+    ("schema", "kind"),
+    [
+        # As pydantic writes a Decimal and a naive datetime.
+        ({"anyOf": [{"type": "number"}, {"type": "string"}], "default": "0"}, "number"),
+        ({"type": "string", "format": "date-time", "default": "2020-01-01T00:00:00"}, "date-time"),
+        ({"$ref": "#/$defs/x", "default": "b"}, "enum"),
+    ],
+)
+def test_a_default_is_valid_where_the_schema_says_so(schema, kind):
+    assert attribute_of(schema, **{"$defs": {"x": {"enum": ["a", "b"]}}})["type"] == kind
+
+
+@pytest.mark.parametrize(
+    ("schema", "words"),
+    [
+        ({"type": "array", "items": {"type": "string"}, "enum": [["a"]]}, "$.properties.a.enum"),
+        (
+            {"type": "object", "properties": {"b": {"type": "string"}}, "const": {"b": "x"}},
+            "$.properties.a.const",
+        ),
+        (
+            {"oneOf": [{"type": "number", "maximum": 2}, {"type": "number", "minimum": 1}]},
+            "valid under two of its schemas",
+        ),
+        ({"type": "string", "format": "date", "maxLength": 5}, "$.properties.a.maxLength"),
+        ({"type": "string", "format": "date-time", "minLength": 21}, "$.properties.a.minLength"),
+        ({"type": "integer", "minimum": 2**70}, "above every integer of 64 bits"),
+        ({"type": "integer", "maximum": -(2**70)}, "below every integer of 64 bits"),
+        ({"type": "string", "default": 5}, "5 is not of its type"),
+    ],
+)
+def test_what_would_be_ignored_is_refused(schema, words):
+    with pytest.raises(ConfigError, match=re.escape(words)):
+        attribute_of(schema)
+
+
+def test_a_value_is_valid_under_one_of_the_schemas_of_oneof():
+    options = [{"enum": ["a", "b"]}, {"enum": ["b", "c"]}]
+    assert attribute_of({"oneOf": options})["values"] == ["a", "c"]
+    assert attribute_of({"anyOf": options})["values"] == ["a", "b", "c"]
+    ranges = [{"type": "number", "maximum": 2}, {"type": "number", "minimum": 3}]
+    with pytest.raises(ConfigError, match="gap"):
+        attribute_of({"oneOf": ranges})

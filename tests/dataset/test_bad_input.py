@@ -219,6 +219,13 @@ def test_a_row_of_five_megabytes_is_answered_only_if_the_limit_allows_it(
     assert error in str(rows[0]["error"])
 
 
+def test_the_size_of_a_document_is_counted_in_bytes_of_utf_8(tmp_path, config) -> None:
+    path = write_jsonl(tmp_path / "a.jsonl", ["u" * 1000, "ü" * 500, "ü" * 501])
+    fits, fits_too, too_large = read_all(config(str(path), max_document_bytes=1000))
+    assert (fits.error, fits_too.error) == (None, None)
+    assert "1002 bytes; input.max_document_bytes is 1000" in str(too_large.error)
+
+
 def test_an_id_that_is_an_object_or_a_list_is_replaced_by_the_offset(tmp_path, config) -> None:
     (tmp_path / "a.jsonl").write_text(
         '{"id": {"a": 1}, "title": "x"}\n{"id": ["b"], "title": "y"}\n'

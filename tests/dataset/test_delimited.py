@@ -386,6 +386,19 @@ def test_the_first_line_of_excel_names_the_delimiter(
     assert [as_read[d.row :][:2] for d in documents] == [b"s0", b"s1"]
 
 
+def test_blank_records_may_stand_above_the_header(tmp_path, config) -> None:
+    (tmp_path / "a.csv").write_text("\n  \n,\n\nid,title\n1,a\n")
+    (document,) = read_all(config(str(tmp_path), unit_documents=1))
+    assert (document.id, document.fields["title"]) == ("1", "a")
+
+
+def test_documents_without_an_id_are_told_apart(tmp_path, config) -> None:
+    (tmp_path / "a.csv").write_text("id,title\n,a\n  ,b\n1,c\n")
+    (tmp_path / "b.jsonl").write_text('{"id": "", "title": "d"}\n{"id": NaN, "title": "e"}\n')
+    documents = read_all(config(str(tmp_path)))
+    assert [d.id for d in documents] == ["a.csv:9", "a.csv:12", "1", "b.jsonl:0", "b.jsonl:25"]
+
+
 def test_a_delimiter_that_excel_names_may_be_any_and_a_column_may_be_called_sep(
     tmp_path, config
 ) -> None:
@@ -394,6 +407,8 @@ def test_a_delimiter_that_excel_names_may_be_any_and_a_column_may_be_called_sep(
         ("tab.csv", "sep=\t\nid\ttitle\n2\ta,b\n"),
         ("comma.tsv", "sep=,\nid,title\n3,a\tb\n"),
         ("column.csv", "sep=x,id,title\n,4,a\n"),
+        # A spreadsheet has saved it again.
+        ("filled.csv", "sep=;,,\nid;title\n5;a,b\n"),
     ):
         (tmp_path / name).write_text(text)
     documents = read_all(config(str(tmp_path)))
@@ -403,6 +418,7 @@ def test_a_delimiter_that_excel_names_may_be_any_and_a_column_may_be_called_sep(
         "tab.csv": ("2", "a,b"),
         "comma.tsv": ("3", "a\tb"),
         "column.csv": ("4", "a"),
+        "filled.csv": ("5", "a,b"),
     }
     # A label file is read in the same way.
     cells = [cells for _, cells in delimited.table(str(tmp_path / "caret.csv"))]

@@ -3,11 +3,13 @@
 import gzip
 import io
 import zipfile
+import zlib
 from email.message import EmailMessage
 from pathlib import Path
 
 import pptx
 import pytest
+import zstandard
 from warcio.statusandheaders import StatusAndHeaders
 from warcio.warcwriter import WARCWriter
 
@@ -205,6 +207,46 @@ def test_mails_with_wrong_charsets_and_headers_are_read(tmp_path, config) -> Non
     assert str(read["b.eml"]).endswith("\n\nbody")
 
 
+def test_every_part_of_a_mail_is_shown_or_named(tmp_path, config) -> None:
+    message = EmailMessage()
+    message["From"] = "a@b.c"
+    message.set_content("Bitte kommen.")
+    message.add_alternative("BEGIN:VCALENDAR", subtype="calendar")
+    message.add_attachment(b"one", maintype="text", subtype="plain", filename="a.txt")
+    message.add_attachment(b"two", maintype="text", subtype="plain", filename="a.txt")
+    (tmp_path / "a.eml").write_bytes(message.as_bytes())
+    # Programs that save a mail as text write a mark and an empty line first.
+    (tmp_path / "b.eml").write_bytes(b"\xef\xbb\xbf\r\nFrom: a@b.c\r\n\r\nbody")
+    read = texts(tmp_path, config, attachments="documents")
+    assert read["a.eml"] == (
+        "From: a@b.c\nAttachments: attachment.ics, a.txt, a.txt\n\nBitte kommen."
+    )
+    assert read["a.eml/a.txt"] == "one"
+    assert read["a.eml/a.txt (2)"] == "two"
+    assert read["b.eml"] == "From: a@b.c\n\nbody"
+
+
+@pytest.mark.parametrize(
+    ("charset", "data"),
+    [
+        ("us-ascii", "größer „so“".encode()),
+        ("unknown-8bit", "größer „so“".encode()),
+        ("iso-8859-1", "größer „so“".encode("cp1252")),
+        ("utf-8", "größer „so“".encode("cp1252")),
+        ("cp1250", "größer „so“".encode("cp1250")),
+    ],
+)
+def test_the_charset_of_a_mail_may_be_wrong(charset, data, tmp_path, config) -> None:
+    head = f"From: a@b.c\nContent-Type: text/plain; charset={charset}\n\n".encode()
+    (tmp_path / "a.eml").write_bytes(head + data)
+    assert str(texts(tmp_path, config)["a.eml"]).endswith("\n\ngrößer „so“")
+
+
+def test_blanks_may_stand_before_the_declaration_of_xml(tmp_path, config) -> None:
+    (tmp_path / "a.xml").write_text('\n <?xml version="1.0"?><a>x</a>')
+    assert texts(tmp_path, config) == {"a.xml": "a: x"}
+
+
 def test_a_book_with_encrypted_chapters_is_an_error(tmp_path, config) -> None:
     (tmp_path / "font.epub").write_bytes(book(encrypted="OEBPS/font.otf"))
     (tmp_path / "drm.epub").write_bytes(book(encrypted="OEBPS/zwei.xhtml"))
@@ -273,6 +315,60 @@ def test_each_response_of_a_warc_is_a_document(name, tmp_path, config) -> None:
     assert first.fields["status"] == 200
     offsets = [document.row for document in documents]
     assert offsets == sorted(set(offsets))
+
+
+PAGE = "<p>größer".encode()
+
+
+@pytest.mark.parametrize(
+    ("encoding", "body"),
+    [
+        ("gzip", gzip.compress(PAGE)),
+        ("x-gzip", gzip.compress(PAGE)),
+        ("GZIP", gzip.compress(PAGE)),
+        ("deflate", zlib.compress(PAGE)),
+        ("zstd", zstandard.compress(PAGE)),
+        ("identity", PAGE),
+        # Crawlers unpack a body and keep the header.
+        ("gzip", PAGE),
+        ("br", PAGE),
+        ("zstd", PAGE),
+        ("gzip, br", PAGE),
+    ],
+)
+def test_a_response_is_unpacked(encoding, body, tmp_path, config) -> None:
+    (tmp_path / "a.warc").write_bytes(encoded_archive(encoding, body))
+    (document,) = read_all(config(str(tmp_path / "a.warc"), **WARC))
+    assert document.fields["text"] == "größer"
+
+
+def test_what_cannot_be_unpacked_is_an_error_and_no_text(tmp_path, config) -> None:
+    packed = bytes.fromhex("1b0d00f8a5402a5c6f1a05")
+    (tmp_path / "a.warc").write_bytes(encoded_archive("br", packed + b"\xff" * 30))
+    (document,) = read_all(config(str(tmp_path / "a.warc"), **WARC))
+    assert str(document.error).endswith("has the Content-Encoding br, which is not read")
+
+
+def test_a_warc_that_ends_within_a_record_is_an_error(tmp_path, config) -> None:
+    body = b"<p>" + b"words " * 100
+    (tmp_path / "a.warc").write_bytes(encoded_archive("identity", body)[:-200])
+    (document,) = read_all(config(str(tmp_path / "a.warc"), **WARC))
+    assert "the file ends within the record" in str(document.error)
+
+
+def encoded_archive(encoding: str, body: bytes) -> bytes:
+    data = io.BytesIO()
+    headers = StatusAndHeaders(
+        "200 OK",
+        [("Content-Type", "text/html; charset=utf-8"), ("Content-Encoding", encoding)],
+        protocol="HTTP/1.1",
+    )
+    writer = WARCWriter(data, gzip=False)
+    record = writer.create_warc_record(
+        "https://example.com/", "response", payload=io.BytesIO(body), http_headers=headers
+    )
+    writer.write_record(record)
+    return data.getvalue()
 
 
 def test_several_processes_may_read_the_units_of_one_warc(tmp_path, config) -> None:

@@ -381,7 +381,7 @@ def test_a_tree_must_have_the_beginning_of_each_path_and_no_more_levels_than_hea
     tree = cartesian_tree(2, 2)
     assert tree.paths == [(0,), (1,), (0, 0), (0, 1), (1, 0), (1, 1)]
     assert [tree.size(depth) for depth in range(4)] == [0, 2, 6, 6]
-    with pytest.raises(ValueError, match="no path"):
+    with pytest.raises(ValueError, match="not a path"):
         Tree([(0,), (1, 0)])
     with pytest.raises(ValueError, match="deep"):
         next(medusa(Prompt([1]), 3, MedusaHeads(1, 1, 4, 9), cartesian_tree(1, 1)))

@@ -86,6 +86,8 @@ KINDS: dict[str, dict[str, object]] = {
         "rope_parameters": {"rope_theta": 2e4, "partial_rotary_factor": 0.5},
     },
     "lfm2": {"block_auto_adjust_ff_dim": False},
+    "qwen3_5_text": {},
+    "qwen3_5_moe_text": {"vocab_size": 264},
 }
 
 

@@ -144,6 +144,16 @@ def test_it_fits_every_screen(browser, tmp_path, size):
     assert errors == []
 
 
+def test_what_a_finger_touches_is_large_enough(browser, tmp_path):
+    tab, *_ = open_page(browser, _page(tmp_path, Plan(units=30, workers=5)), viewport=PHONE)
+    heights = tab.evaluate("""
+        [...document.querySelectorAll('summary, button, input, select')]
+            .map((e) => e.getBoundingClientRect()).filter((r) => r.width > 0).map((r) => r.height)
+        """)
+    assert len(heights) > 5
+    assert min(heights) >= 40
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_a_table_that_goes_on_has_a_shadow_at_that_side(browser, tmp_path, scheme):
     tab, *_ = open_page(

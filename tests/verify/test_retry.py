@@ -264,6 +264,22 @@ def test_a_retry_has_what_its_run_has_left_of_the_budget(run, monkeypatch) -> No
     assert run_extract.call_args.args[0].cost.budget_usd == 2.0
 
 
+def test_the_bill_of_a_retry_is_among_those_of_its_run(run, monkeypatch) -> None:
+    Task.mended = True
+    run_extract = driver.run_extract
+
+    def billed(config: RunConfig, **keys: Any) -> Any:
+        result = run_extract(config, **keys)
+        book.write(config.output.path, Bill("s", 100.0, 3.0, final=True))
+        return result
+
+    monkeypatch.setattr(driver, "run_extract", billed)
+    assert again(run).ok == 3
+    assert [(bill.session, bill.usd) for bill in book.bills(run.output.path)] == [("s", 3.0)]
+    manifest = json.loads(Path(run.output.path, "manifest.json").read_text())
+    assert manifest["cost"]["usd"] == 3.0
+
+
 @pytest.mark.parametrize("units_done", [0, 1])
 def test_a_retry_that_is_cut_off_in_decoding_goes_on(run, in_process, units_done) -> None:
     Task.mended = True

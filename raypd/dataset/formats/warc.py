@@ -187,7 +187,7 @@ def _documents(part: Part, offset: int) -> Iterator[tuple[int, Any]]:
             if len(reason) > _MAX_REASON:
                 reason = f"{reason[:_MAX_REASON]}..."
             raise InputError(
-                f"not a WARC, or damaged near byte {max(0, iterator.offset)}: {reason}"
+                f"not a WARC, or damaged at byte {max(0, iterator.offset)}: {reason}"
             ) from None
 
 

@@ -1,0 +1,80 @@
+"""What becomes of a record as servers write it: numbers that are ends of ranges, text in place of a
+record, answers that were cut.
+"""
+
+import json
+
+import pytest
+
+from raypd import LLM
+from tests.models.test_endpoint import said
+from tests.servers import Reply, serving
+
+ATTRIBUTES = [
+    {"name": "Salary", "type": "number"},
+    {"name": "Years", "type": "integer"},
+    {"name": "Title"},
+    {"name": "Tags", "many": True},
+]
+
+
+def extracted(document: str, content: str, finish: str = "stop", attributes=ATTRIBUTES):
+    """The answer for a document whose server writes this content."""
+    reply = Reply(200, body=json.dumps(said(content, finish)).encode())
+    with serving(lambda call: reply) as url:
+        settings = {"model.endpoint": {"url": f"{url}/v1", "key_variable": None, "retries": 0}}
+        (answer,) = LLM("m", settings=settings).extract([document], attributes)
+    return answer
+
+
+def test_an_end_of_a_range_is_no_value():
+    record = '{"Salary": 54000, "Years": 3, "Title": "Nurse", "Tags": ["a"]}'
+    answer = extracted("Nurse, 54k to 60k a year, von 3 bis 5 Jahren", record)
+    assert answer.value == {"Salary": None, "Years": None, "Title": "Nurse", "Tags": ["a"]}
+    assert answer.status["Salary"] == answer.status["Years"] == "ambiguous"
+    answer = extracted("Nurse, 54 000 a year, 3 years, size 36 to 38", record)
+    assert answer.value["Salary"] == 54000
+    assert answer.value["Years"] == 3
+
+
+def test_both_ends_of_a_range_may_be_asked_for():
+    names = [{"name": "salary_min", "type": "number"}, {"name": "salary_max", "type": "number"}]
+    record = '{"salary_min": 54000, "salary_max": 60000}'
+    answer = extracted("Nurse, 54k to 60k a year", record, attributes=names)
+    assert answer.value == {"salary_min": 54000, "salary_max": 60000}
+
+
+def test_what_was_not_reached_is_cut_and_not_invalid():
+    answer = extracted("Nurse", '{"Salary": 5, "Years": 3, "Title": "Nur', "length")
+    assert answer.status == {
+        "Salary": "ok",
+        "Years": "ok",
+        "Title": "truncated",
+        "Tags": "truncated",
+    }
+    # A model that ends by itself leaves keys out.
+    answer = extracted("Nurse", '{"Salary": 5, "Title": "Nurse"}')
+    assert answer.status["Tags"] == "invalid"
+
+
+@pytest.mark.parametrize(
+    ("written", "title"),
+    [
+        ('"a\\u0000b"', "ab"),
+        ('"a\\ud83d"', "a"),
+        ('"\\ud83d\\ude00"', "\U0001f600"),
+        ("NaN", None),
+        ("Infinity", None),
+    ],
+)
+def test_a_text_holds_nothing_that_tables_cannot_hold(written, title):
+    answer = extracted("Nurse", f'{{"Title": {written}, "Salary": 1, "Years": 2, "Tags": []}}')
+    assert answer.error is None
+    assert answer.value["Title"] == title
+    assert answer.status["Title"] == ("invalid" if title is None else "ok")
+
+
+def test_half_a_character_of_a_server_is_left_out():
+    answer = extracted("Nurse", '{"Title": "a\ud83d", "Salary": 1, "Years": 2, "Tags": []}')
+    assert answer.error is None
+    assert answer.value["Title"] == "a"
