@@ -9,7 +9,8 @@ and the engine's log-probability of each token that was picked is compared with 
 unmodified model of transformers in float64: on the same tokens, positions and visibility, without a
 cache and without anything of the engine. In float64 they are the same; models with recurrent layers
 decode in float32 there, in which their states are held. In 16 and 8 bits the error is held against
-that of the unmodified model in the same precision.
+that of the unmodified model in the same precision. "fp8 cache" is bfloat16 with `model.kv_cache:
+fp8`; the unmodified model then attends to keys and values of 8 bits.
 """
 
 from __future__ import annotations
@@ -39,11 +40,18 @@ from raypd.decoding.program import Feed, Predictions, Program
 from raypd.decoding.quantized import Fp8Linear, in_fp8, quantize
 from raypd.decoding.size_counter import model_sizes
 from tests.decoding.cases import CASES, Case, Knowing, slotted_prompts
-from tests.decoding.reference import Replay, dense_output, ids_of, mask_of
+from tests.decoding.reference import (
+    Replay,
+    dense_output,
+    ids_of,
+    mask_of,
+    round_keys_and_values,
+)
 from tests.decoding.test_families import IN_FLOAT32, KINDS, tiny
 from tests.tiny import HYBRIDS, in_float64, tiny_model
 
-PRECISIONS = ("float64", "bfloat16", "float16", "fp8")
+_FP8_CACHE = "fp8 cache"
+PRECISIONS = ("float64", "bfloat16", "float16", "fp8", _FP8_CACHE)
 # The methods that models with recurrent layers have. Their values are isolated.
 _ISOLATED = "hyper_parallel, values"
 _RECURRENT_METHODS = ("autoregressive", "guided", "intra_prompt", _ISOLATED)
@@ -220,7 +228,7 @@ def _unchecked(answers: list[Any], atol: float) -> None:
 @torch.inference_mode()
 def of_precision(family: Family, precision: str, cases: dict[str, Case]) -> Figures:
     """Measure all methods of a family in a precision."""
-    if precision == "fp8" and not has_fp8():
+    if precision in ("fp8", _FP8_CACHE) and not has_fp8():
         return {}
     # Drafts are guessed from hidden states, which are rounded here.
     Knowing.tolerance = float("inf")
@@ -236,6 +244,10 @@ def of_precision(family: Family, precision: str, cases: dict[str, Case]) -> Figu
         # Scales stay on the device where a layer was quantized.
         quantize(model, "fp8")
         _quantize_reference(stock)
+    kv_cache = "auto"
+    if precision == _FP8_CACHE:
+        kv_cache = "fp8"
+        round_keys_and_values(stock)
     on_device = _packed(model, precision)
     attention = "auto"
     if precision == "float64" and not family.is_recurrent and has_triton():
@@ -250,6 +262,7 @@ def of_precision(family: Family, precision: str, cases: dict[str, Case]) -> Figu
                 # Several processes share the GPU.
                 cache_tokens=4096,
                 attention=attention,
+                kv_cache=kv_cache,
             )
             traces = run(engine, case.programs())
             figures[method] = compared(traces, exact, stock)

@@ -100,7 +100,11 @@ def path_of(config: RunConfig) -> str:
     if device.type != "cpu":
         return f"decoding on {device} in {kind}"
     if is_best(device, dtype):
-        return f"decoding on the CPU in {kind}, with AVX-512 BF16"
+        line = f"decoding on the CPU in {kind}, with AVX-512 BF16"
+        if config.model.kv_cache != "auto":
+            cache = f"model.kv_cache is {config.model.kv_cache}"
+            line += f", but attention by torch, which is slower: {cache}"
+        return line
     if native.has("amx_bf16") and dtype == torch.bfloat16:
         return f"decoding on the CPU in {kind}, with oneDNN and AMX"
     refusal = native.refusal() or "is for bfloat16"

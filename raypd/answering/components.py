@@ -190,6 +190,7 @@ def _own_engine(
             attention=sizes.attention,
             cuda_graphs=sizes.cuda_graphs,
             stable=sizes.stable,
+            kv_cache=config.model.kv_cache,
         )
     if loaded.device.type == "cuda":
         warm_up(engine, min(engine.budget.limit, loaded.context_length // 2))

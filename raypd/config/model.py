@@ -113,6 +113,10 @@ class ModelConfig(Section, use_attribute_docstrings=True):
     """nf4, int8: bitsandbytes (extra `quantize`); w8a8: weights and activations in 8 bits, on CPUs
     with AVX-512 BF16; fp8: on GPUs of compute capability 8.9 and above
     """
+    kv_cache: Literal["auto", "fp8"] = "auto"
+    """How the KV cache holds keys and values. auto: in model.dtype; fp8: in 8 bits, so that twice
+    as many tokens fit (CPUs, and GPUs of compute capability 8.9 and above)
+    """
     trust_remote_code: bool = Field(
         False, description="Run the Python code that comes with the weights"
     )
@@ -127,6 +131,15 @@ class ModelConfig(Section, use_attribute_docstrings=True):
     @classmethod
     def _name_alone(cls, value: Any) -> Any:
         return {"name": value} if isinstance(value, str) else value
+
+    @model_validator(mode="after")
+    def _cache_of_its_own(self) -> Self:
+        if self.endpoint is not None and self.kv_cache != "auto":
+            raise ValueError(
+                f"kv_cache {self.kv_cache}: the server of model.endpoint has a cache of its own, "
+                "which raypd cannot change; leave it at auto"
+            )
+        return self
 
     @property
     def fake_costs(self) -> FakeConfig:

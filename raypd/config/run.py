@@ -92,6 +92,7 @@ class RunConfig(Section):
     def _check_sections_fit(self) -> Self:
         self._check_method()
         self._check_gpus()
+        self._check_cache()
         self._check_html_columns()
         if isinstance(self.task, ExtractionConfig):
             self._check_categories(self.task)
@@ -126,6 +127,19 @@ class RunConfig(Section):
             raise ValueError(
                 f"cluster.gpus_per_worker {gpus:g}: raypd's engine holds a model on one GPU; "
                 f"{advice}"
+            )
+
+    def _check_cache(self) -> None:
+        """Check that the attention that was chosen reads the KV cache that was chosen."""
+        if self.model.kv_cache == "auto":
+            return
+        label = f"model.kv_cache {self.model.kv_cache}"
+        reads = "computes with keys and values in bfloat16 alone"
+        if self.engine.stable:
+            raise ValueError(f"{label}: engine.stable {reads}; set one of them to its default")
+        if self.engine.attention == "avx512":
+            raise ValueError(
+                f"{label}: engine.attention avx512 {reads}; set engine.attention to auto or sdpa"
             )
 
     def _check_html_columns(self) -> None:

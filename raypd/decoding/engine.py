@@ -22,7 +22,7 @@ from raypd.decoding.attention.step import Step
 from raypd.decoding.counts import Finished
 from raypd.decoding.few_tokens import FewTokens
 from raypd.decoding.graphs import Graphs, max_graph_tokens
-from raypd.decoding.kv_cache import NO_MEMORY, KVCache
+from raypd.decoding.kv_cache import NO_MEMORY, KVCache, cache_dtype_of
 from raypd.decoding.layers.in_torch import Builder
 from raypd.decoding.memory import (
     MIN_PASS_TOKENS,
@@ -74,6 +74,7 @@ class Engine:
         stable: bool = False,
         passes: int | None = None,
         max_states: int | None = None,
+        kv_cache: str = "auto",
     ) -> None:
         """Prepare a model for decoding.
 
@@ -95,16 +96,22 @@ class Engine:
                 GPU and 1 elsewhere.
             max_states: The largest number of states of recurrent layers; None for as many as memory
                 allows.
+            kv_cache: "auto" for a KV cache in the dtype of the model, or "fp8" for one of 8 bits a
+                number.
 
         Raises:
             ValueError: If the attention cannot run or has no CUDA graphs, the model cannot be
-                stable, or there is no memory for the cache or for recurrent states.
+                stable, there is no such KV cache, or there is no memory for it or for recurrent
+                states.
         """
         if cuda_graphs and attention != "triton":
             raise ValueError("cuda_graphs needs attention 'triton'")
         self.device = next(model.parameters()).device
         text_config = model.config.get_text_config()
-        self.attend = choose_attention(attention, self.device, model.dtype, text_config)
+        cache_dtype = cache_dtype_of(kv_cache)
+        self.attend = choose_attention(
+            attention, self.device, model.dtype, text_config, cache_dtype
+        )
         self.model = _prepare(model)
         on_gpu = self.device.type == "cuda"
         if cuda_graphs is None:
@@ -114,8 +121,10 @@ class Engine:
             self.few = FewTokens(self.model.head, text_config.vocab_size, self.model.finished)
         if stable:
             _require_stable(self.model)
+            if cache_dtype is not None:
+                raise ValueError(f"stable: its attention has no KV cache in {kv_cache}: use auto")
             self.attend = avx512.attend_stable
-        self.cache = KVCache(_FIRST_SLOTS, cache_tokens, self.device)
+        self.cache = KVCache(_FIRST_SLOTS, cache_tokens, self.device, dtype=cache_dtype)
         self.graphs: Graphs | None = None
         self.budget = TokenBudget(max_num_batched_tokens)
         self.states: StatePool | None = None
@@ -396,7 +405,8 @@ def size_cache(
         if engine.budget.tokens == tokens and slots >= tokens:
             if limit is not None:
                 slots = min(slots, limit)
-            engine.cache = KVCache(slots, slots, engine.device, NO_MEMORY)
+            dtype = engine.cache.dtype
+            engine.cache = KVCache(slots, slots, engine.device, NO_MEMORY, dtype)
             engine.scheduler.cache = engine.cache
             engine.steps = 0
             engine.pass_bytes = peak

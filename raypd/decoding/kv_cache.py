@@ -12,6 +12,29 @@ from raypd.decoding.memory import has_main_memory, is_out_of_memory
 from raypd.decoding.transfer import to_device
 
 NO_MEMORY = "there is no memory for more"
+# What the cache holds for each value of `model.kv_cache`; None for the dtype in which keys and
+# values come.
+CACHE_DTYPES: dict[str, torch.dtype | None] = {"auto": None, "fp8": torch.float8_e4m3fn}
+
+
+def cache_dtype_of(name: str) -> torch.dtype | None:
+    """Return the dtype of the cache for a value of `model.kv_cache`.
+
+    Raises:
+        ValueError: If there is no such cache.
+    """
+    if name not in CACHE_DTYPES:
+        raise ValueError(f"there is no KV cache {name!r}: {', '.join(CACHE_DTYPES)}")
+    return CACHE_DTYPES[name]
+
+
+def in_8_bits(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Round keys or values to a dtype of 8 bits, with a scale of 1.
+
+    Numbers beyond its range become its largest ones. Some versions of torch make NaN of them.
+    """
+    largest = torch.finfo(dtype).max
+    return tensor.clamp(-largest, largest).to(dtype)
 
 
 class OutOfSlots(Exception):
@@ -66,6 +89,7 @@ class KVCache:
         allocator: Hands out the slots.
         limit: The largest number of slots, or None for as many as memory allows.
         generation: A number that rises whenever the stores move to other addresses.
+        dtype: What the stores hold; None for the dtype of the keys and values that are written.
     """
 
     def __init__(
@@ -74,6 +98,7 @@ class KVCache:
         limit: int | None,
         device: torch.device,
         limit_reason: str = "engine.cache_tokens allows no more",
+        dtype: torch.dtype | None = None,
     ) -> None:
         if limit is not None:
             slots = min(slots, limit)
@@ -81,6 +106,7 @@ class KVCache:
         self.limit = limit
         self._limit_reason = limit_reason  # Why the cache does not grow, for messages.
         self.device = device
+        self.dtype = dtype
         self.generation = 0
         self.keys: dict[int, torch.Tensor] = {}
         self.values: dict[int, torch.Tensor] = {}
@@ -144,7 +170,7 @@ class KVCache:
         for stores in (self.keys, self.values):
             for layer, store in stores.items():
                 if len(store) < slots:
-                    larger = _zeros(slots, store)
+                    larger = _zeros(slots, store, None)
                     larger[: len(store)] = store
                     stores[layer] = larger
                     self.generation += 1
@@ -190,17 +216,17 @@ class KVCache:
 
         Returns:
             All keys of the layer [slots, kv_heads, head_dim], and all values [slots, kv_heads,
-            value_dim].
+            value_dim]. They have the dtype of the cache.
         """
         if latent_dim is not None:
             if key is not None:
-                self.latents(layer, key).index_copy_(0, slots, key)
+                _put(self.latents(layer, key), slots, key)
             return self.keys[layer], self.keys[layer][..., :latent_dim]
         if key is None or value is None:
             return self.keys[layer], self.values[layer]
         keys, values = self.layer(layer, key, value)
-        keys.index_copy_(0, slots, key)
-        values.index_copy_(0, slots, value)
+        _put(keys, slots, key)
+        _put(values, slots, value)
         return keys, values
 
     def latents(self, layer: int, key: torch.Tensor) -> torch.Tensor:
@@ -209,7 +235,7 @@ class KVCache:
         They are allocated as by `layer`.
         """
         if layer not in self.keys:
-            self.keys[layer] = _zeros(self.allocator.slots, key)
+            self.keys[layer] = _zeros(self.allocator.slots, key, self.dtype)
         return self.keys[layer]
 
     def layer(
@@ -217,16 +243,29 @@ class KVCache:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return a layer's keys and values, [slots, kv_heads, head_dim] each.
 
-        If the layer has none yet, they are allocated with the shape and dtype of `key` and `value`,
-        [tokens, kv_heads, head_dim].
+        If the layer has none yet, they are allocated with the shape of `key` and `value`, [tokens,
+        kv_heads, head_dim], in the dtype of the cache.
         """
         if layer not in self.keys:
-            self.keys[layer] = _zeros(self.allocator.slots, key)
-            self.values[layer] = _zeros(self.allocator.slots, value)
+            self.keys[layer] = _zeros(self.allocator.slots, key, self.dtype)
+            self.values[layer] = _zeros(self.allocator.slots, value, self.dtype)
         return self.keys[layer], self.values[layer]
 
 
-def _zeros(slots: int, like: torch.Tensor) -> torch.Tensor:
-    """Allocate a store [slots, kv_heads, head_dim] for tensors [tokens, kv_heads, head_dim]."""
+def _zeros(slots: int, like: torch.Tensor, dtype: torch.dtype | None) -> torch.Tensor:
+    """Allocate a store [slots, kv_heads, head_dim] for tensors [tokens, kv_heads, head_dim].
+
+    Its dtype is that of the tensors unless another one is given.
+    """
     _, kv_heads, head_dim = like.shape
-    return like.new_zeros(kv_heads, slots, head_dim).transpose(0, 1)
+    return like.new_zeros(kv_heads, slots, head_dim, dtype=dtype).transpose(0, 1)
+
+
+def _put(store: torch.Tensor, slots: torch.Tensor, new: torch.Tensor) -> None:
+    """Write rows [tokens, kv_heads, head_dim] to some slots of a store, in its dtype."""
+    if store.dtype.itemsize == 1:
+        # torch copies rows of bytes, but not of numbers in 8 bits.
+        rounded = in_8_bits(new, store.dtype)
+        store = store.view(torch.uint8)
+        new = rounded.view(torch.uint8)
+    store.index_copy_(0, slots, new)

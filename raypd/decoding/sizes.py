@@ -4,6 +4,8 @@ from dataclasses import dataclass
 
 # Bytes of a number in bfloat16 and float16.
 _HALF_BYTES = 2
+# Bytes of a number in the KV cache, by `model.kv_cache`.
+_CACHE_BYTES = {"auto": _HALF_BYTES, "fp8": 1}
 
 
 @dataclass(frozen=True)
@@ -44,6 +46,7 @@ class ModelSizes:
         experts_per_token: Routed experts that a token goes through in a layer.
         state_bytes: Bytes that the recurrent layers remember of one text.
         launches: Kernels that the engine starts for a layer.
+        kv_cache: What the KV cache holds, as `model.kv_cache` says.
     """
 
     hidden_size: int
@@ -57,6 +60,7 @@ class ModelSizes:
     experts_per_token: int = 0
     state_bytes: int = 0
     launches: int = 12
+    kv_cache: str = "auto"
 
     @property
     def expert_share(self) -> float:
@@ -71,9 +75,14 @@ class ModelSizes:
         return self.dense_weights + self.expert_weights * self.expert_share
 
     @property
+    def cached_number_bytes(self) -> int:
+        """Bytes of a number in the KV cache of a model in bfloat16."""
+        return _CACHE_BYTES[self.kv_cache]
+
+    @property
     def cache_bytes(self) -> int:
-        """Bytes of a token in the KV cache, in bfloat16; layers with windows keep all tokens."""
-        return _HALF_BYTES * sum(kind.cached_numbers for kind in self.attention)
+        """Bytes of a token in the KV cache; layers with windows keep all tokens."""
+        return self.cached_number_bytes * sum(kind.cached_numbers for kind in self.attention)
 
     def product_flops(self, fed: float, sampled: float) -> float:
         """Return the operations of all products with weights, without those of attention.

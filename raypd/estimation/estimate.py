@@ -370,8 +370,11 @@ def _with_given_speed(config: RunConfig | None, options: EstimateOptions) -> Est
             of_config = workload.of_config(config, sample)
             tokens = of_config.tokens
             source = of_config.source
-        main, baseline = prediction.speeds(options.model, tokens, instances)
+        kv_cache = "auto" if config is None else config.model.kv_cache
+        main, baseline = prediction.speeds(options.model, tokens, instances, kv_cache)
         notes.append(f"assumed per document: {tokens.describe()} ({source})")
+        if kv_cache != "auto":
+            notes.append(f"with model.kv_cache {kv_cache}: 1 byte for each number of the KV cache")
         notes.append(_PREDICTED)
     else:
         method = "given"

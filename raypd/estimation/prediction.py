@@ -1,6 +1,7 @@
 """Predict the speed of a model that nobody has measured, from its sizes and from data sheets."""
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 import raypd.estimation.bootstrap as bootstrap
 from raypd.billing import INSTANCES
@@ -43,7 +44,7 @@ def sizes_of(name: str) -> ModelSizes:
 
 
 def speeds(
-    model: str, counts: Sequence[float], types: Iterable[str]
+    model: str, counts: Sequence[float], types: Iterable[str], kv_cache: str = "auto"
 ) -> tuple[list[MethodSpeed], list[MethodSpeed]]:
     """Predict the speed of a model in bfloat16 on each GPU that it fits.
 
@@ -51,6 +52,7 @@ def speeds(
         model: The name of the model.
         counts: The fields of `DocumentTokens`.
         types: Instance types whose GPUs are considered.
+        kv_cache: What the KV cache holds: `model.kv_cache`.
 
     Returns:
         The speeds with values decoded in parallel, and the speeds of autoregressive decoding.
@@ -65,7 +67,7 @@ def speeds(
             f"--tokens {' '.join(f'{count:g}' for count in tokens)}: no document can have "
             "these counts"
         )
-    sizes = sizes_of(model)
+    sizes = replace(sizes_of(model), kv_cache=kv_cache)
     gpus = sorted({INSTANCES[name].gpu for name in types} & GPUS.keys())
     parallel = _speeds(sizes, gpus, tokens, "hyper_parallel")
     if not parallel:

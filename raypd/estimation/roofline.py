@@ -121,7 +121,7 @@ def seconds_of(
         pairs = _prefill_pairs(kind, work) + work.decoded * _seen(kind, work.mean_context)
         key_and_value = kind.key_dim + kind.value_dim
         scores += 2 * kind.layers * kind.heads * key_and_value * pairs / attention_flops
-        key_bytes = 2 * kind.layers * kind.kv_heads * key_and_value
+        key_bytes = sizes.cached_number_bytes * kind.layers * kind.kv_heads * key_and_value
         cache_reads += work.passes * _seen(kind, work.mean_context) * key_bytes / bandwidth
     parts = {
         "products": products,

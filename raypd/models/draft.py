@@ -80,6 +80,7 @@ def load_draft_model(
             memory_share=memory_share * draft_share,
             attention=sizes.attention,
             cuda_graphs=sizes.cuda_graphs,
+            kv_cache=model.kv_cache,
         )
     return DraftModel(
         engine,

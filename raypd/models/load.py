@@ -96,6 +96,10 @@ def check_model_config(
             f"model.quantization {config.quantization}: works on model.device cpu and cuda, "
             f"not on {kind}"
         )
+    if config.kv_cache != "auto" and purpose != "vllm" and kind not in ("auto", "cpu", "cuda"):
+        raise ModelError(
+            f"model.kv_cache {config.kv_cache}: works on model.device cpu and cuda, not on {kind}"
+        )
     if machine and purpose != "vllm":
         _check_machine(config)
     if config.name == embedded.NAME and config.adapter is None and config.revision is None:
@@ -169,7 +173,7 @@ def load_model(config: ModelConfig, purpose: Purpose = "decode") -> LoadedModel:
             "embeddings"
         )
     if purpose != "vllm":
-        check_decodable(model, config.name)
+        check_decodable(model, config.name, config.kv_cache)
     if product is not None:
         quantize(model, product, device, weights.codes_of(model))
     elif config.quantization in ("w8a8", "fp8"):
@@ -301,6 +305,12 @@ def _product_refusal(
 def _check_machine(config: ModelConfig) -> None:
     device = resolve_device(config.device)
     dtype = resolve_dtype(config.dtype, device)
+    if config.kv_cache == "fp8" and device.type == "cuda" and not has_fp8(device):
+        # Older GPUs have no instruction that converts such numbers, and triton none in its place.
+        raise ModelError(
+            "model.kv_cache fp8: needs a GPU of compute capability 8.9 or more, such as L40S or "
+            f"H100; this is {torch.cuda.get_device_name(device)}; set model.kv_cache: auto"
+        )
     if (
         device.type == "cpu"
         and dtype == torch.float16

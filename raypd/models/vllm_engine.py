@@ -170,6 +170,7 @@ def _load_vllm(model: ModelConfig, sizes: EngineConfig) -> Any:
             "revision": revision,
             "trust_remote_code": model.trust_remote_code,
             "dtype": dtype,
+            "kv_cache_dtype": model.kv_cache,
             "max_num_seqs": sizes.most_seqs,
             "max_num_batched_tokens": batched_tokens,
             "enable_prefix_caching": True,

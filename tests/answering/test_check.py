@@ -233,6 +233,17 @@ def test_it_says_why_the_fast_path_is_not_taken(refusal, capabilities, dtype, wo
     assert path_of(run_config(model={"dtype": dtype})).endswith(words)
 
 
+def test_it_says_that_attention_is_slower_where_the_cache_has_8_bits(monkeypatch):
+    monkeypatch.setattr(native, "refusal", lambda: None)
+    monkeypatch.setattr(native, "has", lambda capability: capability == "avx512_bf16")
+    if torch.cuda.is_available():
+        pytest.skip("a GPU decodes here")
+    model = {"dtype": "bfloat16", "kv_cache": "fp8"}
+    assert path_of(run_config(model=model)).endswith(
+        "with AVX-512 BF16, but attention by torch, which is slower: model.kv_cache is fp8"
+    )
+
+
 class LosingTask:
     """Answers the first and the last document."""
 

@@ -131,7 +131,7 @@ def test_exactness_is_rehearsed(results_file, capsys):
     rows = [line for line in output.splitlines() if line.startswith(("| llama", "| gpt_oss"))]
     assert len(rows) == 2
     for row in rows:
-        assert row.count("3 of 3") == 4
+        assert row.count("3 of 3") == 5
     assert rehearse(exactness, results_file, "^llama$", *methods) == 0
     assert "... llama" not in capsys.readouterr().out
 

@@ -220,7 +220,8 @@ def test_every_key_counts_unless_it_is_known_that_it_cannot() -> None:
             "output": "columns min_confidence",
             "engine": "kind vllm",
             "model": (
-                "name revision dtype adapter calibration quantization trust_remote_code endpoint"
+                "name revision dtype adapter calibration quantization kv_cache trust_remote_code "
+                "endpoint"
             ),
         }.get(section, "")
         words = (

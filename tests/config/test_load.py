@@ -194,6 +194,38 @@ def test_an_engine_that_cannot_be_so_is_refused(tmp_path: Path, words: str, over
         load(tmp_path, "{name: Color}", "null", override)
 
 
+@pytest.mark.parametrize(
+    ("words", "override"),
+    [
+        ("model.kv_cache=.*choose from auto, fp8", "model.kv_cache=int8"),
+        (
+            "model=.* kv_cache fp8: the server of model.endpoint has a cache of its own",
+            "model={kv_cache: fp8, endpoint: {url: 'http://host/v1'}}",
+        ),
+        (
+            "cascade.model=.* kv_cache fp8: the server of model.endpoint",
+            "cascade.model={kv_cache: fp8, endpoint: {url: 'http://host/v1'}}",
+        ),
+    ],
+)
+def test_a_cache_that_cannot_be_so_is_refused(tmp_path: Path, words: str, override: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        load(tmp_path, "{name: Color}", "null", override)
+
+
+@pytest.mark.parametrize(
+    ("words", "key"),
+    [("engine.stable", "stable: true"), ("engine.attention avx512", "attention: avx512")],
+)
+def test_kernels_for_bfloat16_alone_take_no_cache_in_8_bits(
+    tmp_path: Path, words: str, key: str
+) -> None:
+    engine = f"engine={{{key}}}"
+    load(tmp_path, "{name: Color}", "null", engine)
+    with pytest.raises(ConfigError, match=f"model.kv_cache fp8: {words} computes with keys"):
+        load(tmp_path, "{name: Color}", "null", engine, "model.kv_cache=fp8")
+
+
 def config(*overrides: str, **task: Any) -> Any:
     if not task.get("kind"):
         tree = {"categories": {"shoes": {"attributes": [{"name": "Brand"}]}}}

@@ -130,8 +130,9 @@ def compare(
         dtype: The dtype of the function's inputs.
         atol: The largest difference.
         sizes: `kv_heads`, `repeat`, `dim` and `value_dim` in place of random ones, `most`, the most
-            keys of a span, and `latent`, whether values are the first numbers of keys. The other
-            function gets them apart.
+            keys of a span, `latent`, whether values are the first numbers of keys, and
+            `cache_dtype`, the dtype of the cache. The other function gets values apart, and keys
+            and values as the cache holds them.
     """
     rng = random.Random(seed)
     max_keys = sizes.get("most", 40)
@@ -149,8 +150,11 @@ def compare(
     value_dim = sizes.get("value_dim", rng.choice([dim, 8]))
     tokens = len(step.slots)
     slots = step.cache.allocator.slots
-    step.cache.keys[0] = numbers(slots, kv_heads, dim)
-    values = numbers(slots, kv_heads, value_dim)
+    cache_dtype = sizes.get("cache_dtype", dtype)
+    if cache_dtype != dtype:
+        step.cache.dtype = cache_dtype
+    step.cache.keys[0] = numbers(slots, kv_heads, dim).to(cache_dtype)
+    values = numbers(slots, kv_heads, value_dim).to(cache_dtype)
     latent_dim = value_dim if sizes.get("latent") else None
     if latent_dim is None:
         step.cache.values[0] = values
@@ -164,6 +168,8 @@ def compare(
     if latent_dim is not None:
         value = key[..., :latent_dim]
     given_value = value if latent_dim is None else None
+    exact_key = key.to(cache_dtype).double()
+    exact_value = value.to(cache_dtype).double()
     for window in (None, rng.randint(1, 12), 10_000):
         scale = rng.choice([dim**-0.5, 0.5])
         softcap = rng.choice([None, 2.0])
@@ -172,7 +178,7 @@ def compare(
         layer = AttentionLayer(0, scale, window, softcap, sinks, latent_dim)
         exact_layer = AttentionLayer(0, scale, window, softcap, exact_sinks)
         answer = attend(step, layer, query, key, given_value)
-        expected = reference(exact_step, exact_layer, query.double(), key.double(), value.double())
+        expected = reference(exact_step, exact_layer, query.double(), exact_key, exact_value)
         torch.testing.assert_close(
             answer.double(),
             expected,

@@ -3,10 +3,12 @@
 It uses a dense mask, and runs the model over all tokens again in every step.
 """
 
+import sys
 from collections.abc import Callable, Collection, Sequence
 
 import torch
-from transformers import PreTrainedModel
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
+from transformers.masking_utils import eager_mask
 
 from raypd.decoding.models.hybrid import has_recurrent_layers
 from raypd.decoding.program import Feed, Predictions
@@ -14,6 +16,32 @@ from raypd.decoding.sampling import AllowedTokens
 
 Picked = tuple[int, float, float]  # Token, log-probability, gap to the runner-up.
 Limits = Callable[..., AllowedTokens | None]
+# The name of eager attention to rounded keys, among transformers' attention functions.
+_ROUNDED = "eager_rounded"
+
+
+def round_keys_and_values(model: PreTrainedModel) -> None:
+    """Let an unmodified model attend to keys and values that are rounded to 8 bits."""
+    AttentionInterface.register(_ROUNDED, _attend_to_rounded)
+    AttentionMaskInterface.register(_ROUNDED, eager_mask)
+    model.set_attn_implementation(_ROUNDED)
+
+
+def _attend_to_rounded(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    *args: object,
+    **options: object,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    attend = sys.modules[type(module).__module__].eager_attention_forward
+    key = key.to(torch.float8_e4m3fn).to(key.dtype)
+    value = value.to(torch.float8_e4m3fn).to(value.dtype)
+    attended: tuple[torch.Tensor, torch.Tensor] = attend(
+        module, query, key, value, *args, **options
+    )
+    return attended
 
 
 @torch.no_grad()

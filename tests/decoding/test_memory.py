@@ -150,11 +150,13 @@ def test_another_error_of_the_device_is_not_taken_for_a_lack_of_memory() -> None
     assert not is_out_of_memory(ValueError("out of memory"))
 
 
-# A third of the memory holds weights. A pass takes 10,000 bytes per token, a slot 512.
+# A third of the memory holds weights. A pass takes 10,000 bytes per token, a slot 512, and 128 in 8
+# bits.
 @pytest.mark.parametrize(
     ("total", "options", "tokens", "slots"),
     [
         (60_000_000, {}, 2048, 32_265),
+        (60_000_000, {"kv_cache": "fp8"}, 2048, 4 * 32_265 + 2),
         (60_000_000, {"limit": 3000, "graph_tokens": 1024}, 2048, 3000),
         (60_000_000, {"graph_tokens": 1024}, 2048, 12_265),
         (60_000_000, {"share": 0.5}, 1024, 13_203),
@@ -163,7 +165,9 @@ def test_another_error_of_the_device_is_not_taken_for_a_lack_of_memory() -> None
     ],
 )
 def test_on_a_gpu_the_cache_is_sized_once(total, options, tokens, slots, monkeypatch) -> None:
-    engine = Engine(tiny_model("llama"), max_num_seqs=8)
+    options = dict(options)
+    kv_cache = options.pop("kv_cache", "auto")
+    engine = Engine(tiny_model("llama"), max_num_seqs=8, kv_cache=kv_cache)
     gpu = {"peak": 0}
 
     def allocated() -> int:
@@ -197,7 +201,8 @@ def test_on_a_gpu_the_cache_is_sized_once(total, options, tokens, slots, monkeyp
     graph_tokens = min(tokens, options.get("graph_tokens", 0))
     assert engine.pass_bytes == 10_000 * (tokens + graph_tokens)
     prompts = [Prompt(tokens_of(random.Random(n), 500, 900)) for n in range(9)]
-    assert decoded(engine, prompts, 3) == decoded(Engine(tiny_model("llama")), prompts, 3)
+    roomy = Engine(tiny_model("llama"), kv_cache=kv_cache)
+    assert decoded(engine, prompts, 3) == decoded(roomy, prompts, 3)
     # The cache has not grown since.
     assert engine.cache.generation == 0
     assert engine.cache.allocator.slots == slots
@@ -230,11 +235,11 @@ def test_a_cache_that_cannot_grow_stays_as_it_is(monkeypatch: pytest.MonkeyPatch
     new_zeros = torch.Tensor.new_zeros
     allocated = []
 
-    def new_zeros_with_little_memory(self, *shape):
+    def new_zeros_with_little_memory(self, *shape, **options):
         if len(allocated) == 2:
             raise torch.OutOfMemoryError("CUDA out of memory")
         allocated.append(shape)
-        return new_zeros(self, *shape)
+        return new_zeros(self, *shape, **options)
 
     monkeypatch.setattr(torch.Tensor, "new_zeros", new_zeros_with_little_memory)
     with pytest.raises(OutOfSlots):

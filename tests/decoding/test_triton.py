@@ -111,10 +111,16 @@ def compiled(kernel, capability: int, types: dict[str, str], constants: dict, wa
         (89, "bf16", 128, 64, {"SPLIT": True}),
         (89, "bf16", 64, 64, {"SPLIT": True, "WINDOW": True, "SINKS": True}),
         (90, "bf16", 128, 128, {}),
+        (89, "bf16", 128, 64, {"SPLIT": True, "cache": "fp8e4nv"}),
+        (90, "bf16", 128, 128, {"cache": "fp8e4nv"}),
         # The latents and rotated keys of DeepSeek V3.
         (89, "bf16", 512, 16, {"SPLIT": True, "REST_DIM": 64, "REST_BLOCK": 64}),
         *slow(
             (89, "fp16", 64, 64, {}),
+            (89, "fp16", 64, 64, {"SPLIT": True, "WINDOW": True, "cache": "fp8e4nv"}),
+            (89, "bf16", 256, 64, {"cache": "fp8e4nv"}),
+            (89, "bf16", 512, 16, {"REST_DIM": 64, "REST_BLOCK": 64, "cache": "fp8e4nv"}),
+            (90, "bf16", 64, 64, {"SPLIT": True, "SINKS": True, "cache": "fp8e4nv"}),
             (89, "bf16", 128, 16, {"SPLIT": True, "WORDS": 2}),
             (89, "bf16", 256, 64, {}),
             (89, "bf16", 128, 64, {"SPLIT": True, "WORDS": 2, "WINDOW": True}),
@@ -132,6 +138,8 @@ def test_attention_compiles_into_what_a_card_has(
 
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     itemsize = 4 if dtype == "fp32" else 2
+    flags = dict(flags)
+    cache_type = flags.pop("cache", dtype)
     key_dim = dim + flags.get("REST_DIM", 0)
     tile = triton_kernel.tiles(divmod(capability, 10), key_dim, itemsize)[rows]
     power = triton_kernel.power_of_two(dim)
@@ -154,9 +162,8 @@ def test_attention_compiles_into_what_a_card_has(
         **flags,
     }
     types = {
-        **dict.fromkeys(
-            ["query_rows", "stored_keys", "stored_values", "out", "sinks"], f"*{dtype}"
-        ),
+        **dict.fromkeys(["query_rows", "out", "sinks"], f"*{dtype}"),
+        **dict.fromkeys(["stored_keys", "stored_values"], f"*{cache_type}"),
         **dict.fromkeys(["items", "queries", "keys", "starts"], "*i32"),
         **dict.fromkeys(["scale", "softcap"], "fp32"),
         **dict.fromkeys(["split", "split_lse"], "*fp32"),
@@ -193,12 +200,20 @@ def test_the_kernels_around_it_compile(capability, monkeypatch, tmp_path):
     latents = {"HEADS": 128, "PLAIN_DIM": 128, "LATENT_DIM": 512, "HALF": 32}
     latents |= {"STYLE": 0, "BLOCK": triton_kernels._HEADS}
     merge = {"HEADS": 32, "VALUE_DIM": 128, "VALUE_BLOCK": 128}
+    caches = [{"keys": "*bf16", "values": "*bf16"}]
+    if capability >= 89:
+        caches.append({"keys": "*fp8e4nv", "values": "*fp8e4nv"})
+    for cache_types in caches:
+        for kernel, constants in (
+            (triton_kernels._store_heads, heads),
+            (triton_kernels._store_latents, latents),
+        ):
+            _, stack = compiled(kernel, capability, types | cache_types, constants, 4)
+            assert stack == 0
     for kernel, constants, warps in (
         (triton_kernels._norm, {"DIM": 4096, "BLOCK": 4096, "STYLE": 0, "FP8": False}, 4),
-        (triton_kernels._store_heads, heads, 4),
         (triton_kernels._gated, {**gated, "BLOCK": triton_kernels._BLOCK, "FP8": False}, 4),
         (triton_kernels._gated, {**gated, "GATE": 3, "BLOCK": 1024, "FP8": False}, 4),
-        (triton_kernels._store_latents, latents, 4),
         (triton_kernels._norm, {"DIM": 4096, "BLOCK": 4096, "STYLE": 2, "FP8": True}, 4),
         (triton_kernels._gated, {**gated, "BLOCK": 16384, "FP8": True}, 16),
         (triton_kernels._quantize, {"DIM": 4096, "BLOCK": 4096}, 4),

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 import triton.language as tl
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from triton.runtime import interpreter
 
 from raypd.decoding import graphs
@@ -20,6 +20,7 @@ from raypd.decoding.attention.step import PrefixGroup
 from raypd.decoding.engine import Engine
 from raypd.decoding.layers import triton_kernels
 from raypd.decoding.layers.expert_weights import GateKind
+from raypd.decoding.layers.in_torch import Builder
 from raypd.decoding.layers.in_triton import CudaBuilder, CudaNorm
 from raypd.decoding.layers.sources import NormStyle
 from raypd.decoding.methods.autoregressive import autoregressive
@@ -29,6 +30,7 @@ from raypd.decoding.visibility import Reach
 from tests.decoding.cases import CASES, _stacked, pair
 from tests.decoding.drivers import INSTRUCTION, built, logits_of, never, prompts_of
 from tests.decoding.kernel_cases import compare, random_pass, slow
+from tests.decoding.reference import round_keys_and_values
 from tests.decoding.test_hybrid import hybrid_case
 from tests.decoding.test_properties import check
 from tests.tiny import HYBRIDS, in_float64, tiny_model
@@ -154,13 +156,20 @@ def test_layers_for_gpus_give_the_logits_of_transformers(kind, extra):
 
 @pytest.fixture
 def rounded_to_fp8(monkeypatch):
-    """Round as a GPU does; the interpreter rounds ties and carries in another way."""
+    """Round as a GPU does; the interpreter rounds ties and carries in another way.
+
+    It also fails to widen numbers in 8 bits to float64.
+    """
     convert = interpreter._convert_float
 
     def convert_float(numbers, source, target, mode):
-        if target != tl.float8e4nv:
-            return convert(numbers, source, target, mode)
-        return torch.from_numpy(numbers).to(E4M3).view(torch.uint8).numpy()
+        # These are the numbers of a kernel, which no mode of torch watches.
+        with _disable_current_modes():
+            if source == tl.float8e4nv and target == tl.float64:
+                return torch.from_numpy(numbers.view(np.uint8)).view(E4M3).double().numpy()
+            if target != tl.float8e4nv:
+                return convert(numbers, source, target, mode)
+            return torch.from_numpy(numbers).to(E4M3).view(torch.uint8).numpy()
 
     monkeypatch.setattr(interpreter, "_convert_float", convert_float)
 
@@ -190,6 +199,61 @@ def test_inputs_in_fp8_are_what_a_layer_would_make_of_them(dim):
 
 
 @pytest.mark.usefixtures("rounded_to_fp8")
+@pytest.mark.parametrize("latent", [False, True])
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(("dtype", "atol"), [(torch.float64, 1e-10), (torch.float16, 4e-3)])
+def test_a_cache_in_8_bits_is_read_as_numbers(dtype, atol, seed, latent, monkeypatch):
+    if seed == 0:
+        monkeypatch.setattr(plan, "_MIN_PART", 16)
+        monkeypatch.setattr(triton_kernel, "gpu_of", lambda _: triton_kernel.Gpu((8, 9), 50))
+    sizes = {"kv_heads": 1, "repeat": 4, "dim": 80, "value_dim": 64} if latent else {}
+    sizes |= {"latent": latent, "cache_dtype": E4M3}
+    compare(triton_kernel.attend, sdpa.attend, seed, CPU, dtype, atol, **sizes)
+
+
+@pytest.mark.usefixtures("rounded_to_fp8")
+@pytest.mark.parametrize("factor", [1.0, 300.0])
+@pytest.mark.parametrize("kind", ["qwen3", "gemma3_text", "youtu"])
+@torch.inference_mode()
+def test_layers_for_gpus_store_the_keys_that_torch_stores(kind, factor):
+    """They are also clamped: with a factor of 300, some keys and values are beyond the range."""
+    caches = []
+    for builder in (Builder(), CudaBuilder()):
+        model = in_float64(tiny_model(kind))
+        for name, weight in model.named_parameters():
+            if "v_proj" in name or "k_norm" in name or "kv_a_layernorm" in name:
+                weight.mul_(factor)
+        engine = Engine(built(model, builder), attention="triton", kv_cache="fp8")
+        engine.run([autoregressive(prompts_of(3, 1)[0], 3, never)])
+        assert builder.fallbacks == []
+        caches.append(engine.cache)
+    in_torch, by_kernels = caches
+    stores = [*in_torch.keys.items(), *((-1 - n, store) for n, store in in_torch.values.items())]
+    largest = 0.0
+    for number, store in stores:
+        others = by_kernels.keys if number >= 0 else by_kernels.values
+        other = others[number if number >= 0 else -1 - number]
+        assert store.dtype == other.dtype == E4M3
+        assert torch.equal(store.view(torch.uint8), other.view(torch.uint8))
+        largest = max(largest, float(store.double().abs().max()))
+    assert (largest == 448) == (factor > 1)
+
+
+@pytest.mark.usefixtures("rounded_to_fp8")
+@pytest.mark.parametrize("builder", [Builder, *slow((CudaBuilder,))])
+def test_graphs_decode_from_a_cache_in_8_bits(builder, monkeypatch):
+    model, stock = (in_float64(one) for one in pair("qwen3"))
+    round_keys_and_values(stock)
+    case = _stacked((1, 2), isolate_values=False)(stock)
+    replays = Replays(monkeypatch)
+    packed = built(model, builder())
+    engine = replays.engine(packed, max_num_seqs=3, max_num_batched_tokens=60, kv_cache="fp8")
+    case.check(engine.run(case.programs()), 1e-9)
+    assert 0 < replays.captured < replays.replayed < engine.steps
+    assert {store.dtype for store in engine.cache.keys.values()} == {E4M3}
+
+
+@pytest.mark.usefixtures("rounded_to_fp8")
 @torch.inference_mode()
 @pytest.mark.parametrize("kind", ["qwen3", "qwen3_moe", "gpt_oss"])
 def test_layers_in_fp8_are_those_in_torch(kind):
@@ -206,15 +270,16 @@ def small_gpu(monkeypatch):
     monkeypatch.setattr(triton_kernel, "gpu_of", lambda _: triton_kernel.Gpu((8, 9), 50))
 
 
-def error_in_float16(attend) -> float:
-    return error_of(attend, CPU, torch.float16, HeadSizes(2, 1, 16))
+def error_in_float16(attend, cache_dtype=None) -> float:
+    return error_of(attend, CPU, torch.float16, HeadSizes(2, 1, 16), cache_dtype)
 
 
 @pytest.mark.usefixtures("small_gpu")
-def test_the_check_of_a_device_passes_and_covers_all_that_the_kernel_does(monkeypatch):
+@pytest.mark.parametrize("cache_dtype", [None, E4M3])
+def test_the_check_of_a_device_passes_and_covers_all_that_the_kernel_does(cache_dtype, monkeypatch):
     split = mock.Mock(wraps=plan._split)
     monkeypatch.setattr(plan, "_split", split)
-    assert error_in_float16(triton_kernel.attend) <= 1
+    assert error_in_float16(triton_kernel.attend, cache_dtype) <= 1
     sized_items, _ = split.call_args.args
     items = [item for _, item in sized_items]
     assert any(item.own_keys == 0 for item in items), "a prefix is read for several spans"

@@ -1,5 +1,6 @@
 """Models on paper: their sizes against transformers' own count, and what follows from them."""
 
+import json
 import math
 import re
 from dataclasses import replace
@@ -17,6 +18,7 @@ from raypd.estimation.prediction import LIMITS, SIZES, sizes_of
 from raypd.estimation.roofline import DocumentTokens, seconds_of
 from tests.decoding.test_families import KINDS
 from tests.decoding.test_size_counter import STOCK, model_of
+from tests.runs import config_tree, extraction
 from tests.tiny import HYBRIDS, save_tiny, tiny_model
 
 QWEN = "Qwen/Qwen3-8B"
@@ -160,6 +162,37 @@ def test_fp8_is_on_the_data_sheet() -> None:
     )
     in_fp8 = seconds_of(SIZES[QWEN], GPUS["A10G"], DocumentTokens(), True, LIMITS, True)
     assert in_fp8 is None
+
+
+def test_a_cache_in_8_bits_holds_twice_as_much_and_is_read_in_half_the_time(tmp_path) -> None:
+    rounded = replace(SIZES[QWEN], kv_cache="fp8")
+    assert 2 * rounded.cache_bytes == SIZES[QWEN].cache_bytes == 147_456
+    # The cache of 24 GB limits how many long documents decode at once, and their passes wait for
+    # the host.
+    long = {"own": 6000.0, "passes": 200.0}
+    plain = parts_of(SIZES[QWEN], "A10G", **long)
+    halved = parts_of(rounded, "A10G", **long)
+    assert halved["host"] < 0.6 * plain["host"]
+    assert halved["attention"] < plain["attention"]
+    assert halved["products"] == plain["products"]
+
+
+def test_a_configuration_says_what_the_predicted_cache_holds(tmp_path) -> None:
+    (tmp_path / "in.jsonl").write_text('{"id": "1", "title": "Acme X100"}\n')
+    folder = save_tiny(tmp_path / "tiny", "qwen3")
+    tree = config_tree(
+        extraction(c=["Brand"]),
+        tmp_path / "in.jsonl",
+        tmp_path / "out",
+        model={"name": str(folder)},
+        input={"text_columns": ["title"]},
+    )
+    (tmp_path / "run.yaml").write_text(json.dumps(tree))
+    words = ["estimate", str(tmp_path / "run.yaml"), "--model", QWEN, "--instance", "g6e.48xlarge"]
+    assert "model.kv_cache" not in CliRunner().invoke(app, words).stdout
+    done = CliRunner().invoke(app, [*words, "model.kv_cache=fp8"])
+    assert done.exit_code == 0
+    assert "with model.kv_cache fp8: 1 byte for each number" in " ".join(done.stdout.split())
 
 
 def test_a_model_that_does_not_fit_has_no_speed() -> None:

@@ -217,6 +217,48 @@ def test_fp8_wants_a_gpu_that_has_it(folder: Path, monkeypatch: pytest.MonkeyPat
         assert message in refused(name=str(folder), quantization="fp8", dtype="float16")
 
 
+def test_a_cache_in_8_bits_wants_a_gpu_that_converts_it(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = ModelConfig(name=str(folder), kv_cache="fp8")
+    check_model_config(config)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda **_: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA A100")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
+    message = refused(name=str(folder), kv_cache="fp8")
+    says(message, "model.kv_cache fp8: needs a GPU of compute capability 8.9 or more", "A100")
+    check_model_config(config, machine=False)
+    check_model_config(config, purpose="vllm")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 9))
+    check_model_config(config)
+    config = ModelConfig(name=str(folder), kv_cache="fp8", device="mps")
+    with pytest.raises(ModelError, match=r"works on model\.device cpu and cuda, not on mps"):
+        check_model_config(config, machine=False)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_keys_that_8_bits_cannot_hold_are_refused(folder: Path, tmp_path: Path, dtype: str) -> None:
+    load_model(ModelConfig(name=str(folder), dtype=dtype, device="cpu", kv_cache="fp8"))
+    model = tiny_model("llama")
+    for layer in model.model.layers:
+        # The scores stay the same, and the keys are beyond the range.
+        layer.self_attn.k_proj.weight.data *= 1e5
+        layer.self_attn.q_proj.weight.data /= 1e5
+    save_tiny(tmp_path)
+    model.save_pretrained(tmp_path)
+    settings = {"name": str(tmp_path), "dtype": dtype, "device": "cpu"}
+    load_model(ModelConfig(**settings))
+    with pytest.raises(ModelError) as error:
+        load_model(ModelConfig(**settings, kv_cache="fp8"))
+    says(
+        str(error.value),
+        "model.kv_cache fp8 changes its logits by",
+        "8 bits are too few for its keys and values",
+        "set model.kv_cache: auto",
+    )
+
+
 def test_quantization_where_it_cannot_work(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -160,10 +160,16 @@ def test_arguments_of_its_own_go_over_ours(engine):
     assert made.tensor_parallel_size == 2
     assert made.enable_prefix_caching is False
     assert made.max_num_seqs == 7
+    assert made.kv_cache_dtype == "auto"
     one, two = (
         make_config(EXTRACTION, [*VLLM, f"cluster.gpus_per_worker={number}"]) for number in (1, 2)
     )
     assert one.fingerprint() == two.fingerprint()
+
+
+def test_the_type_of_the_cache_reaches_vllm(engine):
+    _, replay = engine("model.kv_cache=fp8")
+    assert replay.made.kv_cache_dtype == "fp8"
 
 
 def test_an_answer_that_vllm_cuts_is_an_error_and_one_that_the_program_cuts_is_not(engine):

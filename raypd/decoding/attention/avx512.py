@@ -27,7 +27,9 @@ def attend(
     value: torch.Tensor | None,
 ) -> torch.Tensor:
     """Attend by one function of C; the arguments are those of `Attend`."""
-    if not _takes(query, *_samples(step, layer, key, value)):
+    # The kernel reads bfloat16 alone, and the cache may hold keys and values in 8 bits.
+    is_rounded = step.cache.dtype is not None
+    if is_rounded or not _takes(query, *_samples(step, layer, key, value)):
         return sdpa.attend(step, layer, query, key, value)
     query, keys, values = _store(step, layer, query, key, value)
     return _attend_stored(step, layer, query, keys, values)

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from raypd.decoding.attention.step import Attend, AttentionLayer, PrefixGroup, Span, Step
-from raypd.decoding.kv_cache import KVCache
+from raypd.decoding.kv_cache import KVCache, in_8_bits
 from raypd.decoding.visibility import POSITION, SEGMENT, Reach
 
 _PREFIX_LENGTH = 280
@@ -36,7 +36,13 @@ class _Tensors(NamedTuple):
     value: torch.Tensor  # [slots, kv_heads, dim of a value]
 
 
-def error_of(attend: Attend, device: torch.device, dtype: torch.dtype, sizes: HeadSizes) -> float:
+def error_of(
+    attend: Attend,
+    device: torch.device,
+    dtype: torch.dtype,
+    sizes: HeadSizes,
+    cache_dtype: torch.dtype | None = None,
+) -> float:
     """Compare an attention function with float64.
 
     Args:
@@ -44,6 +50,8 @@ def error_of(attend: Attend, device: torch.device, dtype: torch.dtype, sizes: He
         device: Where it runs.
         dtype: The dtype of its inputs.
         sizes: The sizes of queries, keys and values.
+        cache_dtype: The dtype of the cache; None for that of the inputs. The comparison is with
+            attention to what the cache holds.
 
     Returns:
         The largest difference, as a multiple of what is tolerated for the dtype.
@@ -55,9 +63,12 @@ def error_of(attend: Attend, device: torch.device, dtype: torch.dtype, sizes: He
     heads, kv_heads, dim, latent_dim = sizes
     query = _random_tensor(rng, (len(slots), heads, dim), device, dtype)
     key = _random_tensor(rng, (slot_count, kv_heads, dim), device, dtype)
-    cache = KVCache(slot_count, None, device)
+    value = _random_tensor(rng, (slot_count, kv_heads, dim), device, dtype)
+    if cache_dtype is not None:
+        key = in_8_bits(key, cache_dtype).to(dtype)
+        value = in_8_bits(value, cache_dtype).to(dtype)
+    cache = KVCache(slot_count, None, device, dtype=cache_dtype)
     if latent_dim is None:
-        value = _random_tensor(rng, (slot_count, kv_heads, dim), device, dtype)
         keys, values = cache.layer(0, key, value)
         values.copy_(value)
     else:

@@ -18,7 +18,11 @@ _log = logging.getLogger(__name__)
 
 
 def choose_attention(
-    attention: str, device: torch.device, dtype: torch.dtype, config: Any
+    attention: str,
+    device: torch.device,
+    dtype: torch.dtype,
+    config: Any,
+    cache_dtype: torch.dtype | None = None,
 ) -> Attend:
     """Return the attention function with a name.
 
@@ -27,13 +31,14 @@ def choose_attention(
         device: The model's device.
         dtype: The model's dtype.
         config: The model's text configuration; only "auto" reads it.
+        cache_dtype: The dtype of the KV cache; None for the model's.
 
     Raises:
         ValueError: If there is no such attention, its package is not installed, or it cannot run on
             the device.
     """
     if attention == "auto":
-        attention = _fastest(device, dtype, config)
+        attention = _fastest(device, dtype, config, cache_dtype)
     if attention == "sdpa":
         return sdpa.attend
     if attention == "avx512":
@@ -60,11 +65,13 @@ def _import_triton_kernel() -> Any:
     return triton_kernel
 
 
-def _fastest(device: torch.device, dtype: torch.dtype, config: Any) -> str:
+def _fastest(
+    device: torch.device, dtype: torch.dtype, config: Any, cache_dtype: torch.dtype | None
+) -> str:
     """Return the name of the fastest attention that is right on a device."""
     if device.type == "cuda" and dtype in (torch.bfloat16, torch.float16):
-        return _fastest_on_gpu(device, dtype, _head_sizes(config))
-    if avx512.is_best(device, dtype):
+        return _fastest_on_gpu(device, dtype, _head_sizes(config), cache_dtype)
+    if avx512.is_best(device, dtype) and cache_dtype is None:
         return "avx512"
     return "sdpa"
 
@@ -87,14 +94,17 @@ def _head_sizes(config: Any) -> tuple[HeadSizes, ...]:
 
 @cache
 def _fastest_on_gpu(
-    device: torch.device, dtype: torch.dtype, all_sizes: tuple[HeadSizes, ...]
+    device: torch.device,
+    dtype: torch.dtype,
+    all_sizes: tuple[HeadSizes, ...],
+    cache_dtype: torch.dtype | None,
 ) -> str:
     """Return "triton" if it is right on this GPU, else "sdpa", with a warning."""
     if torch.cuda.get_device_capability(device) < (8, 0):
         return "sdpa"
     try:
         attend = choose_attention("triton", device, dtype, None)
-        error = max(error_of(attend, device, dtype, sizes) for sizes in all_sizes)
+        error = max(error_of(attend, device, dtype, sizes, cache_dtype) for sizes in all_sizes)
     # The compiler, the driver and the GPU raise all kinds of exceptions; sdpa needs none of them.
     except Exception as failure:
         reason = f"{type(failure).__name__}: {failure}"

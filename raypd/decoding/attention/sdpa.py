@@ -3,7 +3,8 @@
 One call attends to a shared prefix for all its sequences at once, and further calls attend to each
 sequence's own keys (`Step.calls`). Their results are merged by their log-sum-exps in float32, as in
 Hydragen and cascade attention. Query heads that share a key head are folded into the queries:
-[heads, n, d] -> [kv_heads, repeat * n, d].
+[heads, n, d] -> [kv_heads, repeat * n, d]. Keys and values that the cache holds in 8 bits are
+converted to the dtype of the queries where they are read.
 """
 
 import torch
@@ -95,9 +96,9 @@ def _attend_batch(
     folded = folded.view(spans, queries, kv_heads, repeat, head_dim)
     # [spans, kv_heads, repeat * queries, head_dim]
     folded = folded.permute(0, 2, 3, 1, 4).flatten(2, 3)
-    out, lse = _attention(
-        folded, _keys_of(keys, batch), _keys_of(values, batch), mask, layer.scale, layer.softcap
-    )
+    own_keys = _keys_of(keys, batch).to(query.dtype)
+    own_values = _keys_of(values, batch).to(query.dtype)
+    out, lse = _attention(folded, own_keys, own_values, mask, layer.scale, layer.softcap)
     out = out.reshape(spans, kv_heads, repeat, queries, -1).permute(0, 3, 1, 2, 4)
     lse = lse.reshape(spans, kv_heads, repeat, queries).permute(0, 3, 1, 2)
     rows = spans * queries
@@ -171,8 +172,8 @@ def _over(
     # [kv_heads, repeat, n, d]
     folded = query.unflatten(1, (kv_heads, -1)).permute(1, 2, 0, 3)
     folded = folded.flatten(1, 2)[None]
-    keys = key.transpose(0, 1)[None]
-    values = value.transpose(0, 1)[None]
+    keys = key.to(query.dtype).transpose(0, 1)[None]
+    values = value.to(query.dtype).transpose(0, 1)[None]
     if mask is None:
         out, lse = _attention(folded, keys, values, None, scale, softcap)
     else:
@@ -192,8 +193,8 @@ def _causal(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: 
     # The query heads of a key head become a batch: folded into the queries they would need a mask.
     folded = query.unflatten(1, (kv_heads, -1)).permute(2, 1, 0, 3)  # [repeat, kv_heads, n, d]
     repeat = len(folded)
-    keys = key.transpose(0, 1).expand(repeat, -1, -1, -1)
-    values = value.transpose(0, 1).expand(repeat, -1, -1, -1)
+    keys = key.to(query.dtype).transpose(0, 1).expand(repeat, -1, -1, -1)
+    values = value.to(query.dtype).transpose(0, 1).expand(repeat, -1, -1, -1)
     out, lse = _kernel(folded, keys, values, None, True, scale)
     return out.permute(2, 1, 0, 3).flatten(1, 2), lse.permute(2, 1, 0).flatten(1, 2)
 
@@ -205,7 +206,7 @@ def _has_kernel(
     if softcap is not None or key.shape[-1] != value.shape[-1]:
         return False
     if query.device.type == "cuda":
-        is_aligned = key.shape[-1] * key.element_size() % 16 == 0
+        is_aligned = key.shape[-1] * query.element_size() % 16 == 0
         return is_aligned and query.dtype != torch.float64
     return query.device.type == "cpu"
 

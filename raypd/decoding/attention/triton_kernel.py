@@ -241,7 +241,9 @@ def _attend(  # type: ignore[no-untyped-def]
     # `KernelPlan`. With a REST_DIM, a key has so many numbers behind its value.
     REPEAT: tl.constexpr = HEADS // KV_HEADS
     FIELDS: tl.constexpr = 2 + 2 * WORDS
-    WIDE: tl.constexpr = tl.float64 if query_rows.dtype.element_ty == tl.float64 else tl.float32
+    # The cache may hold keys and values in 8 bits. They are converted behind each load.
+    TYPE: tl.constexpr = query_rows.dtype.element_ty
+    WIDE: tl.constexpr = tl.float64 if tl.float64 == TYPE else tl.float32
     # The fields of `Item`, in their order.
     item = items + tl.program_id(0) * _FIELD_COUNT
     kv_head = tl.program_id(1)
@@ -293,18 +295,19 @@ def _attend(  # type: ignore[no-untyped-def]
             is_seen = is_seen & (prefix_begin + offset[None, :] >= start[:, None])
         slot = (prefix_slot + offset)[:, None]
         key = tl.load(key_base + slot * key_slot, mask=is_key[:, None] & is_dim[None, :], other=0.0)
+        key = key.to(TYPE)
         rest = key
         value = key
         if REST_DIM:
             rest = tl.load(
                 rest_base + slot * key_slot, mask=is_key[:, None] & is_rest[None, :], other=0.0
-            )
+            ).to(TYPE)
         else:
             value = tl.load(
                 value_base + slot * value_slot,
                 mask=is_key[:, None] & is_value_dim[None, :],
                 other=0.0,
-            )
+            ).to(TYPE)
         high, total, mixed = _take(
             query,
             query_rest,
@@ -330,15 +333,16 @@ def _attend(  # type: ignore[no-untyped-def]
             offset = begin + tl.arange(0, BLOCK)
             slot = (own_slot + offset)[:, None]
             is_seen = is_row[:, None] & (offset >= 0)[None, :]
-            key = tl.load(key_base + slot * key_slot, mask=is_dim[None, :], other=0.0)
+            key = tl.load(key_base + slot * key_slot, mask=is_dim[None, :], other=0.0).to(TYPE)
             rest = key
             value = key
             if REST_DIM:
                 rest = tl.load(rest_base + slot * key_slot, mask=is_rest[None, :], other=0.0)
+                rest = rest.to(TYPE)
             else:
                 value = tl.load(
                     value_base + slot * value_slot, mask=is_value_dim[None, :], other=0.0
-                )
+                ).to(TYPE)
             high, total, mixed = _take(
                 query,
                 query_rest,
@@ -378,18 +382,19 @@ def _attend(  # type: ignore[no-untyped-def]
         )
         slot = (own_slot + offset)[:, None]
         key = tl.load(key_base + slot * key_slot, mask=is_key[:, None] & is_dim[None, :], other=0.0)
+        key = key.to(TYPE)
         rest = key
         value = key
         if REST_DIM:
             rest = tl.load(
                 rest_base + slot * key_slot, mask=is_key[:, None] & is_rest[None, :], other=0.0
-            )
+            ).to(TYPE)
         else:
             value = tl.load(
                 value_base + slot * value_slot,
                 mask=is_key[:, None] & is_value_dim[None, :],
                 other=0.0,
-            )
+            ).to(TYPE)
         high, total, mixed = _take(
             query,
             query_rest,

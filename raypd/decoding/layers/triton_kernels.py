@@ -222,6 +222,19 @@ def _store(row, target, scale, is_inside, FP8: tl.constexpr):  # type: ignore[no
 
 
 @triton.jit
+def _as_cached(numbers, target):  # type: ignore[no-untyped-def]
+    """Convert keys or values to what the cache at `target` holds.
+
+    In 8 bits, numbers beyond the range become its largest ones, as by `kv_cache.in_8_bits`.
+    """
+    if target.dtype.element_ty == tl.float8e4nv:
+        numbers = numbers.to(tl.float32)
+        numbers = tl.minimum(numbers, 448.0, propagate_nan=tl.PropagateNan.ALL)
+        numbers = tl.maximum(numbers, -448.0, propagate_nan=tl.PropagateNan.ALL)
+    return numbers.to(target.dtype.element_ty)
+
+
+@triton.jit
 def _quantize(  # type: ignore[no-untyped-def]
     x, out, scale, DIM: tl.constexpr, BLOCK: tl.constexpr
 ):
@@ -358,12 +371,12 @@ def _store_heads(  # type: ignore[no-untyped-def]
     slot = tl.load(slots + token).to(tl.int64)
     key_number = (head - HEADS).to(tl.int64)[:, None]
     target = keys + slot * key_slot + key_number * key_head + half[None, :]
-    tl.store(target, rotated_first.to(TYPE), mask=is_key[:, None])
-    tl.store(target + HALF, rotated_second.to(TYPE), mask=is_key[:, None])
+    tl.store(target, _as_cached(rotated_first.to(TYPE), target), mask=is_key[:, None])
+    tl.store(target + HALF, _as_cached(rotated_second.to(TYPE), target), mask=is_key[:, None])
     value_number = (head - HEADS - KV_HEADS).to(tl.int64)[:, None]
     target = values + slot * value_slot + value_number * value_head + half[None, :]
-    tl.store(target, loaded_first, mask=is_value[:, None])
-    tl.store(target + HALF, loaded_second, mask=is_value[:, None])
+    tl.store(target, _as_cached(loaded_first, target), mask=is_value[:, None])
+    tl.store(target + HALF, _as_cached(loaded_second, target), mask=is_value[:, None])
 
 
 @triton.jit
@@ -417,13 +430,14 @@ def _store_latents(  # type: ignore[no-untyped-def]
         if STYLE == 0:
             latent = latent.to(TYPE).to(WIDE)
         latent = latent * tl.load(weight + number).to(WIDE)
-        tl.store(slot + number, latent.to(TYPE))
+        tl.store(slot + number, _as_cached(latent.to(TYPE), slot))
         key_first = tl.load(latent_row + LATENT_DIM + first_number).to(WIDE)
         key_second = tl.load(latent_row + LATENT_DIM + second_number).to(WIDE)
         key_target = slot + LATENT_DIM + half[None, :]
-        tl.store(key_target, (key_first * first_cosine - key_second * first_sine).to(TYPE))
+        rotated_first_key = key_first * first_cosine - key_second * first_sine
+        tl.store(key_target, _as_cached(rotated_first_key.to(TYPE), slot))
         rotated_key = key_second * second_cosine + key_first * second_sine
-        tl.store(key_target + HALF, rotated_key.to(TYPE))
+        tl.store(key_target + HALF, _as_cached(rotated_key.to(TYPE), slot))
     else:
         head = (tl.program_id(1) - 1) * BLOCK + tl.arange(0, BLOCK)
         is_head = (head < HEADS)[:, None]
