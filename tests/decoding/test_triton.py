@@ -390,7 +390,7 @@ def test_where_triton_is_missing_it_is_refused(monkeypatch):
     before = model.config._attn_implementation
     for keys, words in (
         ({"attention": "triton"}, "needs the package triton"),
-        ({"attention": "flash"}, "no attention 'flash'"),
+        ({"attention": "flash"}, "unknown attention 'flash'"),
         ({"cuda_graphs": True}, "cuda_graphs needs attention 'triton'"),
     ):
         with pytest.raises(ValueError, match=words):
