@@ -82,7 +82,13 @@ def make_container(url: str, name: str) -> None:
         "Authorization": f"SharedKey {ACCOUNT}:{base64.b64encode(signed).decode()}",
     }
     place = f"{url}/{name}?restype=container"
-    urllib.request.urlopen(urllib.request.Request(place, method="PUT", headers=headers)).close()
+    urllib.request.urlopen(
+        urllib.request.Request(
+            place,
+            method="PUT",
+            headers=headers,
+        )
+    ).close()
 
 
 class Google:

@@ -90,7 +90,12 @@ def ray_here(ray_ends: None, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
         for name, value in s3.environment().items():
             patch.setenv(name, value)
-        ray.init(address="local", num_cpus=4, include_dashboard=False, log_to_driver=False)
+        ray.init(
+            address="local",
+            num_cpus=4,
+            include_dashboard=False,
+            log_to_driver=False,
+        )
 
 
 @pytest.fixture

@@ -14,7 +14,11 @@ from dataclasses import dataclass
 
 from tests.servers import Call, Reply, serving
 
-_CODES = {"503": (503, b"SlowDown"), "500": (500, b"InternalError"), "403": (403, b"AccessDenied")}
+_CODES = {
+    "503": (503, b"SlowDown"),
+    "500": (500, b"InternalError"),
+    "403": (403, b"AccessDenied"),
+}
 _REFUSAL = (
     b'<?xml version="1.0"?><Error><Code>%s</Code><Message>raypd test '
     b"fault</Message><RequestId>0</RequestId></Error>"
@@ -88,7 +92,12 @@ class Proxy:
         with contextlib.closing(
             http.client.HTTPConnection(self.upstream, timeout=120)
         ) as connection:
-            connection.putrequest(call.method, call.path, skip_host=True, skip_accept_encoding=True)
+            connection.putrequest(
+                call.method,
+                call.path,
+                skip_host=True,
+                skip_accept_encoding=True,
+            )
             for name, value in call.headers.items():
                 if name.lower() not in (
                     "connection",

@@ -244,7 +244,11 @@ def _blocks(
     wrong = np.ones(len(blocks), dtype=bool)
     # The scales of a block are in halves somewhere in it: draw until its numbers are weights.
     while wrong.any():
-        blocks[wrong] = generator.integers(256, size=(int(wrong.sum()), size), dtype=np.uint8)
+        blocks[wrong] = generator.integers(
+            256,
+            size=(int(wrong.sum()), size),
+            dtype=np.uint8,
+        )
         largest = np.abs(gguf.quants.dequantize(blocks, quantization)).max(axis=-1)
         wrong = ~(largest < 1)
     return blocks.reshape(*data.shape[:-1], -1)

@@ -24,7 +24,12 @@ def start(*words: str, **environment: str) -> subprocess.Popen[str]:
     mark = uuid.uuid4().hex
     pipe = subprocess.PIPE
     _marks.add(mark)
-    env = {**os.environ, "PYTHONPATH": str(ROOT), _MARK: mark, **environment}
+    env = {
+        **os.environ,
+        "PYTHONPATH": str(ROOT),
+        _MARK: mark,
+        **environment,
+    }
     return subprocess.Popen(
         [sys.executable, *words], cwd=ROOT, env=env, stdin=pipe, stdout=pipe, stderr=pipe, text=True
     )

@@ -191,7 +191,12 @@ def answer(
         records += [item for item in items if isinstance(item, Record)]
         for item in items:
             if not isinstance(item, Record):
-                engine.submit(item.program, tag=item, seed=item.seed, **how)
+                engine.submit(
+                    item.program,
+                    tag=item,
+                    seed=item.seed,
+                    **how,
+                )
         done = engine.step() if engine.pending else []
         assert not [finished.error for finished in done if finished.error is not None]
         items = [item for finished in done for item in finished.tag.finish(finished.answer)]

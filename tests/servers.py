@@ -101,7 +101,11 @@ def serving(reply: Callable[[Call], Reply], port: int = 0) -> Iterator[str]:
             """Quiet."""
 
     with _Server(("127.0.0.1", port), Handler) as server:
-        threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
+        threading.Thread(
+            target=server.serve_forever,
+            args=(0.05,),
+            daemon=True,
+        ).start()
         try:
             yield f"http://127.0.0.1:{server.server_port}"
         finally:

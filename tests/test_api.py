@@ -20,7 +20,11 @@ from raypd.run.load import load_run
 from tests.runs import write_rows
 
 FRAME = pd.DataFrame(
-    {"id": ["a", "b", "c"], "title": ["red shoe", "blue shoe", "hat"], "price": [1.0, 2.0, 3.0]}
+    {
+        "id": ["a", "b", "c"],
+        "title": ["red shoe", "blue shoe", "hat"],
+        "price": [1.0, 2.0, 3.0],
+    }
 )
 
 
@@ -29,7 +33,12 @@ def test_a_frame_becomes_a_run_that_the_same_call_finds_again(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     attributes = ["Brand", {"name": "Price", "type": "number"}]
-    run = raypd.extract(FRAME, attributes, model="fake", settings={"cluster.unit_documents": 1})
+    run = raypd.extract(
+        FRAME,
+        attributes,
+        model="fake",
+        settings={"cluster.unit_documents": 1},
+    )
     rows = run.to_pandas()
     typed = run.to_pandas(typed=True)
     assert list(rows["id"]) == list(typed["id"]) == ["a", "b", "c"]
@@ -37,7 +46,12 @@ def test_a_frame_becomes_a_run_that_the_same_call_finds_again(
     assert typed["Price"].dtype.kind == "f"
     assert Path(run.report()).read_text().startswith("<!DOCTYPE html>")
     assert run.path.startswith(str(tmp_path / "runs"))
-    again = raypd.extract(FRAME, attributes, model="fake", settings={"cluster.unit_documents": 1})
+    again = raypd.extract(
+        FRAME,
+        attributes,
+        model="fake",
+        settings={"cluster.unit_documents": 1},
+    )
     # Nothing was left to do.
     assert again.path == run.path
     assert again.bill.sessions == 1
@@ -54,7 +68,12 @@ def test_a_run_is_verified_scored_and_tried_again(tmp_path: Path, monkeypatch, i
     assert list(run.to_pandas(typed=True)["Brand"].isna()) == [False, True]
     assert "no text in title" in run.errors().column("reason")[0].as_py()
     assert raypd.extract(["a hat"], ["Brand"], model="fake").errors().num_rows == 0
-    other = raypd.extract(FRAME.head(2), ["Brand"], model="fake", output="own")
+    other = raypd.extract(
+        FRAME.head(2),
+        ["Brand"],
+        model="fake",
+        output="own",
+    )
     assert other.path == str(tmp_path / "own")
     assert other.manifest.documents == 2
     Path("labels.jsonl").write_text('{"id": "a", "target": {"Brand": "no such"}}\n')
@@ -189,7 +208,13 @@ def test_a_pydantic_model_gives_instances_bytes_are_no_text_and_an_interrupted_c
     for schema in (Long, ["brand"]):
         assert llm.extract("a shoe", schema)[0].parsed is None
     (hat,) = llm.extract({"title": "a hat"}, Shoe)
-    mixed = iter(["a shoe", {"title": "a hat"}, {"text": "a shoe"}])
+    mixed = iter(
+        [
+            "a shoe",
+            {"title": "a hat"},
+            {"text": "a shoe"},
+        ]
+    )
     assert llm.extract(mixed, Shoe) == [answer, hat, answer]
     assert llm.extract([], Shoe) == []
     frame = pd.DataFrame({"title": ["a hat", None]})
@@ -220,16 +245,33 @@ def test_ids_and_texts_are_named_columns(tmp_path: Path, monkeypatch, in_process
         {"nr": f"A{n}", "remark": "nothing of interest at all", "body": f"A shoe of size {n}"}
         for n in range(3)
     ]
-    run = raypd.extract(rows, ["Brand"], model="fake", id="nr", text="body")
+    run = raypd.extract(
+        rows,
+        ["Brand"],
+        model="fake",
+        id="nr",
+        text="body",
+    )
     assert list(run.to_pandas()["id"]) == ["A0", "A1", "A2"]
     config = json.loads((Path(run.path) / "run.json").read_text())["config"]
     assert config["input"]["text_columns"] == ["body"]
     assert config["input"]["id_column"] == "nr"
     path = write_rows(tmp_path / "in.jsonl", rows)
-    of_file = raypd.extract(str(path), ["Brand"], model="fake", id="nr", text=["body"])
+    of_file = raypd.extract(
+        str(path),
+        ["Brand"],
+        model="fake",
+        id="nr",
+        text=["body"],
+    )
     assert list(of_file.to_pandas()["id"]) == ["A0", "A1", "A2"]
     llm = raypd.LLM("fake")
-    answers = llm.extract(rows, ["Brand"], id="nr", text="body")
+    answers = llm.extract(
+        rows,
+        ["Brand"],
+        id="nr",
+        text="body",
+    )
     assert [answer.value for answer in answers] == [{"Brand": "fake"}] * 3
     with pytest.raises(ConfigError, match="column 'sku'"):
         llm.extract(rows, ["Brand"], id="sku", text="body")

@@ -77,7 +77,11 @@ def test_files_on_s3_come_out_whole_and_take_what_was_estimated(
     kind: str, bucket: str, s3_server: s3.Server
 ) -> None:
     keys = {"access_key": s3.KEY_ID, "secret_key": s3.SECRET}
-    files = pyarrow.fs.S3FileSystem(**keys, endpoint_override=s3_server.url, region="us-east-1")
+    files = pyarrow.fs.S3FileSystem(
+        **keys,
+        endpoint_override=s3_server.url,
+        region="us-east-1",
+    )
     at = bucket.removeprefix("s3://")
     write = {"csv": pyarrow.csv.write_csv, "parquet": pyarrow.parquet.write_table}
     for part in range(3):
@@ -113,7 +117,19 @@ def test_files_on_s3_come_out_whole_and_take_what_was_estimated(
 
 def test_a_bad_row_is_an_error_row_of_the_same_columns() -> None:
     frame = pd.DataFrame(
-        {"title": ["good", None, "", "x" * 2000, 7, b"\xff", {"a": 1}, "good"], "n": range(8)}
+        {
+            "title": [
+                "good",
+                None,
+                "",
+                "x" * 2000,
+                7,
+                b"\xff",
+                {"a": 1},
+                "good",
+            ],
+            "n": range(8),
+        }
     )
     rows = processor(settings={"input.max_document_bytes": 1000})(
         ray.data.from_pandas(frame)
@@ -148,7 +164,12 @@ def test_a_row_has_the_tokens_of_a_cascade_s_second_model_and_their_price() -> N
     table = stage._rows(
         pa.table({"title": ["x"]}),
         [Document(0, "0")],
-        UnitState(0, "u", records=[Record(0, error="no")], usage_by_row=usage_by_row),
+        UnitState(
+            0,
+            "u",
+            records=[Record(0, error="no")],
+            usage_by_row=usage_by_row,
+        ),
     )
     (row,) = table.to_pylist()
     assert row["prompt_tokens"] == 200
@@ -205,7 +226,11 @@ def test_functions_before_and_after_and_several_rows_of_a_document() -> None:
 
 def test_a_killed_worker_costs_its_batches_alone_and_the_bill_says_so() -> None:
     settings = {"model.fake.step_seconds": 0.05, "cost.prices": {"local": 36.0}}
-    slow = processor(batch_size=10, concurrency=(1, 2), settings=settings)
+    slow = processor(
+        batch_size=10,
+        concurrency=(1, 2),
+        settings=settings,
+    )
     killed: list[int] = []
 
     def kill() -> None:
@@ -319,13 +344,32 @@ def test_the_embedded_model_fills_in_what_listings_say() -> None:
 
 def test_read_gives_the_documents_that_a_run_reads(tmp_path: Path) -> None:
     write_jsonl(tmp_path / "in/a.jsonl", [f"lamp {n}" for n in range(300)] + [""])
-    write_rows(tmp_path / "in/b.jsonl", [{"id": "x", "title": "desk", "price": 3.5}])
-    table = pa.table({"id": ["p", "q"], "title": ["rug", "sofa"], "price": [1.0, None]})
+    write_rows(
+        tmp_path / "in/b.jsonl",
+        [
+            {
+                "id": "x",
+                "title": "desk",
+                "price": 3.5,
+            }
+        ],
+    )
+    table = pa.table(
+        {
+            "id": ["p", "q"],
+            "title": ["rug", "sofa"],
+            "price": [1.0, None],
+        }
+    )
     pyarrow.parquet.write_table(table, tmp_path / "in/c.parquet")
     run = run_config(
         None, tmp_path / "in", input={"text_columns": ["title"], "category_column": None}
     )
-    dataset = read(config=run, columns=["price"], settings={"cluster.unit_documents": 50})
+    dataset = read(
+        config=run,
+        columns=["price"],
+        settings={"cluster.unit_documents": 50},
+    )
     # Ray Data keeps the order of rows only where it is told to.
     rows = sorted(dataset.take_all(), key=lambda row: (row["source"], row["row"]))
     documents = sorted(read_all(run), key=lambda document: (document.source, document.row))

@@ -75,7 +75,12 @@ def test_the_notebook_runs(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     notebook = nbformat.read(ROOT / "examples/notebook.ipynb", 4)
     place = {"metadata": {"path": str(tmp_path)}}
-    nbclient.NotebookClient(notebook, timeout=600, kernel_name="python3", resources=place).execute()
+    nbclient.NotebookClient(
+        notebook,
+        timeout=600,
+        kernel_name="python3",
+        resources=place,
+    ).execute()
     shown = [
         str(output.get("data", "")) for cell in notebook.cells for output in cell.get("outputs", [])
     ]

@@ -55,7 +55,12 @@ def test_a_random_pass_is_that_of_float64(dim, dtype, atol, dims):
     if dim not in dims:
         pytest.skip("one of the others stands for it")
     for seed, most in ((0, 30), (1, 300), (2, 300)):
-        sizes = {"repeat": (1, 4, 7)[seed], "dim": dim, "value_dim": dim, "most": most}
+        sizes = {
+            "repeat": (1, 4, 7)[seed],
+            "dim": dim,
+            "value_dim": dim,
+            "most": most,
+        }
         compare(triton_kernel.attend, sdpa.attend, seed, torch.device("cuda"), dtype, atol, **sizes)
 
 
@@ -117,7 +122,11 @@ def test_packed_layers(method, kind, dtype, cuda_graphs):
 @pytest.mark.parametrize("attention", ATTENTIONS)
 def test_all_methods_at_once_in_float32(attention, kind):
     sizes = {"max_num_seqs": 16, "max_num_batched_tokens": 64, "cache_tokens": 1024}
-    engine = Engine(pair(kind)[0].cuda(), **sizes, attention=attention)
+    engine = Engine(
+        pair(kind)[0].cuda(),
+        **sizes,
+        attention=attention,
+    )
     run_all(engine, {method: case_of(method, kind, False) for method in CASES}, 1e-2)
 
 
@@ -162,7 +171,12 @@ def test_a_cache_is_sized_once():
 @torch.inference_mode()
 def test_a_layer_of_fp8_is_its_product_in_float32(bias):
     torch.manual_seed(0)
-    linear = torch.nn.Linear(96, 208, bias=bias, dtype=torch.bfloat16)
+    linear = torch.nn.Linear(
+        96,
+        208,
+        bias=bias,
+        dtype=torch.bfloat16,
+    )
     for rows in (0, 1, 5, 64, 700):
         x = torch.randn(rows, 96).bfloat16() * 10
         output = Fp8Linear.of(copy.deepcopy(linear).cuda())(x.cuda()).cpu()
@@ -170,7 +184,12 @@ def test_a_layer_of_fp8_is_its_product_in_float32(bias):
             number.float() * scale for number, scale in (in_fp8(x), in_fp8(linear.weight))
         )
         expected = torch.nn.functional.linear(inputs, weight, linear.bias.float() if bias else None)
-        torch.testing.assert_close(output, expected.bfloat16(), atol=0.05, rtol=2**-6)
+        torch.testing.assert_close(
+            output,
+            expected.bfloat16(),
+            atol=0.05,
+            rtol=2**-6,
+        )
 
 
 def test_a_real_model_writes_what_transformers_writes():
@@ -198,8 +217,11 @@ def test_a_real_model_writes_what_transformers_writes():
     stock.set_attn_implementation("sdpa")
     for prompt, answer in zip(prompts, answers, strict=True):
         tokens = torch.tensor([prompt]).cuda()
-        written = stock.generate(tokens, max_new_tokens=40, do_sample=False, pad_token_id=0)[
-            0, len(prompt) :
-        ].tolist()
+        written = stock.generate(
+            tokens,
+            max_new_tokens=40,
+            do_sample=False,
+            pad_token_id=0,
+        )[0, len(prompt) :].tolist()
         assert answer.tokens == written[: len(answer.tokens)]
         assert len(answer.tokens) == len(written) or stop(answer.tokens)

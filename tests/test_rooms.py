@@ -249,7 +249,13 @@ def test_the_wheel_has_every_file_of_the_package_and_the_configurations(tmp_path
         "-w",
         str(tmp_path),
     ]
-    subprocess.run([*build, str(ROOT)], check=True, capture_output=True, timeout=240, cwd=tmp_path)
+    subprocess.run(
+        [*build, str(ROOT)],
+        check=True,
+        capture_output=True,
+        timeout=240,
+        cwd=tmp_path,
+    )
     names = zipfile.ZipFile(next(tmp_path.glob("*.whl"))).namelist()
     tracked = subprocess.run(
         ["git", "ls-files", "raypd", "configs"], cwd=ROOT, check=True, capture_output=True

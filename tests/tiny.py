@@ -21,9 +21,19 @@ HEAD_DIM = 16
 
 # The families whose names of the sizes differ from llama's.
 _OWN_SIZES: dict[str, dict[str, Any]] = {
-    "gpt2": {"n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 2048},
+    "gpt2": {
+        "n_embd": 64,
+        "n_layer": 2,
+        "n_head": 4,
+        "n_positions": 2048,
+    },
     "bloom": {"hidden_size": 64, "n_layer": 2, "n_head": 4},
-    "mpt": {"d_model": 64, "n_layers": 2, "n_heads": 4, "max_seq_len": 2048},
+    "mpt": {
+        "d_model": 64,
+        "n_layers": 2,
+        "n_heads": 4,
+        "max_seq_len": 2048,
+    },
     "falcon": {
         "hidden_size": 64,
         "num_hidden_layers": 2,

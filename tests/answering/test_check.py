@@ -58,7 +58,13 @@ def folders(tmp_path_factory):
 
 def check(folders, method, model="plain", **options):
     decoding = {"method": method, "options": options}
-    check_method(run_config("generation", model={"name": str(folders / model)}, decoding=decoding))
+    check_method(
+        run_config(
+            "generation",
+            model={"name": str(folders / model)},
+            decoding=decoding,
+        )
+    )
 
 
 def test_what_fits_passes(folders):
@@ -142,7 +148,14 @@ def test_what_the_own_engine_does_not_support_is_left_to_vllm_and_servers(tmp_pa
     method = {"decoding": {"method": "autoregressive"}}
     with pytest.raises(ModelError, match=r"engine\.kind=vllm can run this model"):
         check_model(run_config("generation", model=model, **method))
-    check_model(run_config("generation", model=model, engine={"kind": "vllm"}, **method))
+    check_model(
+        run_config(
+            "generation",
+            model=model,
+            engine={"kind": "vllm"},
+            **method,
+        )
+    )
     server = {"endpoint": {"url": "http://127.0.0.1:9/v1", "key_variable": None}}
     check_model(run_config("generation", model=model | server, **method))
 
@@ -155,7 +168,14 @@ def test_a_vision_language_model_is_left_to_vllm(tmp_path):
     method = {"decoding": {"method": "autoregressive"}}
     with pytest.raises(ModelError, match=r"not a causal .*; engine\.kind=vllm can run this model"):
         check_model(run_config("generation", model=model, **method))
-    check_model(run_config("generation", model=model, engine={"kind": "vllm"}, **method))
+    check_model(
+        run_config(
+            "generation",
+            model=model,
+            engine={"kind": "vllm"},
+            **method,
+        )
+    )
 
 
 def test_weights_that_are_dequantized_here_are_announced(tmp_path, capsys):

@@ -93,7 +93,12 @@ def test_every_engine_returns_each_program_once_with_its_tag_and_counts(engine_a
     assert list(engine.sequences) == []
     assert engine.waiting == ""
     for tag in TAGS:
-        engine.submit(make_program(), tag=tag, sampling=GREEDY, seed=1)
+        engine.submit(
+            make_program(),
+            tag=tag,
+            sampling=GREEDY,
+            seed=1,
+        )
     assert engine.pending == len(TAGS)
 
     finished = []
@@ -118,7 +123,12 @@ def test_a_step_waits_no_longer_than_the_patience_of_the_engine(engine_and_progr
     if engine.patience is None:
         pytest.skip("the engine computes during a step")
     engine.patience = 0.0
-    engine.submit(make_program(), tag="one", sampling=None, seed=1)
+    engine.submit(
+        make_program(),
+        tag="one",
+        sampling=None,
+        seed=1,
+    )
     began = time.monotonic()
     engine.step()
     assert time.monotonic() - began < 0.5
@@ -126,6 +136,11 @@ def test_a_step_waits_no_longer_than_the_patience_of_the_engine(engine_and_progr
 
 def test_closing_an_engine_drops_what_is_pending(engine_and_program):
     engine, make_program = engine_and_program
-    engine.submit(make_program(), tag="one", sampling=GREEDY, seed=1)
+    engine.submit(
+        make_program(),
+        tag="one",
+        sampling=GREEDY,
+        seed=1,
+    )
     engine.close()
     assert engine.pending == 0

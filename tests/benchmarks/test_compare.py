@@ -189,7 +189,14 @@ def test_labels_are_decoded_as_they_stand(folder: Path) -> None:
 
 def test_raypd_and_generate_give_the_same_answers_to_questions(folder: Path) -> None:
     tokenizer = tiny_tokenizer()
-    work = work_of(Questions(kind="questions", data="pages.jsonl", answer_tokens=4), folder)
+    work = work_of(
+        Questions(
+            kind="questions",
+            data="pages.jsonl",
+            answer_tokens=4,
+        ),
+        folder,
+    )
     ours = answers.read(once("raypd", work, folder)["answers"], "units", work, tokenizer)
     theirs = answers.read(once("generate", work, folder)["answers"], "each", work, tokenizer)
     assert answers.agreement(ours, theirs) == 1.0
@@ -197,7 +204,14 @@ def test_raypd_and_generate_give_the_same_answers_to_questions(folder: Path) -> 
 
 @pytest.mark.parametrize("engine", ["raypd", "raypd-guided"])
 def test_raypd_s_answers_have_a_value_per_attribute(folder: Path, engine: str) -> None:
-    work = work_of(Extraction(kind="extraction", data="titles.jsonl", value_tokens=8), folder)
+    work = work_of(
+        Extraction(
+            kind="extraction",
+            data="titles.jsonl",
+            value_tokens=8,
+        ),
+        folder,
+    )
     first, second = once(engine, work, folder)["answers"]
     assert set(first) == {"Brand", "Size"}
     assert set(second) == {"Brand", "Size"}
@@ -264,7 +278,12 @@ def test_another_engine_decodes_the_same_tokens(folder: Path, peer: str) -> None
 
 
 # Seconds of (max_num_seqs, block_size, VLLM_ENABLE_V1_MULTIPROCESSING). Others fail.
-FORM_SECONDS = {(1, 32, "0"): 9.0, (2, 32, "0"): 7.0, (2, 32, "1"): 8.0, (2, 16, "0"): 5.0}
+FORM_SECONDS = {
+    (1, 32, "0"): 9.0,
+    (2, 32, "0"): 7.0,
+    (2, 32, "1"): 8.0,
+    (2, 16, "0"): 5.0,
+}
 
 
 def start_form(command: list[str], environment: dict[str, str], log: Path) -> Mock:
@@ -286,7 +305,12 @@ def test_forms_are_tried_at_the_best_number_and_the_fastest_stays(
 ) -> None:
     monkeypatch.setattr(compare, "_Process", start_form)
     forms = {"VLLM_ENABLE_V1_MULTIPROCESSING": [0, 1], "block_size": [32, 16, 128]}
-    file = config(folder, {"slots": SLOTS}, vllm_forms=forms, max_num_seqs=[1, 2])
+    file = config(
+        folder,
+        {"slots": SLOTS},
+        vllm_forms=forms,
+        max_num_seqs=[1, 2],
+    )
     lines: list[str] = []
     comparison = compare.Comparison(load_benchmark(file), tmp_path, lines.append)
     row = Row("vllm-each")
@@ -334,7 +358,16 @@ def result() -> Result:
     theirs = Row("vllm-whole", 64, [2.0, 4.0, 7.0], fed=7)
     failed = Row("generate", error="MemoryError")
     rows = [ours, theirs, failed]
-    return Result("W1", "W1", None, "documents", 8, floor=0.5, flops=4e11, rows=rows)
+    return Result(
+        "W1",
+        "W1",
+        None,
+        "documents",
+        8,
+        floor=0.5,
+        flops=4e11,
+        rows=rows,
+    )
 
 
 def test_ratios_are_medians_over_repeats(result: Result) -> None:
@@ -352,7 +385,14 @@ def test_a_work_has_a_chart(result: Result, tmp_path: Path) -> None:
 
 
 def test_a_key_that_varies_has_a_line_per_engine(result: Result, tmp_path: Path) -> None:
-    results = [replace(result, name=f"W1 attributes={value}", varied=value) for value in (4, 16)]
+    results = [
+        replace(
+            result,
+            name=f"W1 attributes={value}",
+            varied=value,
+        )
+        for value in (4, 16)
+    ]
     assert chart(results, tmp_path / "W1.svg")
     text = (tmp_path / "W1.svg").read_text()
     assert "attributes" in text

@@ -302,7 +302,14 @@ def test_the_profile_is_rehearsed(results_file, capsys):
 
 
 def test_the_busy_time_counts_kernels_that_run_at_the_same_time_once():
-    assert profile.busy_seconds([(0, 10), (5, 20), (30, 40), (32, 35)]) == pytest.approx(30e-6)
+    assert profile.busy_seconds(
+        [
+            (0, 10),
+            (5, 20),
+            (30, 40),
+            (32, 35),
+        ]
+    ) == pytest.approx(30e-6)
 
 
 # How often keys are read

@@ -49,7 +49,13 @@ COLUMNS = {
     "counters": "{}",
     "warnings": [],
 }
-OURS = {"a": ("Acme", 42.0), "b": ("Zeta", None), "c": (None, 7.0), "d": ("Acme", 1.0), "e": None}
+OURS = {
+    "a": ("Acme", 42.0),
+    "b": ("Zeta", None),
+    "c": (None, 7.0),
+    "d": ("Acme", 1.0),
+    "e": None,
+}
 THEIRS = {
     "a": ("acme", 42.0),
     "b": ("Beta", None),
@@ -110,7 +116,11 @@ def figures(judgement):
 
 
 def test_values_are_put_into_hpds_five_classes(finished, tmp_path):
-    script = {"a": ("Acme", 42.0), "b": ("Zeta", None), "c": (None, 7.0)}
+    script = {
+        "a": ("Acme", 42.0),
+        "b": ("Zeta", None),
+        "c": (None, 7.0),
+    }
     run = finished("run", SHOES, values_of(script), input=TITLES)
     # The judge disagrees with the label of c's size.
     labels = [
@@ -136,7 +146,12 @@ def test_values_are_put_into_hpds_five_classes(finished, tmp_path):
         'title b\n\n[values that were extracted]\nBrand: "Zeta"\nSize: null\n</document>',
         '- "Size": one of correct, incorrect, missing, correct null, hallucination',
     )
-    expected = {"LLM-P": 3 / 5, "LLM-R": 3 / 5, "LLM-F1": 3 / 5, "as labelled": 5 / 6}
+    expected = {
+        "LLM-P": 3 / 5,
+        "LLM-R": 3 / 5,
+        "LLM-F1": 3 / 5,
+        "as labelled": 5 / 6,
+    }
     assert figures(judgement) == pytest.approx(expected)
     assert judgement.verdicts == {
         "correct": 2,
@@ -211,7 +226,14 @@ def test_published_votes_are_read_as_points():
 
 def test_agreement_is_counted_with_and_without_ties():
     votes = {key: [1, 0, 1] for key in "1234"}
-    lines = agreement(votes, {"1": 1, "2": 0, "3": -1}).splitlines()
+    lines = agreement(
+        votes,
+        {
+            "1": 1,
+            "2": 0,
+            "3": -1,
+        },
+    ).splitlines()
     assert lines[1:] == [
         "agreement, all: 33.3% of 3",
         "agreement, without ties: 50.0% of 2",
@@ -332,7 +354,11 @@ def test_a_table_may_have_rows_by_category(finished, tmp_path):
             "apar": {"max_cached_tokens": cached[id]},
             "flattened": {"max_cached_tokens": 100},
         }
-        answers[id] = {**COLUMNS, "text": "x", "counters": json.dumps(counters)}
+        answers[id] = {
+            **COLUMNS,
+            "text": "x",
+            "counters": json.dumps(counters),
+        }
     (tmp_path / "t").mkdir()
     (tmp_path / "t" / "APAR").symlink_to(finished("apar", "generation", answers))
     categories = {"a": "writing", "b": "coding", "c": "math"}
@@ -356,13 +382,24 @@ def test_a_table_may_have_rows_by_category(finished, tmp_path):
 def test_a_table_may_describe_data(tmp_path):
     questions = [{"question": "Who?", "answers": ["me"]}, {"question": "Why?", "answers": []}]
     write_rows(tmp_path / "q.jsonl", [{"context": "It was me.", "questions": questions}])
-    table = {"title": "S", "columns": [], "sets": {"S": {"paper": "1", "file": "q.jsonl"}}}
+    table = {
+        "title": "S",
+        "columns": [],
+        "sets": {"S": {"paper": "1", "file": "q.jsonl"}},
+    }
     section = tables.section("s", table, tables.Maker(tmp_path, tmp_path, None), {})
     assert "| S | 1 | 1 | 2.00 | 4.00 | 2.00 | 1.00 |" in section
 
 
 def test_a_part_of_a_file_is_named_by_its_lines(tmp_path):
-    write_rows(tmp_path / "kinds.jsonl", [{"id": "a"}, {"id": "b"}, {"id": "c"}])
+    write_rows(
+        tmp_path / "kinds.jsonl",
+        [
+            {"id": "a"},
+            {"id": "b"},
+            {"id": "c"},
+        ],
+    )
     part = tables.Maker(tmp_path, tmp_path, None).file("kinds.jsonl[1:2]")
     assert json.loads(part.read_text()) == {"id": "b"}
 
@@ -390,7 +427,11 @@ def rouge_url(tmp_path):
 
 
 def ask_rouge(url, question):
-    return requests.post(url, json={"messages": [{"content": question}]}, timeout=9)
+    return requests.post(
+        url,
+        json={"messages": [{"content": question}]},
+        timeout=9,
+    )
 
 
 @pytest.mark.parametrize(
@@ -398,7 +439,11 @@ def ask_rouge(url, question):
 )
 def test_the_answer_closer_to_the_reference_is_better(rouge_url, first, second, word):
     request = "[user] Name a pet."
-    question = preference._PROMPT.format(request=request, first=first, second=second)
+    question = preference._PROMPT.format(
+        request=request,
+        first=first,
+        second=second,
+    )
     choice = ask_rouge(rouge_url, question).json()["choices"][0]
     assert choice["message"]["content"] == word
 

@@ -27,7 +27,15 @@ def configured(method: str, **task) -> RunConfig:
 def run_of(folder: Path, method: str, rows: list[Row]) -> str:
     """Write a run with these answers; return its folder."""
     ids = list(dict.fromkeys(row[0] for row in rows))
-    documents = [Document(n, id, source="x.jsonl", row=n) for n, id in enumerate(ids)]
+    documents = [
+        Document(
+            n,
+            id,
+            source="x.jsonl",
+            row=n,
+        )
+        for n, id in enumerate(ids)
+    ]
     records = []
     for id, sample, turn, tokens, longest_path in rows:
         counters = None
@@ -54,7 +62,12 @@ def runs(tmp_path) -> tuple[str, str]:
         ("a", 1, 0, 90, None),
         ("b", 0, 0, 25, None),
     ]
-    pasta = [("b", 0, 0, 999, 50), ("a", 1, 0, 1, 30), ("a", 0, 1, 400, 40), ("a", 0, 0, 5, 25)]
+    pasta = [
+        ("b", 0, 0, 999, 50),
+        ("a", 1, 0, 1, 30),
+        ("a", 0, 1, 400, 40),
+        ("a", 0, 0, 5, 25),
+    ]
     run = run_of(tmp_path / "pasta", "pasta", pasta)
     return run, run_of(tmp_path / "ar", "autoregressive", baseline)
 
@@ -86,7 +99,14 @@ def decoded(folder: Path, method: str, script: bytes | None = None) -> speedup.A
     config = configured(method, chat_template=False)
     prompt = "Hi"
     documents = [
-        Document(n, f"id{n}", {"prompt": prompt}, source="x.jsonl", row=n) for n in range(2)
+        Document(
+            n,
+            f"id{n}",
+            {"prompt": prompt},
+            source="x.jsonl",
+            row=n,
+        )
+        for n in range(2)
     ]
 
     def rule(token: int, position: int, predicted: int) -> int:

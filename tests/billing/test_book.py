@@ -25,11 +25,21 @@ from raypd.run.unit_totals import SessionUnits, UnitTotals
 from raypd.run.usage import SECOND, GpuUse, UsageKey
 from tests.runs import extraction, run_config
 
-NODE = NodeTime("n", 100.0, usd_per_hour=36.0, slots=1, price_source="test")
+NODE = NodeTime(
+    "n",
+    100.0,
+    usd_per_hour=36.0,
+    slots=1,
+    price_source="test",
+)
 HOUR = 3600.0
 CATEGORY = UsageKey("a")
 # Ten of the thirty busy minutes belong to a unit in flight.
-WITH_UNIT_IN_FLIGHT = {"prefill": 600.0, "decode": 1200.0, "open": {"u": (200.0, 400.0)}}
+WITH_UNIT_IN_FLIGHT = {
+    "prefill": 600.0,
+    "decode": 1200.0,
+    "open": {"u": (200.0, 400.0)},
+}
 
 
 def new_book(session: str = "s") -> Book:
@@ -64,7 +74,13 @@ def report(
 def numbered_report(worker: str, sequence: int) -> WorkerTime:
     """A report whose contents follow from its number; each one had another document."""
     numbered = report(sequence, worker, documents=sequence, decode=sequence / 10)
-    usage = {CATEGORY: {**zero(), "documents": 1, "prefill_tokens": 10}}
+    usage = {
+        CATEGORY: {
+            **zero(),
+            "documents": 1,
+            "prefill_tokens": 10,
+        }
+    }
     changes = [UsageChange(number, usage) for number in range(1, sequence + 1)]
     return replace(numbered, changes=changes)
 
@@ -100,7 +116,19 @@ events = st.tuples(st.sampled_from("abc"), st.integers(0, 20), st.booleans())
 def test_a_ledger_that_is_killed_neither_loses_nor_doubles_what_was_written(events) -> None:
     """Workers report late and repeatedly; the ledger dies at times and resumes from its file."""
     ledger = new_book()
-    ledger.see([NODE, NodeTime("h", 90.0, head=True, usd_per_hour=1.0)], 2, 101.0)
+    ledger.see(
+        [
+            NODE,
+            NodeTime(
+                "h",
+                90.0,
+                head=True,
+                usd_per_hour=1.0,
+            ),
+        ],
+        2,
+        101.0,
+    )
     file = ledger.bill(101.0)
     written: dict[str, int] = {}
     latest: dict[str, int] = {}
@@ -269,7 +297,11 @@ def test_a_server_is_paid_for_every_token_even_if_the_attempt_or_the_session_fai
 def test_each_model_of_a_cascade_has_its_own_usage_and_price(tmp_path) -> None:
     endpoint = {"url": "http://a", "usd_per_million_answer_tokens": 1000.0}
     large = {"name": "large", "endpoint": endpoint}
-    priced = models(extraction(a=["Brand"]), model={"name": "fake"}, cascade={"model": large})
+    priced = models(
+        extraction(a=["Brand"]),
+        model={"name": "fake"},
+        cascade={"model": large},
+    )
     meter = Meter("n")
     meter.begin("u")
     meter.documents("u", ["a"])
@@ -298,8 +330,27 @@ def test_a_bill_of_an_earlier_version_names_the_second_model_in_a_suffix() -> No
 
 def test_a_pipeline_pays_for_the_seconds_of_its_workers_only() -> None:
     pipeline = Book(Bill("", 100.0, 0.0), workers_only=True)
-    pipeline.see([NodeTime("n", 0.0, usd_per_hour=36.0, slots=4)], 1, 100.0)
-    pipeline.take(report(1, documents=3, startup=10.0, decode=20.0, idle=10.0))
+    pipeline.see(
+        [
+            NodeTime(
+                "n",
+                0.0,
+                usd_per_hour=36.0,
+                slots=4,
+            )
+        ],
+        1,
+        100.0,
+    )
+    pipeline.take(
+        report(
+            1,
+            documents=3,
+            startup=10.0,
+            decode=20.0,
+            idle=10.0,
+        )
+    )
     bill = pipeline.workers_bill(110.0)
     assert bill.usd == pytest.approx(40 * 0.01 / 4)
     assert bill.documents == 3
@@ -334,11 +385,25 @@ def test_the_cost_of_a_run_is_the_sum_of_its_sessions() -> None:
 
 
 def worker(began: float = 0.0, heard: float = HOUR, open=None, **seconds: float) -> WorkerTime:
-    return WorkerTime("w", "n", began, heard, seconds=Seconds(**seconds), open=open or {})
+    return WorkerTime(
+        "w",
+        "n",
+        began,
+        heard,
+        seconds=Seconds(**seconds),
+        open=open or {},
+    )
 
 
 def node(began=0.0, usd=1.0, slots=1, ended=None, head=False) -> NodeTime:
-    return NodeTime("n", began, head, usd_per_hour=usd, ended=ended, slots=slots)
+    return NodeTime(
+        "n",
+        began,
+        head,
+        usd_per_hour=usd,
+        ended=ended,
+        slots=slots,
+    )
 
 
 @pytest.mark.parametrize(
@@ -415,7 +480,11 @@ def test_a_node_without_a_price_has_its_seconds_on_the_bill() -> None:
 
 
 def test_categories_share_the_whole_bill_by_their_busy_seconds() -> None:
-    counts = {"a": {"seconds": 1.0}, "b": {"seconds": 2.0}, "c": {"seconds": 0.0}}
+    counts = {
+        "a": {"seconds": 1.0},
+        "b": {"seconds": 2.0},
+        "c": {"seconds": 0.0},
+    }
     shared = billing.shared_out(10, counts)
     assert sum(round(share["usd"] * 1e6) for share in shared.values()) == 10
     assert shared["c"]["usd"] == 0
@@ -470,7 +539,18 @@ workers = st.builds(
 def test_nodes_and_parts_add_up_to_the_last_micro_dollar(
     nodes, workers, began, until, final, shares
 ) -> None:
-    bill = make(nodes, workers, Bill("", began, 0.0, shares=sorted(shares), final=final), until)
+    bill = make(
+        nodes,
+        workers,
+        Bill(
+            "",
+            began,
+            0.0,
+            shares=sorted(shares),
+            final=final,
+        ),
+        until,
+    )
     assert sum(bill.nodes.values()) == bill.total
     assert sum(bill.parts.values()) == bill.total
     assert set(bill.parts) == set(billing.PARTS)
@@ -515,14 +595,27 @@ class Engine:
 
 def test_a_workers_time_is_booked_without_a_gap(meter: Meter, clock: SimpleNamespace) -> None:
     clock.now += 2
-    engine = Engine(clock, [(4.0, 300, 100), (1.0, 0, 50), (1.0, 0, 0)])
+    engine = Engine(
+        clock,
+        [
+            (4.0, 300, 100),
+            (1.0, 0, 50),
+            (1.0, 0, 0),
+        ],
+    )
     meter.begin("v")
     meter.step(engine, {"u": 3, "v": 1})  # 3 s of prefill and 1 s of decoding
     meter.step(engine, {"u": 1})  # decoding only
     clock.now += 0.01  # a short pause belongs to the steps
     meter.step(engine, {"u": 1})  # without tokens, a step counts like the one before
     report = meter.report()
-    expected = {"startup": 10, "prefill": 3, "decode": 3.01, "idle": 2, "lost": 0}
+    expected = {
+        "startup": 10,
+        "prefill": 3,
+        "decode": 3.01,
+        "idle": 2,
+        "lost": 0,
+    }
     assert vars(report.seconds) == pytest.approx(expected, abs=1e-6)
     assert report.open == {
         "u": pytest.approx((2.25, 0.75 + 2.01)),
@@ -700,7 +793,11 @@ def test_samples_of_gpu_use_are_combined_and_a_lost_gpu_is_noticed(monkeypatch) 
         GpuUse(2, 0.7, 40.0, 1500.0, 2520.0),
         GpuUse(4, 0.7, 40.0, 1500.0, 2520.0),
     ]
-    uses = [None, watch(), GpuUse(6, 0.2, 41.0, 300.0, 2520.0)]
+    uses = [
+        None,
+        watch(),
+        GpuUse(6, 0.2, 41.0, 300.0, 2520.0),
+    ]
     assert energy.together(uses) == GpuUse(12, 0.45, 41.0, 900.0, 2520.0)
     assert str(watch()) == "GPUs 70% busy, 40 GiB at most, 1,500 of 2,520 MHz"
     error = sys.modules["pynvml"].NVMLError()

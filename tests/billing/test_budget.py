@@ -43,7 +43,14 @@ def test_the_end_follows_the_slowest_pace_and_the_message_suggests_a_budget() ->
 
 
 def test_a_deadline_is_a_duration_or_a_time_and_determines_the_number_of_workers() -> None:
-    durations = {"8h": 28800, "1h30m": 5400, "90m": 5400, "2d": 172800, "45s": 45, "0.5h": 1800}
+    durations = {
+        "8h": 28800,
+        "1h30m": 5400,
+        "90m": 5400,
+        "2d": 172800,
+        "45s": 45,
+        "0.5h": 1800,
+    }
     assert {text: deadline_at(text, 1000.0) - 1000.0 for text in durations} == durations
     assert deadline_at("2026-11-30T18:00:00+00:00", 0.0) == 1796061600
     assert deadline_at("2026-11-30T18:00", 0.0) == datetime(2026, 11, 30, 18).timestamp()
@@ -161,7 +168,12 @@ def test_the_budget_reserves_the_tokens_of_units_in_flight(session) -> None:
     assert not accounts.admit(unit("b"), 0)
     assert not accounts.held
     accounts.ended(unit("a"), 10)
-    accounts._standing = replace(accounts._standing, usd=2.0, documents=10, usd_per_document=0.2)
+    accounts._standing = replace(
+        accounts._standing,
+        usd=2.0,
+        documents=10,
+        usd_per_document=0.2,
+    )
     accounts._unbilled = []
     # Each unit costs 2.50 including the margin.
     assert [accounts.admit(unit(name), 0) for name in "bcd"] == [True, True, True]
@@ -256,7 +268,12 @@ def test_no_session_exceeds_its_budget_and_a_larger_budget_resumes(tmp_path) -> 
 @pytest.mark.slow
 def test_a_run_that_underestimated_its_units_stops_at_the_reserve(tmp_path) -> None:
     """Units take minutes, which is unknown before the first has ended."""
-    run = trial(tmp_path, units=4, prices={"local": 360.0}, budget_usd=6.0)
+    run = trial(
+        tmp_path,
+        units=4,
+        prices={"local": 360.0},
+        budget_usd=6.0,
+    )
     err = ended(begin(run, "model.fake.step_seconds=8"), code=3)
     assert "0 of 40 documents done" in err
     (tree,) = files(tmp_path)
@@ -269,6 +286,11 @@ def test_a_run_that_underestimated_its_units_stops_at_the_reserve(tmp_path) -> N
 
 
 def test_a_budget_requires_a_price(tmp_path, ray_here) -> None:
-    config = trial(tmp_path, units=1, prices={}, budget_usd=5).config
+    config = trial(
+        tmp_path,
+        units=1,
+        prices={},
+        budget_usd=5,
+    ).config
     with pytest.raises(ConfigError, match=r"Set cost\.prices\.local in USD per hour"):
         run_extract(config)

@@ -66,7 +66,13 @@ def test_shipped_prices_are_of_known_instances_with_date_and_source() -> None:
 
 
 def test_configured_prices_come_first_and_a_zone_before_its_region() -> None:
-    cost = CostConfig(prices={"g6e.48xlarge": 20.0, "g6e.48xlarge/spot": 9.0, "local": 0.4})
+    cost = CostConfig(
+        prices={
+            "g6e.48xlarge": 20.0,
+            "g6e.48xlarge/spot": 9.0,
+            "local": 0.4,
+        }
+    )
     areas = (
         ("g6e.48xlarge", None, "spot", cost),
         (None, None, None, cost),
@@ -162,7 +168,13 @@ def stubbed(monkeypatch):
 def test_refresh_asks_the_price_list_and_the_spot_history(stubbed, capsys) -> None:
     # Which moto does not have: one answer for each instance type that raypd knows.
     stub = stubbed("pricing")
-    answers = {"g6e.48xlarge": [product("31.5"), product("0.0"), product("9", "Quantity")]}
+    answers = {
+        "g6e.48xlarge": [
+            product("31.5"),
+            product("0.0"),
+            product("9", "Quantity"),
+        ]
+    }
     for name in INSTANCES:
         fields = {
             "regionCode": "us-east-1",
@@ -173,7 +185,14 @@ def test_refresh_asks_the_price_list_and_the_spot_history(stubbed, capsys) -> No
             "marketoption": "OnDemand",
             "instanceType": name,
         }
-        filters = [{"Type": "TERM_MATCH", "Field": f, "Value": v} for f, v in fields.items()]
+        filters = [
+            {
+                "Type": "TERM_MATCH",
+                "Field": f,
+                "Value": v,
+            }
+            for f, v in fields.items()
+        ]
         expected = {"ServiceCode": "AmazonEC2", "Filters": filters}
         stub.add_response("get_products", {"PriceList": answers.get(name, [])}, expected)
     path = prices_aws.refresh(["us-east-1"])

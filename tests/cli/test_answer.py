@@ -54,7 +54,12 @@ TASK = QuestionAnsweringConfig(questions_column="question")
 def test_choices_of_a_row_are_read_as_people_write_them(cell):
     row = {"question": "Which?", "choices": cell, "multi_select": "yes", "question_id": "q7"}
     assert questions_of(row, TASK) == [
-        {"question": "Which?", "choices": ["a", "b"], "multi_select": True, "id": "q7"}
+        {
+            "question": "Which?",
+            "choices": ["a", "b"],
+            "multi_select": True,
+            "id": "q7",
+        }
     ]
 
 

@@ -252,7 +252,12 @@ def test_the_preview_of_answers_fits_and_shows_them(width: int) -> None:
         "truncated": False,
     }
     out = io.StringIO()
-    console = Console(file=out, width=width, highlight=False, markup=False)
+    console = Console(
+        file=out,
+        width=width,
+        highlight=False,
+        markup=False,
+    )
     console.print(_table([row]))
     lines = out.getvalue().splitlines()
     assert max(map(len, lines)) <= width
@@ -394,7 +399,13 @@ def test_what_a_run_that_has_ended_tells(
 
 
 def test_a_boolean_is_that_of_the_record() -> None:
-    record = {"Waterproof": True, "Decaf": False, "Brand": "Acme", "Weight in g": 7, "Color": None}
+    record = {
+        "Waterproof": True,
+        "Decaf": False,
+        "Brand": "Acme",
+        "Weight in g": 7,
+        "Color": None,
+    }
     values = [value_row(name, value, "ok", None) for name, value in record.items()]
     row = {
         "id": "1",

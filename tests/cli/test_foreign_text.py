@@ -110,7 +110,20 @@ def test_lines_beside_the_progress_and_errors_steer_nothing(capsys, monkeypatch)
 
 def test_no_cell_of_a_csv_is_a_formula(run: RunConfig, tmp_path: Path) -> None:
     path = tmp_path / "errors.csv"
-    assert CliRunner().invoke(app, ["errors", run.output.path, "-o", str(path)]).exit_code == 0
+    assert (
+        CliRunner()
+        .invoke(
+            app,
+            [
+                "errors",
+                run.output.path,
+                "-o",
+                str(path),
+            ],
+        )
+        .exit_code
+        == 0
+    )
     text = path.read_text()
     assert steers(text) == []
     rows = list(csv.DictReader(io.StringIO(text)))
@@ -119,5 +132,13 @@ def test_no_cell_of_a_csv_is_a_formula(run: RunConfig, tmp_path: Path) -> None:
     assert {row["id"] for row in rows} >= {"'+1+1", "'@SUM(A1)", "-5", "a\\u000d\tb"}
     # A program gets them as they are.
     path = tmp_path / "errors.jsonl"
-    CliRunner().invoke(app, ["errors", run.output.path, "-o", str(path)])
+    CliRunner().invoke(
+        app,
+        [
+            "errors",
+            run.output.path,
+            "-o",
+            str(path),
+        ],
+    )
     assert {json.loads(line)["id"] for line in path.read_text().splitlines()} == set(IDS)

@@ -236,7 +236,14 @@ def test_a_unique_column_that_is_called_as_ids_are_is_the_id(name):
 
 
 def test_an_id_that_is_there_twice_or_missing_is_none():
-    twice = [ad(n, id=str(n // 2), ad_id=str(n)) for n in range(6)]
+    twice = [
+        ad(
+            n,
+            id=str(n // 2),
+            ad_id=str(n),
+        )
+        for n in range(6)
+    ]
     assert look_at(twice)[0] == "ad_id"
     missing = [ad(n, ad_id="N/A" if n == 3 else str(n)) for n in range(6)]
     assert look_at(missing)[0] is None
@@ -262,7 +269,14 @@ def test_texts_without_blanks_of_other_scripts_are_text():
 
 
 def test_what_tables_write_for_nothing_is_no_text():
-    rows = [ad(n, note="N/A", other="-") for n in range(5)]
+    rows = [
+        ad(
+            n,
+            note="N/A",
+            other="-",
+        )
+        for n in range(5)
+    ]
     rows[0]["note"] = "A long remark about the bakery that somebody left"
     assert look_at(rows)[1] == ["text", "note"]
 

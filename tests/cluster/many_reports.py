@@ -49,7 +49,14 @@ def ledger_of(output: str, workers: int, clock: Clock) -> Ledger:
     ledger.book = book.Book(Bill("s", clock.now, 0.0), models)
     nodes = []
     for number in range(-(-workers // WORKERS_PER_NODE)):
-        nodes.append(NodeTime(f"n{number}", clock.now, usd_per_hour=36.0, slots=WORKERS_PER_NODE))
+        nodes.append(
+            NodeTime(
+                f"n{number}",
+                clock.now,
+                usd_per_hour=36.0,
+                slots=WORKERS_PER_NODE,
+            )
+        )
     ledger.book.see(nodes, 1, clock.now)
     ledger._stored = False
     return ledger

@@ -70,7 +70,11 @@ def measure(
         ray.shutdown()
     assert made.documents == made.ok == units * unit_documents
     (bill,) = map(asdict, book.bills(config.output.path))
-    found = {"units": made.units, "unit_seconds": seconds, "idle_seconds": idle_at_the_end(bill)}
+    found = {
+        "units": made.units,
+        "unit_seconds": seconds,
+        "idle_seconds": idle_at_the_end(bill),
+    }
     return {**found, "documents_per_second": round(made.documents / took, 1)}
 
 

@@ -214,7 +214,11 @@ class Cluster:
         bill = pickle.dumps(self.ledger.book.bill(time.time()))
         resident = psutil.Process().memory_info().rss
         self.samples.append(
-            {"units": self.ended, "mb": round(resident / 2**20), "ledger_bytes": len(bill)}
+            {
+                "units": self.ended,
+                "mb": round(resident / 2**20),
+                "ledger_bytes": len(bill),
+            }
         )
 
 

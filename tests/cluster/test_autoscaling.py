@@ -106,7 +106,11 @@ def run(folder: Path) -> str:
     stop = threading.Event()
     ray.init(address="auto", log_to_driver=False, logging_level="critical")
     began = time.monotonic()
-    watcher = threading.Thread(target=watch, args=(lines, stop, began), daemon=True)
+    watcher = threading.Thread(
+        target=watch,
+        args=(lines, stop, began),
+        daemon=True,
+    )
     watcher.start()
     wait_for(lambda: lines)
     print(ended(start("-m", "raypd", "extract", str(trial(folder).file))))
@@ -170,7 +174,15 @@ def bill(ok, usd, spans, budget=None):
         "shared_tokens": 0,
         "decode_tokens": 7,
     }
-    nodes = [NodeTime("a", 0.0, market="spot"), NodeTime("b", 0.0, market="spot", ended=3.0)]
+    nodes = [
+        NodeTime("a", 0.0, market="spot"),
+        NodeTime(
+            "b",
+            0.0,
+            market="spot",
+            ended=3.0,
+        ),
+    ]
     workers = [WorkerTime("v", "a", 0.0, spans=spans), WorkerTime("w", "b", 0.0, ended=1.0)]
     parts = {"decode": usd, "idle": 0.5}
     categories = {UsageKey("shoes"): {"documents": ok}}
@@ -201,7 +213,13 @@ def test_prometheus_scrapes_the_metrics_of_the_latest_bill():
     lines = "".join(encoded(bill, indent=None).decode() for bill in bills)
     (port,) = free_ports(1)
     command = [sys.executable, "-c", SCRIPT, "ray_raypd_budget_usd", str(port)]
-    done = subprocess.run(command, input=lines, capture_output=True, text=True, timeout=LONG)
+    done = subprocess.run(
+        command,
+        input=lines,
+        capture_output=True,
+        text=True,
+        timeout=LONG,
+    )
     assert done.returncode == 0, done.stderr
     samples = {}
     for family in text_string_to_metric_families(done.stdout + "\n"):

@@ -90,7 +90,11 @@ def test_blocks_come_in_the_order_of_the_plan_with_the_documents_of_their_units(
     assert order == [unit.id for unit in plan]
     # Units that are read quickly share blocks.
     assert len(sizes) > 4
-    assert stream.progress() == StreamProgress(read=len(order), waiting=0, waiting_bytes=0)
+    assert stream.progress() == StreamProgress(
+        read=len(order),
+        waiting=0,
+        waiting_bytes=0,
+    )
 
 
 def requested_bytes(proxy: Proxy, size: int) -> int:
@@ -164,7 +168,13 @@ def test_row_groups_and_files_are_read_side_by_side(tmp_path, config, monkeypatc
         assert len(names) == 1
         sizes[f"{names.pop()[0]} {len(task)}"] += 1
     # Two large row groups; small ones; two files; lines that anybody can enter.
-    assert sizes == {"a 4": 2, "b 1": 8, "c 8": 1, "d 8": 1, "e 1": 8}
+    assert sizes == {
+        "a 4": 2,
+        "b 1": 8,
+        "c 8": 1,
+        "d 8": 1,
+        "e 1": 8,
+    }
 
 
 def test_the_bytes_that_are_read_ahead_are_limited(tmp_path, config, ray_here) -> None:
@@ -220,7 +230,11 @@ def run_both(run: RunConfig) -> tuple[Any, list, list]:
     """Run with readers and without; return the manifest, and the rows of both."""
     tables = []
     for readers, output in ((2, run.output.path), (0, f"{run.output.path}-alone")):
-        each = with_keys(run, cluster={"readers": readers}, output={"path": output})
+        each = with_keys(
+            run,
+            cluster={"readers": readers},
+            output={"path": output},
+        )
         try:
             made: Any = driver.run_extract(each, build=fakes.build)
         except driver.RunError as error:

@@ -89,7 +89,15 @@ def test_a_bill_notes_once_that_nvml_does_not_answer() -> None:
         ledger.report(WorkerTime(name, "n", 100.0, gpus=1.0))
         (note,) = ledger.book.last.notes
         assert "NVML" in note
-    ledger.report(WorkerTime("third", "n", 100.0, gpus=1.0, gpu_use=GpuUse(1)))
+    ledger.report(
+        WorkerTime(
+            "third",
+            "n",
+            100.0,
+            gpus=1.0,
+            gpu_use=GpuUse(1),
+        )
+    )
     assert len(ledger.book.last.notes) == 1
 
 
@@ -129,7 +137,12 @@ def test_two_runs_on_an_ec2_node_share_its_price(tmp_path, monkeypatch) -> None:
     config = trial(tmp_path, prices={}).config
     # The Ray of other tests has another environment.
     ray.shutdown()
-    ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False)
+    ray.init(
+        address="local",
+        num_cpus=2,
+        include_dashboard=False,
+        log_to_driver=False,
+    )
     try:
         began = time.time()
         output = str(tmp_path / "out")

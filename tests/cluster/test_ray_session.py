@@ -63,7 +63,11 @@ def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str,
     for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_ADDRESS"):
         monkeypatch.delenv(name, raising=False)
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    yield {"HOME": str(home), "RAY_TMPDIR": str(sockets), "PATH": path}
+    yield {
+        "HOME": str(home),
+        "RAY_TMPDIR": str(sockets),
+        "PATH": path,
+    }
     end_all()  # or they go on writing there
     shutil.rmtree(sockets, ignore_errors=True)
 
@@ -280,7 +284,11 @@ def test_the_estimate_of_documents_follows_the_units_that_have_ended(committed: 
         "done_documents": 10 * committed,
         "failed_documents": 0,
     }
-    own = SimpleNamespace(planned=SimpleNamespace(exact=False), _display=display, **counts)
+    own = SimpleNamespace(
+        planned=SimpleNamespace(exact=False),
+        _display=display,
+        **counts,
+    )
     driver.DriverSession._update_display(own)  # type: ignore[arg-type]
     assert display.total == 40
     assert display.exact == (committed == 4)

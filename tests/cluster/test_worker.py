@@ -70,7 +70,11 @@ def rows(run, unit) -> list[dict]:
 
 
 def test_units_overlap_so_that_the_engine_does_not_drain(begin) -> None:
-    run, worker, units = begin(["a"] * 400, unit_documents=50, max_num_seqs=4)
+    run, worker, units = begin(
+        ["a"] * 400,
+        unit_documents=50,
+        max_num_seqs=4,
+    )
     request_queue = worker.request_queue
     step = worker.parts.engine.step
 
@@ -98,11 +102,20 @@ def test_units_overlap_so_that_the_engine_does_not_drain(begin) -> None:
     assert sum(fill) == 200
     assert sum(batch < 4 for batch in fill) <= 3, fill
     counts = writer.read_summary(run.output.path, units[0].id).counts
-    assert counts == {"prefill_tokens": 250, "shared_tokens": 100, "decode_tokens": 75, "steps": 50}
+    assert counts == {
+        "prefill_tokens": 250,
+        "shared_tokens": 100,
+        "decode_tokens": 75,
+        "steps": 50,
+    }
 
 
 def test_requests_are_planned_only_while_the_engine_has_room(begin) -> None:
-    _, worker, (unit,) = begin(["a"] * 200, unit_documents=200, max_num_seqs=4)
+    _, worker, (unit,) = begin(
+        ["a"] * 200,
+        unit_documents=200,
+        max_num_seqs=4,
+    )
     ahead = []
 
     class Task(fakes.FakeTask):
@@ -215,9 +228,21 @@ def test_a_bisecting_attempt_leaves_a_checkpoint_before_each_group(begin) -> Non
         return step()
 
     worker.parts.engine.step = look  # type: ignore[method-assign]
-    worker.process(unit, Attempt(number=4, deaths=3, suspects=(7, 8), quarantined={5: 3}))
+    worker.process(
+        unit,
+        Attempt(
+            number=4,
+            deaths=3,
+            suspects=(7, 8),
+            quarantined={5: 3},
+        ),
+    )
     others = tuple(row for row in range(40) if row not in (5, 7, 8))
-    assert list(dict.fromkeys(checkpoints)) == [(7,), (8,), others]
+    assert list(dict.fromkeys(checkpoints)) == [
+        (7,),
+        (8,),
+        others,
+    ]
     table = rows(run, unit)
     assert [row["id"] for row in table if row["error"]] == ["5"]
     assert table[5]["error"] == "killed its worker process 3 times"
@@ -241,7 +266,11 @@ def test_a_unit_whose_worker_died_is_alone_in_a_worker(tmp_path: Path, begin) ->
     attempts = {}
     for unit in (first, bad, later):
         attempts[unit.id] = {row["attempts"] for row in rows(run, unit)}
-    assert attempts == {first.id: {1}, bad.id: {2}, later.id: {1}}
+    assert attempts == {
+        first.id: {1},
+        bad.id: {2},
+        later.id: {1},
+    }
     summaries = [writer.read_summary(run.output.path, unit.id) for unit in (first, bad, later)]
     summaries.sort(key=lambda summary: summary.committed_at)
     assert [summary.unit for summary in summaries[:2]] == [first.id, bad.id]
@@ -304,7 +333,11 @@ def test_a_document_is_answered_when_no_request_of_it_is_left() -> None:
 def test_an_engine_that_decodes_many_sequences_gets_a_larger_batch(
     begin, decoded: int, batch: int
 ) -> None:
-    _, worker, (unit,) = begin(["a"] * 1200, unit_documents=1200, max_num_seqs="auto")
+    _, worker, (unit,) = begin(
+        ["a"] * 1200,
+        unit_documents=1200,
+        max_num_seqs="auto",
+    )
     engine = worker.parts.engine
     pending = []
     engine.batch = 7
@@ -408,7 +441,13 @@ def test_a_gpu_is_not_used_after_two_deaths_and_no_document_is_blamed(
     for shown in ("3", "3", "3", "4"):
         dead.clear()
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", shown)
-        spec = WorkerSpec(run, run.output.path, "s", build=failing(text, loading), gpus=1.0)
+        spec = WorkerSpec(
+            run,
+            run.output.path,
+            "s",
+            build=failing(text, loading),
+            gpus=1.0,
+        )
         ends.append("died")
         with contextlib.suppress(SystemExit):
             worker = DecodeWorker(spec)
@@ -458,7 +497,15 @@ def test_a_gpu_that_disappears_after_a_fault_is_not_used(
     for number in range(3):
         config, parts = (run, failing(first, True)) if first and number == 0 else (unseen, build)
         try:
-            worker = DecodeWorker(WorkerSpec(config, run.output.path, "s", build=parts, gpus=1.0))
+            worker = DecodeWorker(
+                WorkerSpec(
+                    config,
+                    run.output.path,
+                    "s",
+                    build=parts,
+                    gpus=1.0,
+                )
+            )
         except SystemExit:
             seen.append("died")
         else:
@@ -470,7 +517,15 @@ def test_a_gpu_that_disappears_after_a_fault_is_not_used(
 
 def test_a_lack_of_memory_is_not_blamed_on_the_gpu(run) -> None:
     build = failing("CUDA out of memory. Tried to allocate 2 GiB", True)
-    worker = DecodeWorker(WorkerSpec(run, run.output.path, "s", build=build, gpus=1.0))
+    worker = DecodeWorker(
+        WorkerSpec(
+            run,
+            run.output.path,
+            "s",
+            build=build,
+            gpus=1.0,
+        )
+    )
     assert worker.run(next(iter(plan(run)))).error == "its weights cannot be loaded"
 
 
@@ -511,9 +566,21 @@ def test_a_faulty_gpu_of_two_costs_no_document(tmp_path: Path, config, capfd) ->
     path = str(write_jsonl(tmp_path / "a.jsonl", ["sleep 0.2"] * 200))
     shares = {"gpus_per_worker": 1, "cpus_per_worker": 0.5}
     run = with_keys(
-        config(path, unit_documents=5, max_workers=2), model={"device": "cpu"}, cluster=shares
+        config(
+            path,
+            unit_documents=5,
+            max_workers=2,
+        ),
+        model={"device": "cpu"},
+        cluster=shares,
     )
-    ray.init(address="local", num_cpus=2, num_gpus=2, include_dashboard=False, log_to_driver=False)
+    ray.init(
+        address="local",
+        num_cpus=2,
+        num_gpus=2,
+        include_dashboard=False,
+        log_to_driver=False,
+    )
     try:
         done = driver.run_extract(run, build=build_with_gpu_0_broken)
     finally:

@@ -133,7 +133,11 @@ def test_workers_above_the_wanted_number_get_no_more_units_and_end() -> None:
     # The one that loads has nothing to finish, and the one alone on its node frees the node.
     assert [handle.retiring for handle in pool.workers] == [False, False, True, True]
     # What a retiring worker has not begun goes to another worker.
-    assert calls(*pair, alone) == [["new0"], ["new1"], [("cancel", "u1", True)]]
+    assert calls(*pair, alone) == [
+        ["new0"],
+        ["new1"],
+        [("cancel", "u1", True)],
+    ]
     assert pool._is_spare(loading)
     alone.assignments.clear()
     assert pool._is_spare(alone)
@@ -179,7 +183,13 @@ def test_an_idle_worker_steals_while_the_readers_are_late_and_says_how_long_it_w
     busy = worker(BEGUN, UnitProgress())
     pool = assigning()
     pool.workers += [idle, busy]
-    blocks = iter([None, None, StreamedUnit(Unit("late", ()))])
+    blocks = iter(
+        [
+            None,
+            None,
+            StreamedUnit(Unit("late", ())),
+        ]
+    )
     pool._stream = SimpleNamespace(next=lambda starved: next(blocks))  # type: ignore[assignment]
     pool._exhausted = False
     pool._assign()
@@ -225,7 +235,11 @@ def test_a_worker_killed_for_memory_is_lost_and_its_units_are_retried(tmp_path, 
     dead = worker(BEGUN)
     lines = []
     spec = SimpleNamespace(output=str(tmp_path), session="s")
-    pool = assigning(dead, _deaths=WorkerDeaths(spec, lines.append), wanted=1)  # type: ignore[arg-type]
+    pool = assigning(
+        dead,
+        _deaths=WorkerDeaths(spec, lines.append),
+        wanted=1,
+    )  # type: ignore[arg-type]
 
     def get(ref):
         raise ray.exceptions.OutOfMemoryError(
@@ -268,7 +282,12 @@ def test_the_last_unit_of_a_run_moves_to_an_idle_worker(
     """
     for name, title in (("a", "until c-moved"), ("b", "quick"), ("c", "kill once"), ("d", "quick")):
         write_jsonl(tmp_path / f"in/{name}.jsonl", [title] * 10)
-    run = config(str(tmp_path / "in"), max_workers=2, units_in_flight=2, max_num_seqs=1)
+    run = config(
+        str(tmp_path / "in"),
+        max_workers=2,
+        units_in_flight=2,
+        max_num_seqs=1,
+    )
     started: dict[str, list[int]] = {}
     start = WorkerPool._start
     assign = WorkerPool._assign

@@ -232,7 +232,12 @@ def config(*overrides: str, **task: Any) -> Any:
     else:
         tree = {}
     return make_config(
-        {"input": {"path": "-"}, "output": {"path": "-"}, "task": {**tree, **task}}, list(overrides)
+        {
+            "input": {"path": "-"},
+            "output": {"path": "-"},
+            "task": {**tree, **task},
+        },
+        list(overrides),
     )
 
 
@@ -277,7 +282,11 @@ def test_without_a_card_the_method_is_one_that_any_weights_can_do(overrides, kin
 def test_a_training_takes_a_method_that_can_be_trained_and_slots(
     given, method, bare, tmp_path: Path
 ) -> None:
-    dump = {"input": {"path": "-"}, "output": {"path": "-"}, "task": {"attributes": ["Brand"]}}
+    dump = {
+        "input": {"path": "-"},
+        "output": {"path": "-"},
+        "task": {"attributes": ["Brand"]},
+    }
     (tmp_path / "run.yaml").write_text(json.dumps(dump))
     decoding = load_config(tmp_path / "run.yaml", given, trains=True).decoding
     assert decoding.method == method
@@ -427,7 +436,11 @@ def test_an_option_at_its_default_changes_no_fingerprint():
 def test_a_record_of_an_earlier_release_is_read_with_todays_keys():
     recorded = make_config(config_tree("generation", decoding={"method": "apar"})).model_dump()
     del recorded["decoding"]["options"]
-    recorded["decoding"] |= {"max_threads": 7, "mask_tokens": 3, "speculative": {"max_ngram": 2}}
+    recorded["decoding"] |= {
+        "max_threads": 7,
+        "mask_tokens": 3,
+        "speculative": {"max_ngram": 2},
+    }
     recorded["storage"] = {"region": None, "max_attempts": 4}
     config = make_config(with_current_keys(recorded))
     assert config.decoding.options == {"max_threads": 7}

@@ -175,7 +175,12 @@ def test_a_pydantic_model_beside_the_configuration_becomes_attributes(tmp_path: 
         ("shop", "text", True, False),
         ("price", "number", False, True),
     ]
-    rows = [[{"shop": "a", "price": 1}], [{"shop": "a"}], [{"shop": "a", "price": -1}], [{}] * 6]
+    rows = [
+        [{"shop": "a", "price": 1}],
+        [{"shop": "a"}],
+        [{"shop": "a", "price": -1}],
+        [{}] * 6,
+    ]
     assert [offers.fits(row) for row in rows] == [True, True, False, False]
 
 
@@ -189,7 +194,15 @@ def test_the_fingerprint_is_of_the_attributes_and_not_of_where_they_stand(tmp_pa
         assert load(tmp_path, other).fingerprint() == ours.fingerprint()
     schema["properties"]["size"]["maximum"] = 60  # type: ignore[index]
     assert load(tmp_path, schema).fingerprint() != ours.fingerprint()
-    task = extraction(shoe=[{"name": "size", "type": "integer", "omit_null": True}])
+    task = extraction(
+        shoe=[
+            {
+                "name": "size",
+                "type": "integer",
+                "omit_null": True,
+            }
+        ]
+    )
     same = run_config(task, input={"text_columns": ["text"], "category_column": None})
     assert same.fingerprint() == ours.fingerprint()
 
@@ -221,7 +234,11 @@ def test_bounds_and_null_as_draft_4_and_open_api_have_them(tmp_path: Path) -> No
     }
     null = {"allOf": [{"$ref": "#/$defs/n"}], "nullable": True}
     schema = {
-        **of(a=whole, b=null, c={"$ref": "#/$defs/n"}),
+        **of(
+            a=whole,
+            b=null,
+            c={"$ref": "#/$defs/n"},
+        ),
         "required": ["a", "b", "c"],
         "$defs": {"n": whole},
     }
@@ -289,7 +306,13 @@ def test_a_pattern_beside_a_format_drops_neither() -> None:
     fitting = [attribute.fits(text) for text in ("2024-02-29", "2023-05-01", "2023-05-02")]
     assert fitting == [True, True, False]
     assert not attribute.fits("2024-soon")
-    assert made({"type": "string", "format": "color", "pattern": "^#"}).fits("#fff")
+    assert made(
+        {
+            "type": "string",
+            "format": "color",
+            "pattern": "^#",
+        }
+    ).fits("#fff")
 
 
 @pytest.mark.parametrize(
@@ -648,10 +671,27 @@ def test_the_same_texts_match_as_by_re(pattern: str) -> None:
 def test_a_text_that_holds_re_up_does_not_match(pattern: str, text: str) -> None:
     with pytest.raises(ConfigError, match=r"\$\.properties\.a\.default: .* is not of its type"):
         categories_of(
-            {"properties": {"a": {"type": "string", "pattern": pattern, "default": text}}}, Path()
+            {
+                "properties": {
+                    "a": {
+                        "type": "string",
+                        "pattern": pattern,
+                        "default": text,
+                    }
+                }
+            },
+            Path(),
         )
     assert (
-        check(Attribute(name="a", type="pattern", pattern=pattern, many=True), f'["{text}"]').status
+        check(
+            Attribute(
+                name="a",
+                type="pattern",
+                pattern=pattern,
+                many=True,
+            ),
+            f'["{text}"]',
+        ).status
         == "invalid"
     )
 

@@ -108,7 +108,13 @@ def test_an_override_is_not_repeated_with_its_secret() -> None:
 
 def test_ray_address_with_a_password_as_a_user_sees_it(tmp_path: Path) -> None:
     write_jsonl(tmp_path / "in.jsonl", ["a"])
-    run = config_tree(None, "in.jsonl", tmp_path / "out", input=TITLES, model="fake")
+    run = config_tree(
+        None,
+        "in.jsonl",
+        tmp_path / "out",
+        input=TITLES,
+        model="fake",
+    )
     (tmp_path / "run.yaml").write_text(json.dumps(run))
     said = ended(
         start(

@@ -176,7 +176,11 @@ def test_a_pipe_or_broken_link_is_unreadable_and_a_file_of_another_type_is_named
     ):
         driver.run_extract(corpus)
     by_reason = {group.reason: group.examples for group in units.left_out}
-    assert sorted(by_reason.values()) == [["b.xlsx"], ["deep/READ.ME"], ["linked"]]
+    assert sorted(by_reason.values()) == [
+        ["b.xlsx"],
+        ["deep/READ.ME"],
+        ["linked"],
+    ]
     line = left_out.describe(units.left_out)
     assert capsys.readouterr().err.count(line) == 1
     result = verification.verify(corpus.output.path, corpus)
@@ -236,7 +240,16 @@ def test_an_id_that_is_an_object_or_a_list_is_replaced_by_the_offset(tmp_path, c
 
 def test_a_category_named_as_a_path_writes_nothing_outside_the_output(tmp_path, in_process) -> None:
     name = "../../x"
-    path = write_rows(tmp_path / "a/b/in.jsonl", [{"id": "0", "title": "t", "category": name}])
+    path = write_rows(
+        tmp_path / "a/b/in.jsonl",
+        [
+            {
+                "id": "0",
+                "title": "t",
+                "category": name,
+            }
+        ],
+    )
     sections = {"input": {"text_columns": ["title"]}, "model": {"name": "fake"}}
     run = run_config(extraction(**{name: ["a"]}), path, tmp_path / "a/b/out", **sections)
     assert driver.run_extract(run).ok == 1
@@ -399,7 +412,11 @@ def test_columns_of_other_types_become_text_or_an_error(tmp_path, config) -> Non
     (tmp_path / "in").mkdir()
     for name, columns in {
         "a": {"id": ["1"], "title": ["text"]},
-        "b": {"id": [2], "title": [3.5], "extra": [1]},
+        "b": {
+            "id": [2],
+            "title": [3.5],
+            "extra": [1],
+        },
         "c": {"title": [{"a": 1}, None], "id": [3, 4]},
         "d": {"title": [["a", "b"]], "id": [5]},
     }.items():
@@ -416,7 +433,15 @@ def test_columns_of_other_types_become_text_or_an_error(tmp_path, config) -> Non
 
 
 def test_names_of_columns_are_compared_with_their_case(tmp_path, config) -> None:
-    (tmp_path / "a.parquet").write_bytes(parquet({"id": ["1"], "Title": ["other"], "title": ["x"]}))
+    (tmp_path / "a.parquet").write_bytes(
+        parquet(
+            {
+                "id": ["1"],
+                "Title": ["other"],
+                "title": ["x"],
+            }
+        )
+    )
     (tmp_path / "b.jsonl").write_text('{"id": "1", "Title": "other", "title": "x"}\n')
     (tmp_path / "c.csv").write_text("id,Title,title\n1,other,x\n")
     assert [(d.fields["title"], d.error) for d in read_all(config(str(tmp_path)))] == [
@@ -473,7 +498,15 @@ def test_lists_and_numbers_become_text_and_missing_ids_are_made_of_the_offset(
     documents = read_all(config(str(path), id_column=None))
     assert [d.fields.get("title") for d in documents] == ["a\nb", "7", "true", None]
     assert "holds a list with a number in it, not text" in (documents[3].error or "")
-    rows = [{"id": 7}, {"id": "x"}, {}, {"id": None}, {"id": "x"}, {"id": ["no"]}, {"id": "\ud800"}]
+    rows = [
+        {"id": 7},
+        {"id": "x"},
+        {},
+        {"id": None},
+        {"id": "x"},
+        {"id": ["no"]},
+        {"id": "\ud800"},
+    ]
     texts = [json.dumps({**row, "title": "t"}) + "\n" for row in rows]
     path.write_text("".join(texts))
     default_ids = []
@@ -493,7 +526,16 @@ def test_parquet_values_become_text_and_bad_values_become_errors(tmp_path, confi
     path = tmp_path / "a.parquet"
     values = pa.array([b"fine", b"\xff", None, b"a\x00"], pa.binary())
     title = pa.Array.from_buffers(pa.string(), 4, values.buffers())
-    pq.write_table(pa.table({"id": [1, 2, 3, 4], "title": title, "other": [1, 2, 3, 4]}), path)
+    pq.write_table(
+        pa.table(
+            {
+                "id": [1, 2, 3, 4],
+                "title": title,
+                "other": [1, 2, 3, 4],
+            }
+        ),
+        path,
+    )
     run = config(str(path))
     (unit,) = plan(run)
     documents = read_unit(unit, run)

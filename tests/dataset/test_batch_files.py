@@ -31,7 +31,12 @@ PRODUCT = {
     "properties": {
         "brand": {"type": "string"},
         "size": {"$ref": "#/$defs/size"},
-        "prices": {"type": "array", "items": {"type": "number"}, "minItems": 1, "maxItems": 3},
+        "prices": {
+            "type": "array",
+            "items": {"type": "number"},
+            "minItems": 1,
+            "maxItems": 3,
+        },
         "new": {"anyOf": [{"type": "boolean"}, {"type": "null"}]},
     },
     "required": ["brand", "size", "prices", "new"],
@@ -66,7 +71,14 @@ BOUNDED = {
 
 
 def held_to(schema):
-    return {"type": "json_schema", "json_schema": {"name": "n", "strict": True, "schema": schema}}
+    return {
+        "type": "json_schema",
+        "json_schema": {
+            "name": "n",
+            "strict": True,
+            "schema": schema,
+        },
+    }
 
 
 def request(id: str, content="Say it.", **body):
@@ -142,14 +154,33 @@ def test_every_request_has_its_line_in_one_of_the_two_files(tmp_path, generate) 
     source = write(
         tmp_path / "batch.jsonl",
         request("greedy", max_tokens=None, max_completion_tokens=20),
-        request("three", n=3, temperature=1.5, seed=7, max_tokens=5),
+        request(
+            "three",
+            n=3,
+            temperature=1.5,
+            seed=7,
+            max_tokens=5,
+        ),
         "",
         '{"custom_id": "broken"',
-        request("chat", messages=turns, stream=False, user="u", metadata={"a": "b"}, top_p=None),
+        request(
+            "chat",
+            messages=turns,
+            stream=False,
+            user="u",
+            metadata={"a": "b"},
+            top_p=None,
+        ),
         request("schema", response_format=held_to(BOUNDED)),
         {**request("no id"), "custom_id": None},
         request("long", "x" * 5000),
-        request("three again", n=3, temperature=1.5, seed=7, max_tokens=5),
+        request(
+            "three again",
+            n=3,
+            temperature=1.5,
+            seed=7,
+            max_tokens=5,
+        ),
     )
     folder = generate(source)
     answers = read(folder / "output.jsonl")
@@ -188,9 +219,12 @@ def test_every_request_has_its_line_in_one_of_the_two_files(tmp_path, generate) 
     ):
         prompt = tokenizer.apply_chat_template(messages, **how)
         size = prompt["input_ids"].shape[1]
-        written = model.generate(**prompt, max_new_tokens=limit, do_sample=False, pad_token_id=0)[
-            0, size:
-        ]
+        written = model.generate(
+            **prompt,
+            max_new_tokens=limit,
+            do_sample=False,
+            pad_token_id=0,
+        )[0, size:]
         choice = found[name].choices[0]
         usage = found[name].usage
         assert choice.message.content == tokenizer.decode(written, skip_special_tokens=True)
@@ -314,9 +348,18 @@ def test_an_answer_that_does_not_match_its_schema_is_an_error(
     """A decoder that keeps to another schema (as a server may) is found out."""
     other = expression(json.dumps({"type": "object", "properties": {"b": {"const": 1}}}))
     monkeypatch.setattr(openai_batch, "expression", lambda schema: other)
-    schema = {"type": "object", "properties": {"a": {"const": 1}}, "required": ["a"]}
+    schema = {
+        "type": "object",
+        "properties": {"a": {"const": 1}},
+        "required": ["a"],
+    }
     wrong = request("wrong", max_tokens=60, response_format=held_to(schema))
-    stopped = request("stopped", max_tokens=60, stop="{", response_format=held_to(schema))
+    stopped = request(
+        "stopped",
+        max_tokens=60,
+        stop="{",
+        response_format=held_to(schema),
+    )
     source = write(tmp_path / "batch.jsonl", wrong, stopped, request("text"))
     folder = generate(source, "cluster.max_failed_share=1")
     (answer,) = read(folder / "output.jsonl")
@@ -369,7 +412,15 @@ WRONG = [  # other keys of a line or of its body, the parameter that is named, a
         "image_url is not supported",
     ),
     (
-        {"messages": [{"role": "tool", "content": "x", "tool_call_id": "1"}]},
+        {
+            "messages": [
+                {
+                    "role": "tool",
+                    "content": "x",
+                    "tool_call_id": "1",
+                }
+            ]
+        },
         "messages.0",
         "tool_call_id",
     ),

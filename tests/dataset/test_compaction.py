@@ -389,8 +389,20 @@ def test_a_killed_compaction_loses_nothing_and_resumes(
         orphan = Path(output, layout.TABLE, "20200101T000000-aaaaaa", "000000.parquet")
         orphan.parent.mkdir(parents=True)
         orphan.write_bytes(b"x")
-    command = [sys.executable, "-c", SCRIPT, output, step, str(number)]
-    process = subprocess.run(command, capture_output=True, text=True, timeout=240)
+    command = [
+        sys.executable,
+        "-c",
+        SCRIPT,
+        output,
+        step,
+        str(number),
+    ]
+    process = subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
     assert process.returncode == -signal.SIGKILL, process.stderr
     assert sorted(ids(output)) == sorted(listed_ids(output)) == all_ids()
     assert verify(output, config).passed
@@ -432,7 +444,12 @@ def test_units_that_changed_since_a_killed_compaction_are_written_again(tmp_path
     config = make_config(tmp_path, output)
     run_here(config)
     command = [sys.executable, "-c", SCRIPT, output, "put_file", "2"]
-    process = subprocess.run(command, capture_output=True, text=True, timeout=240)
+    process = subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
     assert process.returncode == -signal.SIGKILL, process.stderr
     # A retry replaces the object of the second unit, which is in the first table file.
     unit_id, path = sorted(writer.objects(output))[1]

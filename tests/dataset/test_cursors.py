@@ -41,7 +41,13 @@ def run(request, tmp_path, bucket) -> RunConfig:
     source = {"text_columns": ["title"], "category_column": None}
     if request.param == "json":
         source["format"] = "json"
-    return run_config(None, uri, tmp_path / "out", input=source, cluster={"unit_documents": 50})
+    return run_config(
+        None,
+        uri,
+        tmp_path / "out",
+        input=source,
+        cluster={"unit_documents": 50},
+    )
 
 
 @pytest.fixture

@@ -95,10 +95,19 @@ def test_what_a_csv_writer_wrote_is_read(
     data = content.encode(encoding)
     path = tmp_path / f"a.{form[:3]}{compression}"
     path.write_bytes(
-        {"": bytes, ".gz": gzip.compress, ".zst": zstandard.compress}[compression](data)
+        {
+            "": bytes,
+            ".gz": gzip.compress,
+            ".zst": zstandard.compress,
+        }[compression](data)
     )
     setting = "utf-8" if encoding == "utf-8-sig" else encoding  # a byte order mark needs no word
-    run = config(str(path), id_column=None, encoding=setting, unit_documents=size)
+    run = config(
+        str(path),
+        id_column=None,
+        encoding=setting,
+        unit_documents=size,
+    )
     planned = plan(run)
     documents = [read_unit(unit, run) for unit in planned]
     assert [(d.fields["title"], d.fields["n"]) for unit in documents for d in unit] == [
@@ -244,7 +253,13 @@ def test_the_folders_of_a_path_are_columns_where_the_file_has_none(
     assert "date" not in fields[0]
     # Of the folder that is given itself.
     with pytest.raises(InputError, match=f"c.{suffix}: no column 'country'"):
-        plan(config(str(tmp_path / "in/country=a%2Fb"), text_columns=["country"], id_column=None))
+        plan(
+            config(
+                str(tmp_path / "in/country=a%2Fb"),
+                text_columns=["country"],
+                id_column=None,
+            )
+        )
     run = config(str(tmp_path / "in/country=DE"), id_column="date")
     assert [d.id for d in read_all(run)] == ["2026-11-21"] * 4
     (unit, *_) = plan(run)  # the keys stand in the object's name, part of its id
@@ -279,7 +294,13 @@ def naive(text: bytes) -> list[tuple[int, bytes]]:
 @example(b"x" * 300 + b"\ny", [10, 20, 300, 301], 5)  # ranges within one line
 @settings(max_examples=400, deadline=None)
 def test_every_line_is_in_exactly_one_range(text: bytes, cuts: list[int], limit: int) -> None:
-    bounds = sorted({0, len(text), *(cut for cut in cuts if cut < len(text))})
+    bounds = sorted(
+        {
+            0,
+            len(text),
+            *(cut for cut in cuts if cut < len(text)),
+        }
+    )
     found_lines = []
     for start, end in itertools.pairwise(bounds):
         file = io.BytesIO(text)
@@ -376,7 +397,13 @@ def test_the_first_line_of_excel_names_the_delimiter(
         text = text.removeprefix("\ufeff")
     path = tmp_path / "a.csv"
     path.write_bytes(text.encode(encoding))
-    documents = read_all(config(str(path), encoding=encoding, unit_documents=1))
+    documents = read_all(
+        config(
+            str(path),
+            encoding=encoding,
+            unit_documents=1,
+        )
+    )
     assert [(d.id, d.fields["title"]) for d in documents] == [
         ("s0", "Bose, black"),
         ("s1", "größe"),
@@ -464,7 +491,13 @@ def test_a_carriage_return_within_a_line_is_no_line_end(tmp_path, config) -> Non
 
 @pytest.mark.parametrize("suffix", ["csv", "jsonl", "json", "parquet", "arrow"])
 def test_white_space_around_the_names_of_columns_does_not_count(tmp_path, config, suffix) -> None:
-    frame = pd.DataFrame({" id ": ["1"], "\u00a0title": ["x"], "note\t": ["n"]})
+    frame = pd.DataFrame(
+        {
+            " id ": ["1"],
+            "\u00a0title": ["x"],
+            "note\t": ["n"],
+        }
+    )
     path = tmp_path / f"a.{suffix}"
     if suffix == "csv":
         frame.to_csv(path, index=False)
@@ -477,7 +510,11 @@ def test_white_space_around_the_names_of_columns_does_not_count(tmp_path, config
     else:
         frame.to_json(path, orient="records", lines=suffix == "jsonl")
     # Spaces in the configuration do not count either.
-    run = config(str(path), text_columns=["title ", "note"], id_column="id")
+    run = config(
+        str(path),
+        text_columns=["title ", "note"],
+        id_column="id",
+    )
     (document,) = read_all(run)
     assert document.id == "1"
     assert document.fields["title"] == "x"
@@ -490,7 +527,13 @@ def test_of_two_columns_whose_names_differ_in_white_space_none_is_guessed(tmp_pa
         plan(config(str(tmp_path / "a.csv")))
     # A name that is exactly that of the configuration comes first.
     (tmp_path / "b.jsonl").write_text('{"title ": "other", "title": "x", " title": "other"}\n')
-    rows = pa.table({"title ": ["other"], "title": ["x"], " title": ["other"]})
+    rows = pa.table(
+        {
+            "title ": ["other"],
+            "title": ["x"],
+            " title": ["other"],
+        }
+    )
     pq.write_table(rows, tmp_path / "c.parquet")
     for name in ("b.jsonl", "c.parquet"):
         (document,) = read_all(config(str(tmp_path / name), id_column=None))
@@ -538,7 +581,12 @@ def test_the_encoding_of_each_file_is_detected(tmp_path, config, suffix) -> None
         run = config(str(tmp_path / "in"), encoding="auto")
         read = {d.source: d.fields.get("title") for d in read_all(run) if d.id == "2"}
     else:
-        run = config(str(tmp_path / "in"), encoding="auto", format="files", text_columns=["text"])
+        run = config(
+            str(tmp_path / "in"),
+            encoding="auto",
+            format="files",
+            text_columns=["text"],
+        )
         read = {d.source: d.fields.get("text") for d in read_all(run)}
     assert read == expected
 
@@ -546,7 +594,11 @@ def test_the_encoding_of_each_file_is_detected(tmp_path, config, suffix) -> None
 def test_the_charset_that_a_page_declares_comes_before_a_guess(tmp_path, config) -> None:
     page = '<meta charset="iso-8859-5"><p>Цена 5</p>'
     (tmp_path / "a.html").write_bytes(page.encode("iso-8859-5"))
-    run = config(str(tmp_path / "a.html"), encoding="auto", text_columns=["text"])
+    run = config(
+        str(tmp_path / "a.html"),
+        encoding="auto",
+        text_columns=["text"],
+    )
     assert [d.fields["text"] for d in read_all(run)] == ["Цена 5"]
 
 

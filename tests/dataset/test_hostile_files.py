@@ -22,7 +22,12 @@ from raypd.dataset.planner import plan
 from raypd.errors import InputError
 from tests.runs import read_all
 
-FILES = {"format": "files", "text_columns": ["text"], "category_column": None, "category": "c"}
+FILES = {
+    "format": "files",
+    "text_columns": ["text"],
+    "category_column": None,
+    "category": "c",
+}
 SHEET = '<worksheet xmlns="http://schemas.openxmlformats.org/spreadsheetml/2006/main"><sheetData>'
 
 
@@ -75,7 +80,14 @@ def test_a_workbook_that_is_too_large_costs_no_other_file_anything(tmp_path, con
     (tmp_path / "corner.xlsx").write_bytes(far_cell("XFD1048576"))
     (tmp_path / "hundred_columns.xlsx").write_bytes(far_cell("CV1048576"))
     (tmp_path / "bomb.xlsx").write_bytes(unpacks_to_gigabytes())
-    made = plan(config(str(tmp_path), format="excel", category_column=None, category="c"))
+    made = plan(
+        config(
+            str(tmp_path),
+            format="excel",
+            category_column=None,
+            category="c",
+        )
+    )
     assert made.units == 1
     assert made.documents == 1
     reasons = {unit.name: str(unit.damaged) for unit in made.damaged()}
@@ -154,7 +166,11 @@ def test_parsers_end_with_the_process_that_started_them() -> None:
         "print(parser_process._idle[0].pid, flush=True)\n"
         "os.kill(os.getpid(), 9)\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+    )
     parser = Path(f"/proc/{int(done.stdout)}/stat")
     deadline = time.monotonic() + 20
     while parser.exists() and parser.read_text().split()[2] != "Z":

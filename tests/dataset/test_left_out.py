@@ -78,9 +78,19 @@ def test_partitions_with_an_underscore_are_read_from_object_storage(bucket, conf
 
 @pytest.mark.parametrize("key", ["_part", ".part"])
 def test_a_delta_table_with_such_partitions_is_read(tmp_path, config, key) -> None:
-    rows = pa.table({"id": ["1", "2"], "title": ["x", "y"], key: ["a b", None]})
+    rows = pa.table(
+        {
+            "id": ["1", "2"],
+            "title": ["x", "y"],
+            key: ["a b", None],
+        }
+    )
     deltalake.write_deltalake(tmp_path / "t", rows, partition_by=[key])
-    run = config(str(tmp_path / "t"), format="delta", text_columns=["title", key])
+    run = config(
+        str(tmp_path / "t"),
+        format="delta",
+        text_columns=["title", key],
+    )
     documents = read_all(run)
     values = {d.id: (d.fields["title"], d.fields[key]) for d in documents}
     assert values == {"1": ("x", "a b"), "2": ("y", None)}
@@ -138,7 +148,11 @@ def test_run_verify_estimate_status_and_report_name_what_was_left_out(mixed, cap
     assert {group.reason for group in manifest.left_out} > COUNTS.keys()
     with open(f"{mixed.output.path}/manifest.json") as file:
         tree = json.load(file)
-    assert {"reason": left_out.EMPTY, "files": 1, "examples": ["empty.csv"]} in tree["left_out"]
+    assert {
+        "reason": left_out.EMPTY,
+        "files": 1,
+        "examples": ["empty.csv"],
+    } in tree["left_out"]
     console = Console(width=80, record=True, markup=False)
     print_summary(Manifest(**vars(manifest)), console)
     assert "photo.heic" in console.export_text()

@@ -124,7 +124,14 @@ def test_what_a_reader_yields_is_taken_in_plain_types() -> None:
 
 
 def test_rows_and_frames_in_memory_take_nan_as_missing() -> None:
-    rows = [{"id": "a", "title": "x", "price": 1.0}, {"id": NAN, "title": NAN, "price": NAN}]
+    rows = [
+        {
+            "id": "a",
+            "title": "x",
+            "price": 1.0,
+        },
+        {"id": NAN, "title": NAN, "price": NAN},
+    ]
     for source in (rows, pd.DataFrame(rows), pd.DataFrame(rows, dtype=object)):
         (table,) = api._in_memory(source).batches()
         assert [column.null_count for column in table.columns] == [1, 1, 1]
@@ -135,7 +142,11 @@ def test_labels_take_nan_as_missing_and_decimals_as_text(tmp_path) -> None:
     (tmp_path / "a.jsonl").write_text('{"id": NaN, "Price": NaN}\n{"id": null, "Price": 2}\n')
     rows = [(id, row["Price"]) for _, id, row in label_rows(str(tmp_path / "a.jsonl"), "id")]
     assert rows == [("a.jsonl:0", None), ("a.jsonl:26", 2)]
-    table = {"id": ["1", "2"], "Price": [Decimal("2.50"), None], "Weight": [NAN, 1.0]}
+    table = {
+        "id": ["1", "2"],
+        "Price": [Decimal("2.50"), None],
+        "Weight": [NAN, 1.0],
+    }
     pq.write_table(pa.table(table), tmp_path / "b.parquet")
     first, second = [row for _, _, row in label_rows(str(tmp_path / "b.parquet"), "id")]
     assert first == {"id": "1", "Price": "2.50", "Weight": None}

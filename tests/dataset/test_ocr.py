@@ -20,7 +20,12 @@ from tests.dataset.test_text_files import pdf
 from tests.dataset.test_world_files import mail
 from tests.runs import read_all, with_keys
 
-FILES = {"format": "files", "text_columns": ["text"], "category_column": None, "category": "c"}
+FILES = {
+    "format": "files",
+    "text_columns": ["text"],
+    "category_column": None,
+    "category": "c",
+}
 SCANS = {**FILES, "ocr": "auto"}
 INVOICE = "Rechnung 4711 für Größe und Söhne"
 ROWS = (("Artikel", "Preis"), ("Stühle", "1.299,50"), ("Lampe", "79,00"))
@@ -31,10 +36,20 @@ def page(angle: float = 0.0, title: str = INVOICE) -> Image.Image:
     font = ImageFont.truetype(font_manager.findfont("DejaVu Sans"), 26)
     picture = Image.new("RGB", (800, 400), "white")
     draw = ImageDraw.Draw(picture)
-    draw.text((60, 80), title, fill="black", font=font)
+    draw.text(
+        (60, 80),
+        title,
+        fill="black",
+        font=font,
+    )
     for number, row in enumerate(ROWS):
         for text, left in zip(row, (60, 480), strict=True):
-            draw.text((left, 160 + 60 * number), text, fill="black", font=font)
+            draw.text(
+                (left, 160 + 60 * number),
+                text,
+                fill="black",
+                font=font,
+            )
     return picture.rotate(angle, expand=False, fillcolor="white")
 
 
@@ -55,7 +70,12 @@ EXPECTED = f"{INVOICE}\nArtikel Preis\nStühle 1.299,50\nLampe 79,00\n\f"
 def test_scans_and_pictures_are_recognized_row_by_row(tmp_path, config) -> None:
     (tmp_path / "tilted.png").write_bytes(saved(page(angle=3), "PNG"))
     (tmp_path / "two.tiff").write_bytes(
-        saved(page(), "TIFF", save_all=True, append_images=[page()])
+        saved(
+            page(),
+            "TIFF",
+            save_all=True,
+            append_images=[page()],
+        )
     )
     mixed = pypdf.PdfWriter()
     mixed.append(io.BytesIO(pdf("with text")))
@@ -95,7 +115,14 @@ def test_a_page_that_stands_upside_down_or_sideways_is_turned(degrees, tmp_path,
 
 
 def test_a_value_has_its_page_and_its_box(tmp_path, config) -> None:
-    (tmp_path / "a.tiff").write_bytes(saved(page(), "TIFF", save_all=True, append_images=[page()]))
+    (tmp_path / "a.tiff").write_bytes(
+        saved(
+            page(),
+            "TIFF",
+            save_all=True,
+            append_images=[page()],
+        )
+    )
     (document,) = read_all(config(str(tmp_path), **SCANS))
     text = document.fields["text"]
     first = span_of("1.299,50", text, 0, text, document.boxes)["span"]
@@ -194,7 +221,12 @@ def test_the_table_of_a_run_has_boxes_where_ocr_is_on(columns, tmp_path, config)
         **span_of("Lampe", text, 0, text, document.boxes),
         "window": None,
     }
-    content = {"category": "c", "record": {"a": "Lampe"}, "values": [value], "truncated": False}
+    content = {
+        "category": "c",
+        "record": {"a": "Lampe"},
+        "values": [value],
+        "truncated": False,
+    }
     (record,) = rows_of([Record(0, content)], made)
     table = pa.Table.from_pylist([record.columns], columns_of(made))
     (read,) = record_row(table.to_pylist()[0])["values"]
@@ -208,7 +240,14 @@ def test_a_document_with_too_many_pages_to_recognize_is_an_error(
 ) -> None:
     monkeypatch.setattr(recognition, "MOST_PAGES", 1)
     (tmp_path / "a.pdf").write_bytes(pdf("", "", "text"))
-    (tmp_path / "b.tiff").write_bytes(saved(page(), "TIFF", save_all=True, append_images=[page()]))
+    (tmp_path / "b.tiff").write_bytes(
+        saved(
+            page(),
+            "TIFF",
+            save_all=True,
+            append_images=[page()],
+        )
+    )
     read = text_by_id(config, tmp_path)
     for name, text in read.items():
         assert text.startswith(f"{name}: 2 pages to recognize, more than 1: divide the file")

@@ -93,7 +93,13 @@ def test_a_list_of_files_folders_and_globs_reads_each_file_once(tmp_path, config
         write_jsonl(tmp_path / name, ["a", "b"])
     (tmp_path / "f/_SUCCESS").touch()
     (tmp_path / "f/notes.txt").touch()
-    run = config([str(tmp_path / "f"), str(tmp_path / "f/*.jsonl"), str(tmp_path / "g/a.jsonl")])
+    run = config(
+        [
+            str(tmp_path / "f"),
+            str(tmp_path / "f/*.jsonl"),
+            str(tmp_path / "g/a.jsonl"),
+        ]
+    )
     (unit,) = plan(run)
     assert [part.name for part in unit.parts] == [
         "a.jsonl",

@@ -40,7 +40,15 @@ def make_summary(number: int, session: str = "s-0") -> UnitSummary:
 
 
 def commit(output: str, number: int, session: str = "s-0", **partition: str) -> Commit:
-    documents = [Document(i, str(i), source="a.jsonl", row=i) for i in range(2)]
+    documents = [
+        Document(
+            i,
+            str(i),
+            source="a.jsonl",
+            row=i,
+        )
+        for i in range(2)
+    ]
     table = writer.make_table(documents, [Record(0, {"answer": "yes"})], COLUMNS, 1)
     summary = make_summary(number, session)
     done = writer.commit(output, table, summary, partition)
@@ -193,7 +201,13 @@ def test_rows_are_found_by_ids_and_units_that_cannot_have_them_are_not_read(outp
         if number == 3:
             ids[1] = "long" * 100
         documents = [
-            Document(i, id, source="a.jsonl", row=3 * number + i) for i, id in enumerate(ids)
+            Document(
+                i,
+                id,
+                source="a.jsonl",
+                row=3 * number + i,
+            )
+            for i, id in enumerate(ids)
         ]
         records = [Record(i, {"answer": id}) for i, id in enumerate(ids)]
         table = writer.make_table(documents, records, COLUMNS, 1)

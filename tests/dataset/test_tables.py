@@ -23,7 +23,13 @@ TEXTS = ("title", "country")
 
 
 def rows(*titles: str, country: str = "New York") -> pa.Table:
-    return pa.table({"id": list(titles), "title": list(titles), "country": [country] * len(titles)})
+    return pa.table(
+        {
+            "id": list(titles),
+            "title": list(titles),
+            "country": [country] * len(titles),
+        }
+    )
 
 
 class Delta:
@@ -40,7 +46,11 @@ class Delta:
 
 class Iceberg:
     def __init__(self, root: str) -> None:
-        self.catalog = InMemoryCatalog("tests", warehouse=root, **tables._properties(root))
+        self.catalog = InMemoryCatalog(
+            "tests",
+            warehouse=root,
+            **tables._properties(root),
+        )
         self.catalog.create_namespace("shop")
         self.table = self.catalog.create_table("shop.products", rows("x").schema)
         self.path = self.table.location()

@@ -141,11 +141,33 @@ def test_nul_characters_and_page_breaks_in_a_pdf_are_dropped(monkeypatch):
 
 def test_columns_of_html_are_read_as_their_visible_text(tmp_path, config) -> None:
     clay = f"<p>Of <b>clay</b></p>0.3&nbsp;l<!--{'x' * 3000}-->"
-    bodies = [clay, "", None, ["<i>a</i>", "b"], "<div>" * 5000, "<" * 40_000]
-    lines = (json.dumps({"id": n, "title": "<Mug>", "body": body}) for n, body in enumerate(bodies))
+    bodies = [
+        clay,
+        "",
+        None,
+        ["<i>a</i>", "b"],
+        "<div>" * 5000,
+        "<" * 40_000,
+    ]
+    lines = (
+        json.dumps(
+            {
+                "id": n,
+                "title": "<Mug>",
+                "body": body,
+            }
+        )
+        for n, body in enumerate(bodies)
+    )
     (tmp_path / "a.jsonl").write_text("\n".join(lines))
     keys = {"html_columns": ["body"], "max_document_bytes": 2000, "category": "c"}
-    *read, deep, large = read_all(config(str(tmp_path), text_columns=["title", "body"], **keys))
+    *read, deep, large = read_all(
+        config(
+            str(tmp_path),
+            text_columns=["title", "body"],
+            **keys,
+        )
+    )
     assert [d.fields["body"] for d in read] == ["Of clay\n0.3 l", "", None, "a\nb"]
     says(
         (read[0].fields["title"], deep.error, large.error),
@@ -218,19 +240,46 @@ def test_a_folder_says_which_files_are_read_and_a_path_that_ends_as_they_do_need
     (tmp_path / "README.md").rename(tmp_path / "a.odt")
     (tmp_path / "table.jsonl").unlink()
     with pytest.raises(InputError, match=r"a.odt: input.format=files takes each file \(.txt, "):
-        plan(config(str(tmp_path), format="files", text_columns=["text"]))
+        plan(
+            config(
+                str(tmp_path),
+                format="files",
+                text_columns=["text"],
+            )
+        )
     (tmp_path / "a.md").write_text("words")
     read = read_all(
-        config(str(tmp_path / "*.md"), text_columns=["text"], category_column=None, category="c")
+        config(
+            str(tmp_path / "*.md"),
+            text_columns=["text"],
+            category_column=None,
+            category="c",
+        )
     )
     assert [(d.id, d.fields["text"]) for d in read] == [("a.md", "words")]
     with pytest.raises((InputError, ConfigError), match=r"no column 'sku' \(input.id_column\)"):
-        plan(config(str(tmp_path / "*.md"), text_columns=["text"], id_column="sku", category="c"))
+        plan(
+            config(
+                str(tmp_path / "*.md"),
+                text_columns=["text"],
+                id_column="sku",
+                category="c",
+            )
+        )
 
 
 @pytest.mark.parametrize("write", [pa.ipc.new_stream, pa.ipc.new_file])
 def test_rows_of_arrow_files(tmp_path, config, write) -> None:
-    table = pa.Table.from_pylist([{"id": n, "title": f"t{n}", "more": [n]} for n in range(200)])
+    table = pa.Table.from_pylist(
+        [
+            {
+                "id": n,
+                "title": f"t{n}",
+                "more": [n],
+            }
+            for n in range(200)
+        ]
+    )
     with write(str(tmp_path / "data-00000-of-00001.arrow"), table.schema) as file:
         file.write_table(table, max_chunksize=30)
     (tmp_path / "cache-0123456789abcdef.arrow").write_bytes(
@@ -272,7 +321,14 @@ def test_files_that_a_function_of_ones_own_reads(tmp_path, config, monkeypatch) 
 
 
 def test_json_that_is_no_lines(tmp_path, config) -> None:
-    one, two, three = ({"id": n, "title": f"t{n}", "more": {"n": n}} for n in "123")
+    one, two, three = (
+        {
+            "id": n,
+            "title": f"t{n}",
+            "more": {"n": n},
+        }
+        for n in "123"
+    )
     (tmp_path / "a.json").write_text(
         f"\ufeff [{json.dumps(one, indent=2)}, 7,\n{json.dumps(two)}]\n"
     )

@@ -140,7 +140,14 @@ def test_a_mixed_folder_is_one_run(tmp_path, config) -> None:
         "seite.pdf": "page one\n\f",
     }
     assert str(read["damaged.pptx"]).startswith("damaged.pptx: not a PowerPoint file")
-    made = plan(config(str(tmp_path), format="files", text_columns=["text"], category_column=None))
+    made = plan(
+        config(
+            str(tmp_path),
+            format="files",
+            text_columns=["text"],
+            category_column=None,
+        )
+    )
     (left_out,) = made.left_out
     assert left_out.files == 1
     assert left_out.examples == ["song.mp3"]
@@ -375,8 +382,20 @@ def test_several_processes_may_read_the_units_of_one_warc(tmp_path, config) -> N
     (tmp_path / "crawl.warc.gz").write_bytes(archive(*RESPONSES))
     lines = gzip.compress(b'{"id": "a", "text": "b"}\n' * 5)
     (tmp_path / "lines.jsonl.gz").write_bytes(lines)
-    archived = plan(config(str(tmp_path / "crawl.warc.gz"), unit_documents=2, **WARC))
-    compressed = plan(config(str(tmp_path / "lines.jsonl.gz"), unit_documents=2, **WARC))
+    archived = plan(
+        config(
+            str(tmp_path / "crawl.warc.gz"),
+            unit_documents=2,
+            **WARC,
+        )
+    )
+    compressed = plan(
+        config(
+            str(tmp_path / "lines.jsonl.gz"),
+            unit_documents=2,
+            **WARC,
+        )
+    )
     assert [stretch_of(unit) for unit in archived] == [None] * 3
     path = str(tmp_path / "lines.jsonl.gz")
     assert [stretch_of(unit) for unit in compressed] == [(path, 0)] * 3

@@ -50,7 +50,16 @@ def test_rows_are_the_input_s_in_order_with_errors_for_values_that_cannot_be_wri
 
 
 def test_the_writer_fills_every_column_that_all_tables_have() -> None:
-    row = columns.own_columns(Document(0, "a", source="in.jsonl", row=7), Record(0), attempts=2)
+    row = columns.own_columns(
+        Document(
+            0,
+            "a",
+            source="in.jsonl",
+            row=7,
+        ),
+        Record(0),
+        attempts=2,
+    )
     assert list(row) == columns.OWN.names
     assert row["row"] == 7
     assert row["attempts"] == 2

@@ -54,7 +54,16 @@ ENDS = frozenset([EOS])
 TREES = [
     cartesian_tree(1, 1, 1),
     cartesian_tree(3, 2),
-    Tree([(0,), (1,), (2,), (1, 0), (1, 1), (1, 0, 0)]),
+    Tree(
+        [
+            (0,),
+            (1,),
+            (2,),
+            (1, 0),
+            (1, 1),
+            (1, 0, 0),
+        ]
+    ),
 ]
 # More tokens than any tree of `few_forks` has. A tree that is cut off is cut in another order when
 # its threads are drafted.
@@ -707,7 +716,11 @@ def _pasta(stock: PreTrainedModel) -> Case:
 
 
 SKELETON = list(b"1. Sleep\n2) Eat well \nno point\n 10. Move")
-POINTS = [(1, "Sleep"), (2, "Eat well"), (10, "Move")]
+POINTS = [
+    (1, "Sleep"),
+    (2, "Eat well"),
+    (10, "Move"),
+]
 
 
 def decode(tokens: Sequence[int]) -> str:

@@ -87,7 +87,13 @@ def random_pass(rng: random.Random, device: torch.device, max_keys: int) -> Step
     slots: list[int] = []  # The slot of each query's own key.
     next_slot = 0
     for _ in range(rng.randint(1, 3)):
-        prefix = rng.choice([0, 1, rng.randint(2, max_keys)])
+        prefix = rng.choice(
+            [
+                0,
+                1,
+                rng.randint(2, max_keys),
+            ]
+        )
         prefix_start = next_slot + rng.randint(0, 3)
         next_slot += 3 + prefix
         spans: list[Span] = []

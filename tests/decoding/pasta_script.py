@@ -123,9 +123,11 @@ for plain in (60, 62):  # no other way to begin or end a tag
 
 
 def encode(text: str) -> list[int]:
-    return {"<async>": [OPEN], "</async>": [CLOSE], "<sync/>": [LT, WORD, GT]}.get(
-        text, list(text.encode())
-    )
+    return {
+        "<async>": [OPEN],
+        "</async>": [CLOSE],
+        "<sync/>": [LT, WORD, GT],
+    }.get(text, list(text.encode()))
 
 
 def steer(token: int, position: int, predicted: int) -> int:
@@ -135,7 +137,17 @@ def steer(token: int, position: int, predicted: int) -> int:
     if token == WORD:
         return GT
     draw = (predicted * 31 + position * 17 + token * 7) % 29
-    marks = {0: A, 1: B, 2: SYNC, 3: CLOSE, 4: CLOSE, 5: BEHIND, 6: LT, 7: CLOSE, 8: SYNC}
+    marks = {
+        0: A,
+        1: B,
+        2: SYNC,
+        3: CLOSE,
+        4: CLOSE,
+        5: BEHIND,
+        6: LT,
+        7: CLOSE,
+        8: SYNC,
+    }
     if position > 60 and draw == 9:
         return EOS
     return marks.get(draw, predicted if 10 < predicted < 240 else 40 + draw)
@@ -200,7 +212,11 @@ def from_scratch(stock, prompt: list[int], most: int, most_async: int) -> list[V
                     read(child, OPEN)
                     threads.append(child)
                     children.append(child)
-                    main.position += {A: 10, B: 3, BEHIND: 1 + most_async}[x]
+                    main.position += {
+                        A: 10,
+                        B: 3,
+                        BEHIND: 1 + most_async,
+                    }[x]
                 elif view is not main and x == CLOSE:
                     view.live = False
                 elif view is not main and len(view.picked) == most_async:

@@ -291,4 +291,9 @@ def check_logprobs(stock, prompt, answer):
     logits, _ = plain_output(stock, [*prompt, *answer.tokens])
     logprobs = logits.log_softmax(-1)[len(prompt) - 1 : -1]
     expected = logprobs[range(len(answer.tokens)), answer.tokens]
-    torch.testing.assert_close(torch.tensor(answer.logprobs), expected, atol=1e-3, rtol=0)
+    torch.testing.assert_close(
+        torch.tensor(answer.logprobs),
+        expected,
+        atol=1e-3,
+        rtol=0,
+    )

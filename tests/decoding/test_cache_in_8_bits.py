@@ -106,8 +106,26 @@ def test_regions_move_and_close_up_and_the_cache_grows():
 )
 @pytest.mark.parametrize("seed", range(4))
 def test_attention_in_torch_is_that_to_the_rounded_keys(seed, dtype, atol, latent):
-    sizes = {"latent": True, "kv_heads": 1, "dim": 40, "value_dim": 24} if latent else {}
-    compare(sdpa.attend, sdpa.attend, seed, CPU, dtype, atol, cache_dtype=FP8, **sizes)
+    sizes = (
+        {
+            "latent": True,
+            "kv_heads": 1,
+            "dim": 40,
+            "value_dim": 24,
+        }
+        if latent
+        else {}
+    )
+    compare(
+        sdpa.attend,
+        sdpa.attend,
+        seed,
+        CPU,
+        dtype,
+        atol,
+        cache_dtype=FP8,
+        **sizes,
+    )
 
 
 @pytest.mark.parametrize("latent_dim", [None, 32])
@@ -204,7 +222,13 @@ def test_chunks_and_whole_prompts_give_the_same_answers(kind):
     for tokens, sequences in ((4096, 64), (20, 3)):
         model = in_float64(pair(kind)[0])
         sizes = {"max_num_seqs": sequences, "max_num_batched_tokens": tokens}
-        answers.append(Engine(model, **sizes, kv_cache="fp8").run(case.programs()))
+        answers.append(
+            Engine(
+                model,
+                **sizes,
+                kv_cache="fp8",
+            ).run(case.programs())
+        )
     for whole, chunked in zip(*answers, strict=True):
         assert [value.tokens for value in whole] == [value.tokens for value in chunked]
         for value, other in zip(whole, chunked, strict=True):
@@ -219,7 +243,11 @@ def test_sequences_that_are_preempted_answer_the_same(monkeypatch):
         return [answer.tokens for answer in engine.run(programs)]
 
     roomy = Engine(in_float64(tiny_model("llama")), kv_cache="fp8")
-    small = Engine(in_float64(tiny_model("llama")), cache_tokens=640, kv_cache="fp8")
+    small = Engine(
+        in_float64(tiny_model("llama")),
+        cache_tokens=640,
+        kv_cache="fp8",
+    )
     preempt = mock.Mock(wraps=small.scheduler._preempt)
     monkeypatch.setattr(small.scheduler, "_preempt", preempt)
     assert decoded(small) == decoded(roomy)

@@ -91,7 +91,15 @@ def well_drafted(
     ends = frozenset()
     if end is not None:
         ends = frozenset([end])
-    return apar(prompt, max_tokens, 250, 251, ends, heads=heads, tree=TREES[0]), 4
+    return apar(
+        prompt,
+        max_tokens,
+        250,
+        251,
+        ends,
+        heads=heads,
+        tree=TREES[0],
+    ), 4
 
 
 def check_answer(answer, tokens, stopped, steps, accepted):
@@ -267,7 +275,12 @@ def test_sampled_texts_have_the_distribution_of_autoregressive_ones(method, samp
     model, stock = pair("llama", seed=4, vocab_size=16)
     prompt = Prompt([1, 9, 5])
     runs = 700
-    heads = MedusaHeads.for_model(model, count=2, layers=1, tree=cartesian_tree(4, 3))
+    heads = MedusaHeads.for_model(
+        model,
+        count=2,
+        layers=1,
+        tree=cartesian_tree(4, 3),
+    )
 
     def program(seed):
         if method == "space":
@@ -379,7 +392,14 @@ def test_heads_run_once_a_step_for_all_programs_that_share_them():
 
 def test_a_tree_must_have_the_beginning_of_each_path_and_no_more_levels_than_heads():
     tree = cartesian_tree(2, 2)
-    assert tree.paths == [(0,), (1,), (0, 0), (0, 1), (1, 0), (1, 1)]
+    assert tree.paths == [
+        (0,),
+        (1,),
+        (0, 0),
+        (0, 1),
+        (1, 0),
+        (1, 1),
+    ]
     assert [tree.size(depth) for depth in range(4)] == [0, 2, 6, 6]
     with pytest.raises(ValueError, match="not a path"):
         Tree([(0,), (1, 0)])
@@ -401,7 +421,19 @@ def head_logits(state, hidden, layers):
 def test_heads_are_what_the_files_say(tmp_path):
     torch.manual_seed(1)
     model = tiny_model("qwen3")
-    heads = MedusaHeads.for_model(model, 3, 2, "tiny", Tree([(0,), (1,), (0, 0)]))
+    heads = MedusaHeads.for_model(
+        model,
+        3,
+        2,
+        "tiny",
+        Tree(
+            [
+                (0,),
+                (1,),
+                (0, 0),
+            ]
+        ),
+    )
     hidden = torch.randn(5, 64)
     # Before training, a head predicts the model's own next token.
     assert torch.equal(heads(hidden)[1], model.get_output_embeddings()(hidden))
@@ -582,7 +614,11 @@ def test_a_fork_that_ends_a_prompt_is_acted_on():
     }
     prompt = [7, FORK]
     answer, _ = ScriptedModel(table, prompt).run(apar(Prompt(prompt), 50, FORK, CHILD, ENDS))
-    assert paragraph_tokens(answer.root) == [[], [CHILD, 11, EOS], [10, EOS]]
+    assert paragraph_tokens(answer.root) == [
+        [],
+        [CHILD, 11, EOS],
+        [10, EOS],
+    ]
 
 
 def test_a_long_chain_of_paragraphs_is_restored():
@@ -604,7 +640,15 @@ def test_with_medusa_every_budget_is_kept():
 
     def program(limit):
         heads = Knowing(stock, texts, 0.9, limit)
-        drafted = apar(prompt, limit, FORK, CHILD, ENDS, heads=heads, tree=TREES[limit % 3])
+        drafted = apar(
+            prompt,
+            limit,
+            FORK,
+            CHILD,
+            ENDS,
+            heads=heads,
+            tree=TREES[limit % 3],
+        )
         return steered(drafted, few_forks)
 
     for limit in (1, 2, 3, 7, 12, 20):

@@ -322,7 +322,12 @@ def test_a_family_has_the_logits_of_transformers(kind: str) -> None:
     assert isinstance(Engine(copy.deepcopy(model)).model, DecoderModel)
     # Sums over a text's states are added up in another order.
     tolerance = 1e-3 if kind in HYBRIDS else 1e-4
-    torch.testing.assert_close(logits_of(model, IDS), expected, atol=tolerance, rtol=tolerance)
+    torch.testing.assert_close(
+        logits_of(model, IDS),
+        expected,
+        atol=tolerance,
+        rtol=tolerance,
+    )
 
 
 @pytest.mark.parametrize("name", ROTATIONS)
@@ -334,7 +339,12 @@ def test_every_scaling_of_the_rotation_is_that_of_transformers(name: str) -> Non
     expected = model(IDS[None], use_cache=False).logits[0]
     assert not torch.allclose(expected, plain(IDS[None], use_cache=False).logits[0], atol=0.1)
     assert isinstance(Engine(copy.deepcopy(model)).model, DecoderModel)
-    torch.testing.assert_close(logits_of(model, IDS), expected, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(
+        logits_of(model, IDS),
+        expected,
+        atol=1e-4,
+        rtol=1e-4,
+    )
 
 
 @needs_native

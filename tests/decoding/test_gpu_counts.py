@@ -157,14 +157,29 @@ def passes(
     )
 
     passed: list[Counts] = []
-    kernels = {"_norm": (0, 2), "_store_heads": (0, 0), "_gated": (0, 1), "_quantize": (0, 1)}
+    kernels = {
+        "_norm": (0, 2),
+        "_store_heads": (0, 0),
+        "_gated": (0, 1),
+        "_quantize": (0, 1),
+    }
     for name, moved in kernels.items():
         monkeypatch.setattr(triton_kernels, name, Launches(passed, name, moved))
-    kernels = {"_choose": (0, 1, 2), "_rank": (0, 1), "_place": (0, 1, 2), "_mix": (0, 1, 1)}
+    kernels = {
+        "_choose": (0, 1, 2),
+        "_rank": (0, 1),
+        "_place": (0, 1, 2),
+        "_mix": (0, 1, 1),
+    }
     kernels["_grouped"] = ()
     for name, moved in kernels.items():
         monkeypatch.setattr(triton_experts, name, Launches(passed, name, moved))
-    kernels = {"_convolve": (0, 6), "_gather": (3, 3), "_delta_scan": (6, 11), "_mamba_scan": (6,)}
+    kernels = {
+        "_convolve": (0, 6),
+        "_gather": (3, 3),
+        "_delta_scan": (6, 11),
+        "_mamba_scan": (6,),
+    }
     kernels |= {"_gated_norm": (0, 1, 3), "_sigmoid_gate": (0, 0, 2)}
     for name, moved in kernels.items():
         monkeypatch.setattr(triton_recurrent, name, Launches(passed, name, moved))

@@ -362,10 +362,33 @@ def test_tokens_without_an_order_are_refused():
         ),
         "has begun already": _feeds(text, Feed([9], [4], continues={0: 2})),
         "was closed": _feeds(
-            Feed([5, 6], range(2), sample_at=[1], closed=[0]), Feed([9], [2], sample_at=[0])
+            Feed(
+                [5, 6],
+                range(2),
+                sample_at=[1],
+                closed=[0],
+            ),
+            Feed([9], [2], sample_at=[0]),
         ),
-        "cannot move rows": _feeds(text, Feed([9], [4], move={1: 0}, sample_at=[0])),
-        "before the text": _feeds(Feed([9], [4], [1], seen, continues={1: -1}, sample_at=[0])),
+        "cannot move rows": _feeds(
+            text,
+            Feed(
+                [9],
+                [4],
+                move={1: 0},
+                sample_at=[0],
+            ),
+        ),
+        "before the text": _feeds(
+            Feed(
+                [9],
+                [4],
+                [1],
+                seen,
+                continues={1: -1},
+                sample_at=[0],
+            )
+        ),
     }
     for words, program in bad.items():
         engine.submit(program, tag=words)
@@ -386,7 +409,14 @@ def test_a_late_branch_whose_state_is_gone_is_computed_again():
     def program():
         seen = {(1, 0): Reach.CAUSAL, (1, 1): Reach.CAUSAL}
         yield Feed(tokens, range(30), sample_at=[29])
-        predictions = yield Feed([77], [21], [1], seen, sample_at=[0], continues={1: 20})
+        predictions = yield Feed(
+            [77],
+            [21],
+            [1],
+            seen,
+            sample_at=[0],
+            continues={1: 20},
+        )
         return predictions.tokens
 
     want = reference.autoregressive(stock, [*tokens[:21], 77], 1, every(1))
@@ -417,7 +447,12 @@ def test_states_that_do_not_fit_are_named():
     with little, pytest.raises(ValueError, match="memory of cpu holds 2 states"):
         Engine(model)
     engine = Engine(model, max_states=9)
-    many = Feed([5, 6], range(2), sample_at=[1], continues={n + 1: 1 for n in range(12)})
+    many = Feed(
+        [5, 6],
+        range(2),
+        sample_at=[1],
+        continues={n + 1: 1 for n in range(12)},
+    )
     with pytest.raises(StatesFull, match=r"12 recurrent states .* memory for 5 of .* MB each"):
         engine.run([_feeds(many)])
     (prompt,) = prompts_of(1, 1)

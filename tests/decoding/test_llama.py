@@ -89,7 +89,12 @@ def test_a_text_has_the_logits_of_transformers(kind, extra, dtype, atol, rtol) -
     ids = torch.arange(5, 65)
     with torch.inference_mode():
         expected = model(ids[None]).logits[0]
-    torch.testing.assert_close(logits_of(model, ids), expected, atol=atol, rtol=rtol)
+    torch.testing.assert_close(
+        logits_of(model, ids),
+        expected,
+        atol=atol,
+        rtol=rtol,
+    )
     assert isinstance(Engine(model).model, Stock if kind == "olmo" else DecoderModel)
 
 
@@ -119,7 +124,12 @@ def test_the_last_mlp_is_for_the_tokens_whose_predictions_are_wanted(kind: str) 
 @torch.inference_mode()
 def test_a_packed_layer_gives_what_it_gave(rows: int, bias: bool, kind: type) -> None:
     torch.manual_seed(0)
-    linear = torch.nn.Linear(96, 200, bias=bias, dtype=torch.bfloat16)
+    linear = torch.nn.Linear(
+        96,
+        200,
+        bias=bias,
+        dtype=torch.bfloat16,
+    )
     packed = packed_linear(linear, kind)
     exact = copy.deepcopy(linear).double()
     contiguous = torch.randn(1, rows, 96).bfloat16()
@@ -127,8 +137,18 @@ def test_a_packed_layer_gives_what_it_gave(rows: int, bias: bool, kind: type) ->
     for x in (contiguous, strided):
         found = packed(x)
         assert found.dtype == torch.bfloat16
-        torch.testing.assert_close(found.double(), exact(x.double()), atol=1e-5, rtol=2**-8)
-    torch.testing.assert_close(packed.weight, linear.weight, atol=0, rtol=0)
+        torch.testing.assert_close(
+            found.double(),
+            exact(x.double()),
+            atol=1e-5,
+            rtol=2**-8,
+        )
+    torch.testing.assert_close(
+        packed.weight,
+        linear.weight,
+        atol=0,
+        rtol=0,
+    )
 
 
 @needs_bfloat16
@@ -160,7 +180,12 @@ def gated(x: torch.Tensor, gate: GateKind) -> torch.Tensor:
 @torch.inference_mode()
 def test_a_layer_adds_the_residual_and_rounds_once(bias: bool, outputs: int) -> None:
     torch.manual_seed(0)
-    linear = torch.nn.Linear(96, outputs, bias=bias, dtype=torch.bfloat16)
+    linear = torch.nn.Linear(
+        96,
+        outputs,
+        bias=bias,
+        dtype=torch.bfloat16,
+    )
     layer = packed_linear(linear, PanelLinear)
     residual = torch.randn(35, 2, outputs).bfloat16().transpose(0, 1) / 2
     x = torch.randn(2, 35, 96).bfloat16()
@@ -168,7 +193,12 @@ def test_a_layer_adds_the_residual_and_rounds_once(bias: bool, outputs: int) -> 
     in_torch = (linear(x) + residual).double()
     found = layer(x, residual).double()
     assert (found - exact).norm() < 0.95 * (in_torch - exact).norm()
-    torch.testing.assert_close(found, exact, atol=1e-5, rtol=2**-8)
+    torch.testing.assert_close(
+        found,
+        exact,
+        atol=1e-5,
+        rtol=2**-8,
+    )
 
 
 @needs_native
@@ -177,7 +207,12 @@ def test_a_layer_adds_the_residual_and_rounds_once(bias: bool, outputs: int) -> 
 @torch.inference_mode()
 def test_a_gated_layer_multiplies_by_its_gate_and_rounds_once(gate, bias) -> None:
     torch.manual_seed(0)
-    linear = torch.nn.Linear(96, 2 * 112, bias=bias, dtype=torch.bfloat16)
+    linear = torch.nn.Linear(
+        96,
+        2 * 112,
+        bias=bias,
+        dtype=torch.bfloat16,
+    )
     layer = packed_linear(linear, PanelLinear, gate)
     assert torch.equal(layer.weight, linear.weight)
     x = torch.randn(2, 35, 96).bfloat16() * 8
@@ -185,7 +220,12 @@ def test_a_gated_layer_multiplies_by_its_gate_and_rounds_once(gate, bias) -> Non
     in_torch = gated(linear(x), gate).double()
     found = layer(x).double()
     assert (found - exact).norm() < 0.7 * (in_torch - exact).norm()
-    torch.testing.assert_close(found, exact, atol=1e-5, rtol=2**-8)
+    torch.testing.assert_close(
+        found,
+        exact,
+        atol=1e-5,
+        rtol=2**-8,
+    )
 
 
 @needs_native
@@ -228,7 +268,14 @@ def test_answers_are_the_same_bits_whatever_they_are_batched_with(method, kind) 
 def test_a_stable_engine_answers_as_one_prompt_a_question_in_the_very_bits(kind: str) -> None:
     has_windows = kind in ("mistral", "gpt_oss", "gemma3_text")
     window = {"sliding_window": 70} if has_windows else {}
-    model = pack_model(tiny_model(kind, head_dim=32, **window).bfloat16(), stable=True)
+    model = pack_model(
+        tiny_model(
+            kind,
+            head_dim=32,
+            **window,
+        ).bfloat16(),
+        stable=True,
+    )
     rng = random.Random(0)
 
     def context() -> Context:
@@ -249,7 +296,11 @@ def test_a_stable_engine_answers_as_one_prompt_a_question_in_the_very_bits(kind:
             apart.append(PromptTree(tree.instruction, [one_question]))
     expected = answers(apart, 1, 2048)
     assert {len(answer.tokens) for answer in expected} > {30}
-    batches = [(apart, 7, 300), ([tree], 1, 2048), ([tree, *apart[:3]], 4, 100)]
+    batches = [
+        (apart, 7, 300),
+        ([tree], 1, 2048),
+        ([tree, *apart[:3]], 4, 100),
+    ]
     for prompts, batch, tokens in batches:
         found = answers(prompts, batch, tokens)
         assert repr(found[: len(expected)]) == repr(expected)
@@ -265,7 +316,12 @@ def test_an_engine_is_not_stable_where_products_are_torchs() -> None:
 @torch.inference_mode()
 def test_some_outputs_are_those_of_the_layer(rows: int, kind: type) -> None:
     torch.manual_seed(0)
-    layer = torch.nn.Linear(1536, 300, bias=False, dtype=torch.bfloat16)
+    layer = torch.nn.Linear(
+        1536,
+        300,
+        bias=False,
+        dtype=torch.bfloat16,
+    )
     if kind is not torch.nn.Linear:
         layer = packed_linear(layer, kind)
     x = torch.randn(rows, 1536).bfloat16()
@@ -274,7 +330,12 @@ def test_some_outputs_are_those_of_the_layer(rows: int, kind: type) -> None:
     expected = layer(x)[:, outputs]
     if kind is PanelLinear:
         assert torch.equal(found, expected)
-    torch.testing.assert_close(found, expected, atol=1e-2, rtol=2**-7)
+    torch.testing.assert_close(
+        found,
+        expected,
+        atol=1e-2,
+        rtol=2**-7,
+    )
 
 
 @needs_native
@@ -288,7 +349,12 @@ def test_rms_norm_rounds_as_transformers(shape) -> None:
         expected = norm(x)
         # A few numbers may differ, because squares are added up in another order.
         assert (found != expected).sum() <= found.numel() / 1000
-        torch.testing.assert_close(found, expected, atol=0, rtol=2**-7)
+        torch.testing.assert_close(
+            found,
+            expected,
+            atol=0,
+            rtol=2**-7,
+        )
 
 
 @needs_native
@@ -301,7 +367,12 @@ def test_a_gate_is_nearer_to_float64_than_torch(gate: GateKind, atol: float) -> 
     found = native.gated(x, gate).double()
     in_torch = gated(x, gate).double()
     assert (found - exact).norm() < (in_torch - exact).norm()
-    torch.testing.assert_close(found, exact, atol=atol, rtol=2**-8)
+    torch.testing.assert_close(
+        found,
+        exact,
+        atol=atol,
+        rtol=2**-8,
+    )
 
 
 @needs_native
@@ -355,7 +426,12 @@ def test_an_8_bit_layer_multiplies_what_it_rounds_to(
     shape: tuple[int, ...], bias: bool, kind: str
 ) -> None:
     torch.manual_seed(0)
-    linear = torch.nn.Linear(96, 208, bias=bias, dtype=torch.bfloat16)
+    linear = torch.nn.Linear(
+        96,
+        208,
+        bias=bias,
+        dtype=torch.bfloat16,
+    )
     layer = Int8Linear.of(linear) if kind == "int8" else Fp8Linear.of(linear)
     x = torch.randn(shape).bfloat16() * 10
     x[..., 3] *= 50  # One feature is large, as in real models.
@@ -366,19 +442,34 @@ def test_an_8_bit_layer_multiplies_what_it_rounds_to(
     rounding = float(layer.scale.max())
     largest = x.abs().amax(-1, keepdim=True)
     if kind == "int8":
-        torch.testing.assert_close(weight, linear.weight.double(), atol=rounding * 0.51, rtol=0)
+        torch.testing.assert_close(
+            weight,
+            linear.weight.double(),
+            atol=rounding * 0.51,
+            rtol=0,
+        )
         scale = largest.double() / 127
         rounded = (x.double() / scale).round() * scale
         atol = 0.2  # A number in the middle may be rounded to the other side.
     else:
-        torch.testing.assert_close(weight, linear.weight.double(), atol=rounding, rtol=2**-4)
+        torch.testing.assert_close(
+            weight,
+            linear.weight.double(),
+            atol=rounding,
+            rtol=2**-4,
+        )
         scale = largest.float() / 448
         rounded = (x / scale).to(torch.float8_e4m3fn).double() * scale
         atol = 1e-3
     exact = rounded @ weight.t()
     if bias:
         exact = exact + linear.bias.double()
-    torch.testing.assert_close(found.double(), exact, atol=atol, rtol=2**-7)
+    torch.testing.assert_close(
+        found.double(),
+        exact,
+        atol=atol,
+        rtol=2**-7,
+    )
     assert (found.double() - exact).norm() <= 0.004 * exact.norm()
     if len(shape) == 3:
         # A token has a scale of its own, so it makes no difference what else is in the pass.
@@ -486,9 +577,19 @@ def test_grouped_products_are_those_of_each_expert(gate) -> None:
     plain = GroupedPanels(weights, bias)(x, starts)
     for number, (start, end) in enumerate(pairwise(starts.tolist())):
         joined = x[start:end].double() @ weights[number].double().T + bias[number].double()
-        torch.testing.assert_close(plain[start:end].double(), joined, atol=1e-4, rtol=2**-7)
+        torch.testing.assert_close(
+            plain[start:end].double(),
+            joined,
+            atol=1e-4,
+            rtol=2**-7,
+        )
         exact = Gate(gate, 1.7, 2.0)(joined)
-        torch.testing.assert_close(found[start:end].double(), exact, atol=1e-3, rtol=2**-7)
+        torch.testing.assert_close(
+            found[start:end].double(),
+            exact,
+            atol=1e-3,
+            rtol=2**-7,
+        )
 
 
 @torch.inference_mode()
@@ -596,7 +697,12 @@ def test_a_method_decodes_what_the_unmodified_model_says(method, kind, monkeypat
     monkeypatch.setattr(avx512, "_takes", noted)
     model, stock = pair(kind, head_dim=32)
     case = CASES[method](stock)
-    engine = Engine(model.bfloat16(), max_num_seqs=3, max_num_batched_tokens=60, attention="avx512")
+    engine = Engine(
+        model.bfloat16(),
+        max_num_seqs=3,
+        max_num_batched_tokens=60,
+        attention="avx512",
+    )
     case.check(engine.run(case.programs()), 0.5)
     assert results == {True}
 

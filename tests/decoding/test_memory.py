@@ -118,7 +118,11 @@ def test_prefixes_that_do_not_fit_side_by_side_are_computed_one_after_the_other(
         for _ in range(2):
             prompts.append(Prompt(prefix + tokens_of(rng, 5, 9), shared=300))
     too_long = Prompt(tokens_of(rng, 1100, 1100), shared=1090)  # No cache here holds it.
-    engine = Engine(in_float64(tiny_model("llama")), cache_tokens=slots, max_num_batched_tokens=400)
+    engine = Engine(
+        in_float64(tiny_model("llama")),
+        cache_tokens=slots,
+        max_num_batched_tokens=400,
+    )
     for number, prompt in enumerate([*prompts, too_long]):
         engine.submit(autoregressive(prompt, 50, never), tag=number)
     done = finished(engine)

@@ -35,7 +35,11 @@ def test_figure_1(words):
         f"Hi. {promise('a')}<async>one é</async>{promise('b')}<async>b one</async><sync/>So: done."
     )
     threads = [(t.topic, t.promised, t.stopped) for t in answer.threads]
-    assert threads == [(None, 0, True), ("a", 20, True), ("b", 20, True)]
+    assert threads == [
+        (None, 0, True),
+        ("a", 20, True),
+        ("b", 20, True),
+    ]
     assert answer.tokens == script.decoded == sum(len(t.tokens) for t in answer.threads)
     assert answer.steps == answer.longest_path == len(script.feeds)
     # the child saw the main thread up to its promise alone; the end saw everything
@@ -247,7 +251,12 @@ def test_a_runaway_child_is_closed_and_joined_or_cuts_the_answer():
     whole = run(main, *children, words=TAGS)
     assert whole.text == "oneis longerm"
     assert whole.cut is None
-    answer = run(main, *children, words=TAGS, most=whole.tokens - 1)
+    answer = run(
+        main,
+        *children,
+        words=TAGS,
+        most=whole.tokens - 1,
+    )
     assert [t.stopped for t in answer.threads] == [True, True, False]
     assert answer.tokens == whole.tokens - 1
     # Its </async> alone is missing.

@@ -87,7 +87,12 @@ def wandering(seed: int, edits: bool):
     first = INSTRUCTION + tokens_of(rng, 1, 9)
     sample_at = sorted(rng.sample(range(9, len(first)), rng.randint(1, len(first) - 9)))
     shared = rng.choice([0, 5, 9])
-    predictions = yield Feed(first, range(len(first)), sample_at=sample_at, shared=shared)
+    predictions = yield Feed(
+        first,
+        range(len(first)),
+        sample_at=sample_at,
+        shared=shared,
+    )
     heard = [(predictions.tokens, predictions.logprobs)]
     total = len(first)  # Tokens fed.
     position = len(first)
@@ -141,7 +146,15 @@ def check_alike(answer: list[Any], expected: list[Any]) -> None:
     st.sampled_from([16, 23, 400]),
 )
 def test_no_row_sees_another(seeds, batch, budget):
-    check(seeds, Engine(MODEL, max_num_seqs=batch, max_num_batched_tokens=budget), edits=True)
+    check(
+        seeds,
+        Engine(
+            MODEL,
+            max_num_seqs=batch,
+            max_num_batched_tokens=budget,
+        ),
+        edits=True,
+    )
 
 
 @settings(max_examples=15, deadline=None)
@@ -166,7 +179,16 @@ def test_a_row_that_lost_its_cache_sees_the_same(seeds, slots):
 def test_an_impossible_feed_ends_its_program_alone(changes, words):
     engine = Engine(MODEL, max_num_seqs=4)
     engine.submit(wandering(1, False), tag="good")
-    feeds = [Feed(**{"tokens": [5, 6, 7], "positions": [0, 1, 2], "sample_at": [2], **changes})]
+    feeds = [
+        Feed(
+            **{
+                "tokens": [5, 6, 7],
+                "positions": [0, 1, 2],
+                "sample_at": [2],
+                **changes,
+            }
+        )
+    ]
     engine.submit((feed for feed in feeds), tag="bad")
     done = finished(engine)
     assert done["good"].error is None
@@ -261,7 +283,12 @@ def shrinking(rng: random.Random):
         count = rng.randint(1, 6)
         rows = range(total, total + count)  # They are at the positions of the same numbers.
         tokens = tokens_of(rng, count, count)
-        predictions = yield Feed(tokens, rows, sample_at=range(count), drop=drop)
+        predictions = yield Feed(
+            tokens,
+            rows,
+            sample_at=range(count),
+            drop=drop,
+        )
         alive += rows
         total += count
     return heard
@@ -310,7 +337,13 @@ def test_sequences_that_are_compacted_see_the_same_and_hold_no_more_than_they_ne
     ],
 )
 def test_only_text_that_is_read_in_order_is_causal(steps, first_query, causal) -> None:
-    keys = np.array([range(8), [0] * 8, steps])
+    keys = np.array(
+        [
+            range(8),
+            [0] * 8,
+            steps,
+        ]
+    )
     span = Span(
         query_start=0,
         query_end=3,
@@ -408,7 +441,12 @@ def test_sixteen_gaps_of_thirty_take_nothing_of_the_window(kind, shared):
     # Rotary embeddings that hardly turn leave only the window of a gap.
     flat = {"rope_type": "linear", "factor": 1e15, "rope_theta": 10_000.0}
     rope = {"full_attention": flat, "sliding_attention": flat} if kind == "gemma3_text" else flat
-    model, stock = pair(kind, sliding_window=WINDOW, rope_parameters=rope, num_hidden_layers=4)
+    model, stock = pair(
+        kind,
+        sliding_window=WINDOW,
+        rope_parameters=rope,
+        num_hidden_layers=4,
+    )
     rng = random.Random(4)
     tokens = drivers.INSTRUCTION + tokens_of(rng, 12, 12)
     slots: list[Slot] = []
@@ -429,4 +467,9 @@ def test_sixteen_gaps_of_thirty_take_nothing_of_the_window(kind, shared):
 def test_random_programs_under_a_window_equal_the_rule_written_out(window):
     model, stock = pair("mistral", sliding_window=window)
     engine = Engine(model.double(), max_num_seqs=2, max_num_batched_tokens=16)
-    check(range(18), engine, edits=True, stock=stock.double())
+    check(
+        range(18),
+        engine,
+        edits=True,
+        stock=stock.double(),
+    )

@@ -23,8 +23,22 @@ SLOTS = 9
 INPUTS = 3
 # Runs of prompts with forks, and of decoding. Each has its length, the slot from which it continues
 # and the one into which its state goes; slots 1 to 4 have states before the pass.
-TREE = [(40, 0, 5), (3, 5, 5), (1, 5, 6), (2, 5, 7), (17, 1, 1), (16, 2, 8), (1, 8, 8)]
-SINGLE = [(1, 1, 1), (1, 2, 2), (1, 2, 5), (1, 0, 6), (1, 3, 4)]
+TREE = [
+    (40, 0, 5),
+    (3, 5, 5),
+    (1, 5, 6),
+    (2, 5, 7),
+    (17, 1, 1),
+    (16, 2, 8),
+    (1, 8, 8),
+]
+SINGLE = [
+    (1, 1, 1),
+    (1, 2, 2),
+    (1, 2, 5),
+    (1, 0, 6),
+    (1, 3, 4),
+]
 
 
 def pass_of(lengths: list[tuple[int, int, int]], shapes: list[StateShape]) -> RecurrentPass:
@@ -191,7 +205,12 @@ def test_a_gated_norm_rounds_once(parts, weights, gate_first):
     if not gate_first:
         exact = exact * gates
     found = native.gated_norm(x, gate, weight, 1e-5, gate_first)
-    torch.testing.assert_close(found.double(), exact.view(rows, -1), atol=1e-6, rtol=2**-8)
+    torch.testing.assert_close(
+        found.double(),
+        exact.view(rows, -1),
+        atol=1e-6,
+        rtol=2**-8,
+    )
 
 
 def test_a_sigmoid_scales_in_place():
@@ -200,7 +219,12 @@ def test_a_sigmoid_scales_in_place():
     gate = (torch.randn(5, 96) * 4).bfloat16()[:, 32:]
     exact = x.double() * gate.double().sigmoid()
     native.sigmoid_gate(x, gate)
-    torch.testing.assert_close(x.double(), exact, atol=1e-6, rtol=2**-8)
+    torch.testing.assert_close(
+        x.double(),
+        exact,
+        atol=1e-6,
+        rtol=2**-8,
+    )
 
 
 def test_runs_that_continue_from_each_other_are_in_one_group():

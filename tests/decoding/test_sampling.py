@@ -86,7 +86,14 @@ def random_allowed(rng: np.random.Generator, vocabulary: int) -> AllowedTokens:
     """
     size = rng.integers(1, 40) if rng.random() < 0.5 else rng.integers(1020, 2400)
     ids = np.sort(rng.choice(vocabulary, size, replace=False))
-    nested = np.array([(0, 5), (0, 2), (3, 5), *((i, i) for i in range(6))])
+    nested = np.array(
+        [
+            (0, 5),
+            (0, 2),
+            (3, 5),
+            *((i, i) for i in range(6)),
+        ]
+    )
     outcomes = rng.choice(nested, len(ids)) if rng.random() < 0.5 else None
     return AllowedTokens(ids, outcomes)
 
@@ -292,12 +299,28 @@ def test_rows_are_kept_until_they_are_too_many(monkeypatch) -> None:
     def program(*sets: range) -> Program[None]:
         for position, ids in enumerate(sets):
             allowed = AllowedTokens(np.array(ids))
-            predictions = yield Feed([5], [position], sample_at=[0], allowed_token_ids=[allowed])
+            predictions = yield Feed(
+                [5],
+                [position],
+                sample_at=[0],
+                allowed_token_ids=[allowed],
+            )
             assert predictions.tokens[0] in ids
 
-    sets = [range(9), range(4, 8), range(9, 20), range(9), range(100, 120), range(100, 101)]
+    sets = [
+        range(9),
+        range(4, 8),
+        range(9, 20),
+        range(9),
+        range(100, 120),
+        range(100, 101),
+    ]
     engine.run([program(*sets)])
-    assert loaded == [[*range(9)], [*range(20)], [*range(100, 120)]]
+    assert loaded == [
+        [*range(9)],
+        [*range(20)],
+        [*range(100, 120)],
+    ]
 
 
 def test_values_of_a_type_need_few_logits() -> None:

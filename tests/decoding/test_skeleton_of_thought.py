@@ -33,10 +33,25 @@ def test_points_are_decoded_side_by_side_behind_the_skeleton():
     skeleton = [[token] for token in SKELETON]
     answer, feeds = run_by_hand(program, *skeleton, [65, 66], [EOS, 67], [68], [EOS])
     passes = feeds[len(skeleton) :]
-    assert [list(feed.tokens) for feed in passes] == [[91, 92, 92], [65, 66], [67], [68]]
+    assert [list(feed.tokens) for feed in passes] == [
+        [91, 92, 92],
+        [65, 66],
+        [67],
+        [68],
+    ]
     # The skeleton ends at position 10; both points go on from there.
-    assert [list(feed.positions) for feed in passes] == [[11, 11, 12], [12, 13], [14], [15]]
-    assert [list(feed.segments) for feed in passes] == [[1, 2, 2], [1, 2], [2], [2]]
+    assert [list(feed.positions) for feed in passes] == [
+        [11, 11, 12],
+        [12, 13],
+        [14],
+        [15],
+    ]
+    assert [list(feed.segments) for feed in passes] == [
+        [1, 2, 2],
+        [1, 2],
+        [2],
+        [2],
+    ]
     assert answer.text == "1. a A\n2. b BCD"
     assert answer.cut is None
     assert answer.content_tokens == 9 + 1 + 3

@@ -102,11 +102,31 @@ def test_a_pass_verifies_the_drafts_behind_the_last_token():
     program = speculative(Prompt([7, 8], shared=1), 6, never, drafter, 2)
     answer, passes = run_by_hand(program, [20], [21, 30, 99], [31, 32], [33])
     assert answer.tokens == [20, 21, 30, 31, 32, 33]
-    assert [list(feed.tokens) for feed in passes] == [[7, 8], [20, 21, 22], [30, 31], [32]]
-    assert [list(feed.positions) for feed in passes] == [[0, 1], [2, 3, 4], [4, 5], [6]]
-    assert [list(feed.sample_at) for feed in passes] == [[1], [0, 1, 2], [0, 1], [0]]
+    assert [list(feed.tokens) for feed in passes] == [
+        [7, 8],
+        [20, 21, 22],
+        [30, 31],
+        [32],
+    ]
+    assert [list(feed.positions) for feed in passes] == [
+        [0, 1],
+        [2, 3, 4],
+        [4, 5],
+        [6],
+    ]
+    assert [list(feed.sample_at) for feed in passes] == [
+        [1],
+        [0, 1, 2],
+        [0, 1],
+        [0],
+    ]
     # 22 was rejected: it is the fifth row.
-    assert [list(feed.drop) for feed in passes] == [[], [], [4], []]
+    assert [list(feed.drop) for feed in passes] == [
+        [],
+        [],
+        [4],
+        [],
+    ]
     assert [feed.shared for feed in passes] == [1, 0, 0, 0]
     assert answer.steps == 4
     assert answer.drafted == 3

@@ -194,7 +194,13 @@ def test_the_kernels_around_it_compile(capability, monkeypatch, tmp_path):
         "slots": "*i64",
         "eps": "fp32",
     }
-    heads = {"HEADS": 32, "KV_HEADS": 8, "NORM": True, "NORM_VALUES": False, "HALF": 64}
+    heads = {
+        "HEADS": 32,
+        "KV_HEADS": 8,
+        "NORM": True,
+        "NORM_VALUES": False,
+        "HALF": 64,
+    }
     heads |= {"STYLE": 0, "ROTATE": True, "BLOCK": triton_kernels._HEADS}
     gated = {"DIM": 12288, "GATE": 1}
     latents = {"HEADS": 128, "PLAIN_DIM": 128, "LATENT_DIM": 512, "HALF": 32}
@@ -211,11 +217,54 @@ def test_the_kernels_around_it_compile(capability, monkeypatch, tmp_path):
             _, stack = compiled(kernel, capability, types | cache_types, constants, 4)
             assert stack == 0
     for kernel, constants, warps in (
-        (triton_kernels._norm, {"DIM": 4096, "BLOCK": 4096, "STYLE": 0, "FP8": False}, 4),
-        (triton_kernels._gated, {**gated, "BLOCK": triton_kernels._BLOCK, "FP8": False}, 4),
-        (triton_kernels._gated, {**gated, "GATE": 3, "BLOCK": 1024, "FP8": False}, 4),
-        (triton_kernels._norm, {"DIM": 4096, "BLOCK": 4096, "STYLE": 2, "FP8": True}, 4),
-        (triton_kernels._gated, {**gated, "BLOCK": 16384, "FP8": True}, 16),
+        (
+            triton_kernels._norm,
+            {
+                "DIM": 4096,
+                "BLOCK": 4096,
+                "STYLE": 0,
+                "FP8": False,
+            },
+            4,
+        ),
+        (
+            triton_kernels._gated,
+            {
+                **gated,
+                "BLOCK": triton_kernels._BLOCK,
+                "FP8": False,
+            },
+            4,
+        ),
+        (
+            triton_kernels._gated,
+            {
+                **gated,
+                "GATE": 3,
+                "BLOCK": 1024,
+                "FP8": False,
+            },
+            4,
+        ),
+        (
+            triton_kernels._norm,
+            {
+                "DIM": 4096,
+                "BLOCK": 4096,
+                "STYLE": 2,
+                "FP8": True,
+            },
+            4,
+        ),
+        (
+            triton_kernels._gated,
+            {
+                **gated,
+                "BLOCK": 16384,
+                "FP8": True,
+            },
+            16,
+        ),
         (triton_kernels._quantize, {"DIM": 4096, "BLOCK": 4096}, 4),
         (triton_kernel._merge, {**merge, "SINKS": False}, 1),
         (triton_kernel._merge, {**merge, "SINKS": True}, 1),
@@ -295,7 +344,15 @@ def test_the_kernels_around_the_experts_compile(monkeypatch, tmp_path):
         (triton_experts._choose, {}, choice),
         (triton_experts._rank, count, {"BLOCK": triton_experts._ENTRIES}),
         (triton_experts._place, count, experts),
-        (triton_experts._mix, {}, {"DIM": 2048, "K": 8, "BLOCK": triton_experts._BLOCK}),
+        (
+            triton_experts._mix,
+            {},
+            {
+                "DIM": 2048,
+                "K": 8,
+                "BLOCK": triton_experts._BLOCK,
+            },
+        ),
     ):
         _, stack = compiled(kernel, 89, types | more_types, constants, 4)
         assert stack == 0
@@ -323,9 +380,21 @@ def test_the_kernels_of_recurrent_layers_compile(capability, monkeypatch, tmp_pa
     # The sizes of Qwen3.5-4B and Granite 4-H-Micro.
     convolution = {"CHANNELS": 8192, "BIAS": True, "SILU": True, "INPUTS": 3}
     convolution["BLOCK"] = triton_recurrent._CHANNELS
-    delta = {"HEADS": 32, "KEY_HEADS": 16, "KEYS": 128, "VALUES": 128, "KEY_BLOCK": 128}
+    delta = {
+        "HEADS": 32,
+        "KEY_HEADS": 16,
+        "KEYS": 128,
+        "VALUES": 128,
+        "KEY_BLOCK": 128,
+    }
     delta["VALUE_BLOCK"] = triton_recurrent._VALUES
-    mamba = {"HEADS": 64, "KEY_GROUPS": 1, "DIM": 64, "STATE": 128, "STATE_BLOCK": 128}
+    mamba = {
+        "HEADS": 64,
+        "KEY_GROUPS": 1,
+        "DIM": 64,
+        "STATE": 128,
+        "STATE_BLOCK": 128,
+    }
     mamba["DIM_BLOCK"] = triton_recurrent._VALUES
     norm = {"PARTS": 32, "DIM": 128, "BLOCK": 128, "NORM": True}
     gather = {"CHANNELS": 8192, "BLOCK": triton_recurrent._CHANNELS}

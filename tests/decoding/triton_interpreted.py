@@ -103,7 +103,16 @@ def test_the_leading_keys_that_all_queries_of_a_span_see_are_counted():
 @pytest.mark.parametrize(("dtype", "atol"), [(torch.float32, 1e-5), (torch.float16, 2e-3)])
 def test_other_precisions(dtype, atol):
     for seed in range(2):
-        compare(triton_kernel.attend, sdpa.attend, seed, CPU, dtype, atol, dim=16, value_dim=16)
+        compare(
+            triton_kernel.attend,
+            sdpa.attend,
+            seed,
+            CPU,
+            dtype,
+            atol,
+            dim=16,
+            value_dim=16,
+        )
 
 
 # Twenty heads are two groups that read the keys each.
@@ -206,7 +215,16 @@ def test_a_cache_in_8_bits_is_read_as_numbers(dtype, atol, seed, latent, monkeyp
     if seed == 0:
         monkeypatch.setattr(plan, "_MIN_PART", 16)
         monkeypatch.setattr(triton_kernel, "gpu_of", lambda _: triton_kernel.Gpu((8, 9), 50))
-    sizes = {"kv_heads": 1, "repeat": 4, "dim": 80, "value_dim": 64} if latent else {}
+    sizes = (
+        {
+            "kv_heads": 1,
+            "repeat": 4,
+            "dim": 80,
+            "value_dim": 64,
+        }
+        if latent
+        else {}
+    )
     sizes |= {"latent": latent, "cache_dtype": E4M3}
     compare(triton_kernel.attend, sdpa.attend, seed, CPU, dtype, atol, **sizes)
 
@@ -247,7 +265,12 @@ def test_graphs_decode_from_a_cache_in_8_bits(builder, monkeypatch):
     case = _stacked((1, 2), isolate_values=False)(stock)
     replays = Replays(monkeypatch)
     packed = built(model, builder())
-    engine = replays.engine(packed, max_num_seqs=3, max_num_batched_tokens=60, kv_cache="fp8")
+    engine = replays.engine(
+        packed,
+        max_num_seqs=3,
+        max_num_batched_tokens=60,
+        kv_cache="fp8",
+    )
     case.check(engine.run(case.programs()), 1e-9)
     assert 0 < replays.captured < replays.replayed < engine.steps
     assert {store.dtype for store in engine.cache.keys.values()} == {E4M3}
@@ -337,7 +360,11 @@ def test_a_method_decodes_what_the_unmodified_model_says(method, kind):
     sizes = {"max_num_seqs": 3, "max_num_batched_tokens": 60}
     # A copy keeps the original's functions in float64, so only its tokens are compared.
     copied = copy.deepcopy(model)
-    by_kernel = Engine(model, **sizes, attention="triton").run(case.programs())
+    by_kernel = Engine(
+        model,
+        **sizes,
+        attention="triton",
+    ).run(case.programs())
     in_torch = Engine(copied, **sizes).run(case.programs())
     case.check(by_kernel, 1e-9)
     assert tokens_in(by_kernel) == tokens_in(in_torch)
@@ -439,7 +466,11 @@ def test_layers_for_gpus_of_every_family_run_in_graphs(kind, monkeypatch):
         model.set_experts_implementation("eager")
     case = hybrid_case("hyper_parallel", kind) if is_hybrid else CASES["hyper_parallel"](stock)
     replays = Replays(monkeypatch)
-    engine = replays.engine(built(model, CudaBuilder()), max_num_seqs=3, max_num_batched_tokens=60)
+    engine = replays.engine(
+        built(model, CudaBuilder()),
+        max_num_seqs=3,
+        max_num_batched_tokens=60,
+    )
     case.check(engine.run(case.programs()), 1e-3 if is_hybrid else 1e-9)
     assert 0 < replays.captured <= replays.replayed < engine.steps
 
@@ -471,7 +502,11 @@ def test_large_passes_and_many_logits_go_without_graphs(monkeypatch):
     engine.run([autoregressive(prompts_of(3, 1)[0], 4, never)])
     for tokens, samples in ((8193, 1), (9, 4)):
         ids = torch.zeros(tokens)
-        step = SimpleNamespace(spans=[], slots=ids, sample_rows=[0] * samples)
+        step = SimpleNamespace(
+            spans=[],
+            slots=ids,
+            sample_rows=[0] * samples,
+        )
         assert engine.graphs.logits(ids, ids, step) is None
 
 

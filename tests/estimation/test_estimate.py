@@ -186,8 +186,21 @@ def corpus(tmp_path, count: int = 1000, **keys) -> RunConfig:
         for number in range(count):
             name = draws.choices("abc", [6, 3, 1])[0]
             text = "x" * int(draws.lognormvariate(6.5, 0.9))
-            file.write(json.dumps({"id": str(number), "category": name, "title": text}) + "\n")
-    task = extraction(a=["a0", "a1"], b=[f"b{i}" for i in range(6)], c=[f"c{i}" for i in range(20)])
+            file.write(
+                json.dumps(
+                    {
+                        "id": str(number),
+                        "category": name,
+                        "title": text,
+                    }
+                )
+                + "\n"
+            )
+    task = extraction(
+        a=["a0", "a1"],
+        b=[f"b{i}" for i in range(6)],
+        c=[f"c{i}" for i in range(20)],
+    )
     sections = {
         "input": {"text_columns": ["title"]},
         "model": {"name": "fake", "fake": COSTS},
@@ -332,7 +345,12 @@ class OneThread(RequestQueue):
                 return
             for item in items:
                 if isinstance(item, Request):
-                    engine.submit(item.program, tag=item, sampling=None, seed=item.seed)
+                    engine.submit(
+                        item.program,
+                        tag=item,
+                        sampling=None,
+                        seed=item.seed,
+                    )
             items = []
             for done in self.meter.step(engine, {unit.unit: engine.pending}):
                 self.meter.tokens(
@@ -365,7 +383,12 @@ def profiled(
     """Profiles `count` documents, four prompts at a time; returns them, their profile, and the
     costs that it has.
     """
-    config = corpus(tmp_path, 200, engine={"max_num_seqs": 4}, decoding=decoding)
+    config = corpus(
+        tmp_path,
+        200,
+        engine={"max_num_seqs": 4},
+        decoding=decoding,
+    )
     documents = sampling.draw(config, count).documents
     found = Profiler(1).profile(config, documents, limit=limit)
     return documents, found, [cost for cost in found.costs if cost is not None]
@@ -413,7 +436,12 @@ def test_with_its_start_and_end_a_small_run_takes_what_was_estimated(
     20 ms.
     """
     costs = {"name": "fake", "fake": COSTS | {"step_seconds": 0.02}}
-    config = corpus(tmp_path, count, engine={"max_num_seqs": batch}, model=costs)
+    config = corpus(
+        tmp_path,
+        count,
+        engine={"max_num_seqs": batch},
+        model=costs,
+    )
     documents = sorted(sampling.draw(config, count).documents, key=lambda document: document.index)
     assert len(documents) == count
     found = Profiler(1).profile(config, documents)
@@ -480,7 +508,13 @@ def test_the_start_of_an_earlier_run_is_that_of_its_bills() -> None:
         )
     ]
     bills = [
-        Bill("s", 1000.0, 1.0, nodes=[NodeTime("n", began)], workers=workers)
+        Bill(
+            "s",
+            1000.0,
+            1.0,
+            nodes=[NodeTime("n", began)],
+            workers=workers,
+        )
         for began in (1004.0, 1000.0)
     ]
     assert earlier._overhead(bills) == Overhead(startup=10, unpaid=2)
@@ -519,7 +553,12 @@ def test_a_limit_leaves_the_seconds_that_were_spent_and_what_had_not_ended(tmp_p
     config = corpus(tmp_path, 200, **keys)
     documents = sampling.draw(config, 10).documents
     assert Profiler(1).profile(config, documents, limit=3.0).seconds > 0.8
-    guess = Profiler(1).profile(config, documents, limit=3.0, slow=True)
+    guess = Profiler(1).profile(
+        config,
+        documents,
+        limit=3.0,
+        slow=True,
+    )
     ended = [cost.decode_tokens for cost in guess.costs if cost is not None and cost.rows]
     assert guess.complete is False
     assert 0 < len(ended) < 10
@@ -607,7 +646,11 @@ def test_a_baseline_for_which_no_time_was_left_is_named_and_one_document_is_one(
         _: object, config: RunConfig, documents: list, *limits: object, slow: bool = False
     ) -> Profile:
         if config.decoding.method == "autoregressive":
-            return _profile([None] * len(documents), complete=False, seconds=0.0)
+            return _profile(
+                [None] * len(documents),
+                complete=False,
+                seconds=0.0,
+            )
         return _profile([DocumentCost(1.0, 10, 0, 2)] * len(documents))
 
     stub_profiler(monkeypatch, measured)
@@ -732,7 +775,11 @@ def test_a_prediction_takes_the_tokens_of_the_configuration(tmp_path, capsys) ->
     views.show_estimate(by_options[1])
     out = capsys.readouterr().out
     says(out, "assumed per document: ", f"{counts[1].own:g} of its own", "assumed)")
-    given = EstimateOptions(model=model, instances=["g6e.xlarge"], tokens=(400, 300, 80, 80, 5))
+    given = EstimateOptions(
+        model=model,
+        instances=["g6e.xlarge"],
+        tokens=(400, 300, 80, 80, 5),
+    )
     assert estimate(long, given).speeds == estimate(short, given).speeds
     alone = estimate(None, replace(given, tokens=None))
     assert any("workload W1" in note for note in alone.notes)
@@ -775,7 +822,14 @@ def test_large_objects_that_cannot_be_split_are_named_with_the_way_out(
     tmp_path, monkeypatch
 ) -> None:
     """A file of lines can be split, and so can a table of many row groups."""
-    rows = [{"id": str(number), "category": "a", "title": "x" * 50} for number in range(400)]
+    rows = [
+        {
+            "id": str(number),
+            "category": "a",
+            "title": "x" * 50,
+        }
+        for number in range(400)
+    ]
     lines = "\n".join(map(json.dumps, rows)).encode()
     folder = tmp_path / "in"
     folder.mkdir()
@@ -800,7 +854,16 @@ def test_large_objects_that_cannot_be_split_are_named_with_the_way_out(
 
 
 def test_planning_a_run_says_which_objects_cannot_be_split(tmp_path, monkeypatch, capsys) -> None:
-    lines = [json.dumps({"id": str(n), "category": "a", "title": "x" * 50}) for n in range(100)]
+    lines = [
+        json.dumps(
+            {
+                "id": str(n),
+                "category": "a",
+                "title": "x" * 50,
+            }
+        )
+        for n in range(100)
+    ]
     (tmp_path / "packed.jsonl.gz").write_bytes(gzip.compress("\n".join(lines).encode()))
     config = with_changes(corpus(tmp_path, 10), {"input.path": str(tmp_path / "packed.jsonl.gz")})
     monkeypatch.setattr(unsplit, "_LARGE_BYTES", 100)
@@ -825,7 +888,12 @@ def test_a_fake_model_that_costs_nothing_is_not_told_to_take_longer(tmp_path) ->
 @pytest.mark.slow
 @pytest.mark.idle
 def test_from_a_twentieth_of_a_run_its_bill_within_5_percent(tmp_path) -> None:
-    config = corpus(tmp_path, 1600, model={"name": "fake", "fake": SLOW}, cluster=LOCAL)
+    config = corpus(
+        tmp_path,
+        1600,
+        model={"name": "fake", "fake": SLOW},
+        cluster=LOCAL,
+    )
     (bill,) = estimate(config, EstimateOptions(sample=80, baseline=False)).machines[0].bills
     made = driver.run_extract(config)
     assert made.ok == 1600

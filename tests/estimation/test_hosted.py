@@ -30,7 +30,14 @@ def measured(tmp_path, monkeypatch: pytest.MonkeyPatch) -> Measured:
     model = save_tiny(tmp_path / "model")
     write_rows(
         tmp_path / "in.jsonl",
-        ({"id": n, "title": "boots " * 5, "prompt": "Say it."} for n in range(4)),
+        (
+            {
+                "id": n,
+                "title": "boots " * 5,
+                "prompt": "Say it.",
+            }
+            for n in range(4)
+        ),
     )
     stub_profiler(
         monkeypatch,
@@ -114,7 +121,14 @@ def test_a_shared_prompt_is_asked_for_once_and_what_was_not_read_costs_nothing(
     config = measured(
         "generation", "autoregressive", "task.samples=2", "decoding.sampling.temperature=1"
     )
-    rows = [{"sample": n, "tokens": 7, "counters": '{"prompt_tokens": 100}'} for n in (0, 1)]
+    rows = [
+        {
+            "sample": n,
+            "tokens": 7,
+            "counters": '{"prompt_tokens": 100}',
+        }
+        for n in (0, 1)
+    ]
     assert hosted.count(config, DocumentCost(1.0, 150, 50, 300, rows=rows), len) == (100, 14)
     config = measured("extraction", "hyper_parallel")
     with open(tmp_path / "in.jsonl", "a") as file:

@@ -39,7 +39,11 @@ def test_weights_are_those_of_transformers(name: str) -> None:
     (attention,) = sizes.attention
     config = Qwen3Config(
         hidden_size=sizes.hidden_size,
-        intermediate_size={2048: 6144, 2560: 9728, 4096: 12288}[sizes.hidden_size],
+        intermediate_size={
+            2048: 6144,
+            2560: 9728,
+            4096: 12288,
+        }[sizes.hidden_size],
         num_hidden_layers=sizes.layers,
         num_attention_heads=attention.heads,
         num_key_value_heads=attention.kv_heads,
@@ -114,7 +118,14 @@ def test_a_model_of_any_family_has_a_speed_on_every_card(kind: str) -> None:
             assert ("states" in parts) == (kind in HYBRIDS)
 
 
-WINDOW = AttentionSizes(layers=36, heads=32, kv_heads=8, key_dim=128, value_dim=128, window=350)
+WINDOW = AttentionSizes(
+    layers=36,
+    heads=32,
+    kv_heads=8,
+    key_dim=128,
+    value_dim=128,
+    window=350,
+)
 
 
 def test_a_window_bounds_what_is_attended_to() -> None:
@@ -188,7 +199,14 @@ def test_a_configuration_says_what_the_predicted_cache_holds(tmp_path) -> None:
         input={"text_columns": ["title"]},
     )
     (tmp_path / "run.yaml").write_text(json.dumps(tree))
-    words = ["estimate", str(tmp_path / "run.yaml"), "--model", QWEN, "--instance", "g6e.48xlarge"]
+    words = [
+        "estimate",
+        str(tmp_path / "run.yaml"),
+        "--model",
+        QWEN,
+        "--instance",
+        "g6e.48xlarge",
+    ]
     assert "model.kv_cache" not in CliRunner().invoke(app, words).stdout
     done = CliRunner().invoke(app, [*words, "model.kv_cache=fp8"])
     assert done.exit_code == 0
@@ -201,7 +219,13 @@ def test_a_model_that_does_not_fit_has_no_speed() -> None:
         card: seconds_of(large, GPUS[card], DocumentTokens(), True, LIMITS) is not None
         for card in CARDS
     }
-    assert fits == {"L40S": False, "A10G": False, "H100": False, "H200": True, "B200": True}
+    assert fits == {
+        "L40S": False,
+        "A10G": False,
+        "H100": False,
+        "H200": True,
+        "B200": True,
+    }
 
 
 @pytest.mark.parametrize(

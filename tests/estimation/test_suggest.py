@@ -94,7 +94,16 @@ def test_one_category_and_a_file_that_is_not_written_over(
     data: str, listed: None, tmp_path: Path
 ) -> None:
     to = tmp_path / "schema.yaml"
-    words = ["schema", "suggest", data, *WORDS, "--category", "boots", "--output", str(to)]
+    words = [
+        "schema",
+        "suggest",
+        data,
+        *WORDS,
+        "--category",
+        "boots",
+        "--output",
+        str(to),
+    ]
     assert CliRunner().invoke(app, words).exception is None
     assert list(yaml.safe_load(to.read_text())) == ["boots"]
     to.write_text("mine")

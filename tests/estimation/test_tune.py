@@ -100,16 +100,30 @@ def compare(
 
 def test_a_cut_value_never_agrees_and_a_cut_reference_is_left_out() -> None:
     reference = [
-        values(a=("x", "ok"), b=(None, "null"), c=("y", "truncated"), d=("long tex", "ok")),
+        values(
+            a=("x", "ok"),
+            b=(None, "null"),
+            c=("y", "truncated"),
+            d=("long tex", "ok"),
+        ),
         values(a=("1", "ok")),
         DocumentCost(1.0, 1, 0, 1, error="too long"),
     ]
     other = [
-        values(a=("X", "ok"), b=(None, "null"), c=("y", "ok"), d=("long tex", "truncated")),
+        values(
+            a=("X", "ok"),
+            b=(None, "null"),
+            c=("y", "ok"),
+            d=("long tex", "truncated"),
+        ),
         None,
         values(a=("1", "ok")),
     ]  # of the second, nothing was answered
-    assert compare(reference, other) == Agreement(agree=2, of=4, left_out=2)
+    assert compare(reference, other) == Agreement(
+        agree=2,
+        of=4,
+        left_out=2,
+    )
     assert compare(reference, reference) == Agreement(4, 4, 2)
     null = values(a=(None, "null"))
     ambiguous = values(a=(None, "ambiguous"))
@@ -357,7 +371,11 @@ def test_the_median_of_the_best_two_decides_and_questions_have_their_own_setting
             else 2.0 + s.get("options.contexts_per_prompt", 1) / 10
         ), 1.0
 
-    _, best = searched(rule, task={"kind": "question_answering"}, decoding={})
+    _, best = searched(
+        rule,
+        task={"kind": "question_answering"},
+        decoding={},
+    )
     assert best.changes == {"decoding.options.contexts_per_prompt": 32}
 
 
@@ -421,7 +439,12 @@ def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., li
     write_jsonl(tmp_path / "data.jsonl", [f"text {i}" for i in range(100)])
     (tmp_path / "run.yaml").write_text(RUN)
     monkeypatch.chdir(tmp_path)
-    clock = SimpleNamespace(now=0.0, seen=1.0, time=time.time, monotonic=lambda: clock.now)
+    clock = SimpleNamespace(
+        now=0.0,
+        seen=1.0,
+        time=time.time,
+        monotonic=lambda: clock.now,
+    )
     monkeypatch.setattr(tune, "time", clock)
 
     def run(
@@ -563,7 +586,13 @@ def test_a_limit_of_money_or_time_ends_the_search(command) -> None:
             RunError,
             r"no setting can be used \(.*\): raise .* to resume",
             [],
-            {"small": True, "before": tick, "sample": 30, "reference": "document", "minutes": 1},
+            {
+                "small": True,
+                "before": tick,
+                "sample": 30,
+                "reference": "document",
+                "minutes": 1,
+            },
         ),
         (
             RunError,
@@ -632,7 +661,11 @@ def test_mistakes_are_reported_before_anything_is_measured(
 ) -> None:
     Path("mine.yaml").write_text("a: 1\n")
     with pytest.raises(error, match=message):
-        command(*overrides, before=lambda _: pytest.fail("measured"), **options)
+        command(
+            *overrides,
+            before=lambda _: pytest.fail("measured"),
+            **options,
+        )
     assert Path("mine.yaml").read_text() == "a: 1\n"  # nothing of the user's is written over
 
 

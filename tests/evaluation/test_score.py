@@ -139,11 +139,26 @@ def test_questions_are_compared_as_squad_does():
     questions = [
         {"id": "a", "answers": ["the Seine river"]},
         {"id": "b", "answers": []},
-        {"id": "c", "choices": ["x", "y"], "answers": ["y"], "answer_idx": [1]},
+        {
+            "id": "c",
+            "choices": ["x", "y"],
+            "answers": ["y"],
+            "answer_idx": [1],
+        },
         {"id": "d", "answers": ["Rollo"]},
         {"id": "e", "answers": []},  # it failed, and no answer is not the right answer
-        {"id": "f", "choices": ["x", "y", "z"], "answer_idx": [0, 2], "multi_select": True},
-        {"id": "g", "choices": ["x", "y", "z"], "answer_idx": [0, 2], "multi_select": True},
+        {
+            "id": "f",
+            "choices": ["x", "y", "z"],
+            "answer_idx": [0, 2],
+            "multi_select": True,
+        },
+        {
+            "id": "g",
+            "choices": ["x", "y", "z"],
+            "answer_idx": [0, 2],
+            "multi_select": True,
+        },
     ]
     answer_rows = [
         {"question_id": "a", "answer": "Seine, a river!", "choice_index": None},
@@ -153,7 +168,11 @@ def test_questions_are_compared_as_squad_does():
         {"question_id": "g", "answer": "AB", "choice_index": None},
     ]
     parts = parts_of_questions(answer_rows, questions)
-    assert parts == {"exact match": [2, 4], "token F1": [2, 4], "accuracy": [2, 3]}
+    assert parts == {
+        "exact match": [2, 4],
+        "token F1": [2, 4],
+        "accuracy": [2, 3],
+    }
 
 
 def test_token_f1_ignores_articles_as_squad_does():
@@ -173,7 +192,12 @@ def test_an_interval_equals_scipys_and_that_of_a_difference_in_pairs_is_narrower
     measure = score._measure("exact match", score.METRICS["exact match"], scores)
     assert measure is not None
     data = (right.astype(float),)
-    expected = stats.bootstrap(data, np.mean, method="percentile", rng=0).confidence_interval
+    expected = stats.bootstrap(
+        data,
+        np.mean,
+        method="percentile",
+        rng=0,
+    ).confidence_interval
     assert measure.low == pytest.approx(expected.low, abs=0.01)
     assert measure.high == pytest.approx(expected.high, abs=0.01)
     (difference,) = score._differences(scores, exact_match_scores(flipped))
@@ -231,7 +255,12 @@ def test_documents_without_ids_are_joined_by_their_rows(config, tmp_path, in_pro
     monkeypatch.chdir(tmp_path)
     documents = [{"title": "x" * length, "gold": {"a": None}} for length in (1, 3)]
     path = write_rows(tmp_path / "rows.jsonl", documents)
-    run = with_keys(config(str(path)), model=FAKE, input={"id_column": None}, output={"path": "n"})
+    run = with_keys(
+        config(str(path)),
+        model=FAKE,
+        input={"id_column": None},
+        output={"path": "n"},
+    )
     driver.run_extract(run, build=build)
     assert evaluate("n", str(path), labels_column="gold").missing == 0
 
@@ -307,7 +336,13 @@ def test_a_row_of_the_input_with_its_columns_is_a_label(config, tmp_path, in_pro
 def test_columns_of_labels_are_typed_by_the_category_of_their_row(tmp_path, monkeypatch):
     categories = {
         "shoes": {"attributes": [{"name": "Size", "type": "number"}]},
-        "hats": {"attributes": [{"name": "Size"}, {"name": "Color"}, {"name": "Note"}]},
+        "hats": {
+            "attributes": [
+                {"name": "Size"},
+                {"name": "Color"},
+                {"name": "Note"},
+            ]
+        },
     }
     config = {
         "input": {"category_column": "kind", "text_columns": ["Note"]},  # Note is no label
@@ -336,7 +371,13 @@ def run(tmp_path, in_process):
     script["failed"] = "too long"
     labels_file = write_rows(tmp_path / "labels.jsonl", labels)
     task = extraction(shoes=["Brand", {"name": "Size", "type": "number"}])
-    config = run_config(task, corpus, tmp_path / "run", input=TITLES, model=FAKE)
+    config = run_config(
+        task,
+        corpus,
+        tmp_path / "run",
+        input=TITLES,
+        model=FAKE,
+    )
     driver.run_extract(config, build=scripted(script))
     return config.output.path, str(labels_file)
 
@@ -445,11 +486,20 @@ def test_calibrated_confidences_are_the_share_of_right_values(count):
 
 
 def test_the_calibration_error_is_the_mean_gap_between_confidence_and_share_right():
-    rights = [(0.05, False), (0.15, True), (0.15, False), (1.0, True)]
+    rights = [
+        (0.05, False),
+        (0.15, True),
+        (0.15, False),
+        (1.0, True),
+    ]
     points = reliability(
         [LabelledValue("", "", confidence, False, False, right) for confidence, right in rights]
     )
-    assert points == [(0.05, 0.0, 1), (0.15, 0.5, 2), (1.0, 1.0, 1)]
+    assert points == [
+        (0.05, 0.0, 1),
+        (0.15, 0.5, 2),
+        (1.0, 1.0, 1),
+    ]
     assert calibration_error(points) == pytest.approx((0.05 * 1 + 0.35 * 2) / 4)
     svg, *_ = page.reliability_chart({"accent": ("this run", points)}, "").forms.values()
     assert svg.count("s-accent") == 1 + len(points)  # a line, and a dot per point
@@ -586,19 +636,52 @@ def test_values_are_joined_with_their_labels_by_attribute(monkeypatch):
 
     An unsure value is left out, because it was no null.
     """
-    names = {"Size": "size.eu", "Color": "Color", "Fit": "Fit", "Sport": "Sport", "Sole": "Sole"}
-    record = {"size": {"eu": "7"}, "Color": None, "Fit": None, "Sport": "golf", "Sole": None}
+    names = {
+        "Size": "size.eu",
+        "Color": "Color",
+        "Fit": "Fit",
+        "Sport": "Sport",
+        "Sole": "Sole",
+    }
+    record = {
+        "size": {"eu": "7"},
+        "Color": None,
+        "Fit": None,
+        "Sport": "golf",
+        "Sole": None,
+    }
     texts = {"Size": "7", "Color": None, "Fit": None, "Sport": "golf"}
     values = [
         {"name": name, "value": text, "confidence": 0.5, "span": None}
         for name, text in texts.items()
     ]
     values.append(
-        {"name": "Sole", "value": None, "confidence": 0.3, "span": None, "status": "unsure"}
+        {
+            "name": "Sole",
+            "value": None,
+            "confidence": 0.3,
+            "span": None,
+            "status": "unsure",
+        }
     )
-    row = {"id": "0", "category": "shoes", "record": json.dumps(record), "values": values}
-    target = {"size": {"eu": "8"}, "Color": None, "Fit": "wide", "Sport": None, "Sole": None}
-    gold = {"id": "0", "target": target, "accepted": {"size.eu": ["8", "7"]}}
+    row = {
+        "id": "0",
+        "category": "shoes",
+        "record": json.dumps(record),
+        "values": values,
+    }
+    target = {
+        "size": {"eu": "8"},
+        "Color": None,
+        "Fit": "wide",
+        "Sport": None,
+        "Sole": None,
+    }
+    gold = {
+        "id": "0",
+        "target": target,
+        "accepted": {"size.eu": ["8", "7"]},
+    }
     monkeypatch.setattr(score, "answers_for", lambda run, ids: ({"0": [row], "1": []}, 0))
     monkeypatch.setattr(score, "read_labels", lambda *_: {"0": gold})
     monkeypatch.setattr(score, "asked_attributes", lambda run: {"shoes": names})

@@ -48,7 +48,13 @@ def main(names: list[str]) -> int:
         result = outcome(fault)
         if isinstance(result, Outcome):
             counts = f"{result.rows} {result.lost} {result.doubled}"
-            cells = [fault.__doc__, result.done, str(result.documents), counts, result.note]
+            cells = [
+                fault.__doc__,
+                result.done,
+                str(result.documents),
+                counts,
+                result.note,
+            ]
             print("| " + " | ".join(map(str, cells)) + " |", flush=True)
         else:
             wrong += result == "WENT WRONG"

@@ -26,7 +26,12 @@ def _trial(folder: Path, files: int, slow: str = "slow", **cluster: Any) -> Tria
         (inputs / name).write_text("\n".join(words))
     source = {"path": str(inputs), "reader": "tests.cluster.shop_hook:rows"}
     keys = {"readers": 2, "cpus_per_worker": 0.5, "unit_documents": _FILE_DOCUMENTS, **cluster}
-    return Trial(folder, ["a"] * files * _FILE_DOCUMENTS, input=source, cluster=keys)
+    return Trial(
+        folder,
+        ["a"] * files * _FILE_DOCUMENTS,
+        input=source,
+        cluster=keys,
+    )
 
 
 def _reading(trial: Trial) -> ReadingRecord:
@@ -77,7 +82,12 @@ def object_store_full(folder: Path) -> Outcome:
 def _large_trial(folder: Path) -> Trial:
     titles = ["x" * 800_000] * 95 + ["y" * 24_000_000] * 5
     source = {"max_document_bytes": 30_000_000}
-    keys = {"readers": 2, "read_ahead_mb": 1000, "cpus_per_worker": 1, "unit_bytes": 1 << 28}
+    keys = {
+        "readers": 2,
+        "read_ahead_mb": 1000,
+        "cpus_per_worker": 1,
+        "unit_bytes": 1 << 28,
+    }
     return Trial(folder, titles, 10, input=source, cluster=keys)
 
 

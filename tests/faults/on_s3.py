@@ -57,13 +57,22 @@ def _run(folder: Path, faults: Faults, done: str, note: str) -> Outcome:
 
 def s3_failing(folder: Path) -> Outcome:
     """S3 fails 5% of calls"""
-    faults = Faults(share=0.05, kinds=("503", "500", "reset", "lost"), seed=3)
+    faults = Faults(
+        share=0.05,
+        kinds=("503", "500", "reset", "lost"),
+        seed=3,
+    )
     return _run(folder, faults, "503, 500, resets, lost answers", "retried")
 
 
 def s3_hanging(folder: Path) -> Outcome:
     """S3 hangs"""
-    faults = Faults(share=0.04, kinds=("hang",), seed=5, most=6)
+    faults = Faults(
+        share=0.04,
+        kinds=("hang",),
+        seed=5,
+        most=6,
+    )
     return _run(folder, faults, "not a byte for 30 s", "given up after 3 s, retried")
 
 

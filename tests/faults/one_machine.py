@@ -79,8 +79,20 @@ def out_of_memory(folder: Path) -> Outcome:
     made = {"name": str(model), "device": "cpu", "dtype": "float32"}
     for part in ("roomy", "tight"):
         (folder / part).mkdir()
-    roomy = Trial(folder / "roomy", titles, 20, model=made, decoding=decoding)
-    tight = Trial(folder / "tight", titles, 20, model=made, decoding=decoding)
+    roomy = Trial(
+        folder / "roomy",
+        titles,
+        20,
+        model=made,
+        decoding=decoding,
+    )
+    tight = Trial(
+        folder / "tight",
+        titles,
+        20,
+        model=made,
+        decoding=decoding,
+    )
     roomy.finish("raypd.answering.components:build")
     tight.finish("tests.faults.run:little_memory")
     failed = [

@@ -43,7 +43,15 @@ def prepared(cluster: dict[str, Any]) -> dict[str, Any]:
     from ray.autoscaler._private.aws.node_provider import AWSNodeProvider
     from ray.autoscaler._private.util import prepare_config
 
-    gpus = {"Gpus": [{"Name": "L40S", "Manufacturer": "NVIDIA", "Count": 8}]}
+    gpus = {
+        "Gpus": [
+            {
+                "Name": "L40S",
+                "Manufacturer": "NVIDIA",
+                "Count": 8,
+            }
+        ]
+    }
     known = ("m7i.2xlarge", 8, 32, {}), ("g6e.48xlarge", 192, 1536, {"GpuInfo": gpus})
     types = [
         {

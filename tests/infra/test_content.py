@@ -107,7 +107,11 @@ def test_autoscaler_asks_for_spot_and_after_a_failure_for_on_demand():
     """Ray's own scheduler on the configuration; what it is told of a failed launch comes from its
     launch monitor.
     """
-    assert [launched(actors) for actors in (0, 8, 17)] == [{}, {"gpu-spot": 1}, {"gpu-spot": 3}]
+    assert [launched(actors) for actors in (0, 8, 17)] == [
+        {},
+        {"gpu-spot": 1},
+        {"gpu-spot": 3},
+    ]
     assert launched(8, recoverable_resource_availabilities={"gpu-spot": 0.0}) == {
         "gpu-on-demand": 1
     }
@@ -335,7 +339,11 @@ def test_nobody_deletes_or_changes_who_may_what_and_no_pod_runs_as_root():
 
 
 def unit(kind):
-    parser = configparser.ConfigParser(interpolation=None, comment_prefixes=("#",), strict=True)
+    parser = configparser.ConfigParser(
+        interpolation=None,
+        comment_prefixes=("#",),
+        strict=True,
+    )
     parser.optionxform = str
     # systemd: a backslash at a line's end goes on in the next.
     parser.read_string(text(f"schedule/raypd-nightly.{kind}").replace("\\\n", " "))
@@ -468,7 +476,13 @@ def test_missing_values_are_named_all_at_once_and_lines_that_are_no_settings_ref
     (tmp_path / "f").write_text("run: ${RAYPD_RUN}\n")
 
     def fill(file: Path) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-S", str(INFRA / "fill.py"), str(settings), str(file)]
+        command = [
+            sys.executable,
+            "-S",
+            str(INFRA / "fill.py"),
+            str(settings),
+            str(file),
+        ]
         return subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
 
     refused = fill(INFRA / "cluster.yaml")
@@ -573,7 +587,13 @@ def shell(file):
 
 def hadolint(file):
     command = [program("hadolint", "pip install -e '.[dev]'"), "--no-color", "-"]
-    yield subprocess.run(command, input=file, capture_output=True, text=True, timeout=60).stdout
+    yield subprocess.run(
+        command,
+        input=file,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    ).stdout
 
 
 def rayjob(file):
@@ -625,7 +645,12 @@ def kubernetes(file):
         if document["kind"] == "RayJob":
             pod = {"apiVersion": "v1", "kind": "Pod"}
             parts = [
-                {**pod, "metadata": {"name": name}, **template} for name, template in pods(document)
+                {
+                    **pod,
+                    "metadata": {"name": name},
+                    **template,
+                }
+                for name, template in pods(document)
             ]
         for part in parts:
             try:
@@ -642,7 +667,12 @@ def systemd(file):
             # docker.service is not a unit of every machine that runs the tests.
             path.write_text(unit.replace("Requires=docker.service\n", ""))
             command.append(str(path))
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+        done = subprocess.run(
+            command,
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
     yield from (line for line in done.stderr.splitlines() if "raypd-nightly" in line)
 
 

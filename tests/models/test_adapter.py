@@ -67,14 +67,24 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_merged_as_peft_computes_it(base: Path, tmp_path: Path, settings: dict[str, Any]) -> None:
     adapter = save_adapter(tmp_path / "adapter", **settings)
     loaded = load_model(
-        ModelConfig(name=str(base), adapter=str(adapter), dtype="float32", device="cpu")
+        ModelConfig(
+            name=str(base),
+            adapter=str(adapter),
+            dtype="float32",
+            device="cpu",
+        )
     )
     assert not any("lora" in name for name, _ in loaded.model.named_modules())
     import peft
 
     expected = peft.PeftModel.from_pretrained(tiny_model("llama"), adapter).eval()(TOKENS).logits
     assert (expected - tiny_model("llama")(TOKENS).logits).abs().max() > 0.5
-    torch.testing.assert_close(loaded.model(TOKENS).logits, expected, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(
+        loaded.model(TOKENS).logits,
+        expected,
+        atol=1e-4,
+        rtol=1e-4,
+    )
 
 
 @torch.no_grad()
@@ -84,7 +94,13 @@ def test_beside_quantized_weights(base: Path, tmp_path: Path) -> None:
     """
     adapter = save_adapter(tmp_path / "adapter")
     settings = {"dtype": "float32", "device": "cpu", "quantization": "nf4"}
-    loaded = load_model(ModelConfig(name=str(base), adapter=str(adapter), **settings))
+    loaded = load_model(
+        ModelConfig(
+            name=str(base),
+            adapter=str(adapter),
+            **settings,
+        )
+    )
     assert type(loaded.model).__name__ == "LlamaForCausalLM"
     assert any("lora_A" in name for name, _ in loaded.model.named_modules())
     nf4 = BitsAndBytesConfig(
@@ -92,7 +108,11 @@ def test_beside_quantized_weights(base: Path, tmp_path: Path) -> None:
     )
     # Two of them: where the processor has bfloat16, bitsandbytes packs the weights of a model at
     # its first pass.
-    how = {"quantization_config": nf4, "device_map": {"": "cpu"}, "dtype": torch.float32}
+    how = {
+        "quantization_config": nf4,
+        "device_map": {"": "cpu"},
+        "dtype": torch.float32,
+    }
     plain, beneath = (AutoModelForCausalLM.from_pretrained(base, **how) for _ in range(2))
     without = plain(TOKENS).logits
     import peft
@@ -109,7 +129,13 @@ def refused(base: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     def check(adapter: Path | str, name: str | None = None) -> str:
         monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", None)
         with pytest.raises(ModelError) as error:
-            load_model(ModelConfig(name=name or str(base), adapter=str(adapter), device="cpu"))
+            load_model(
+                ModelConfig(
+                    name=name or str(base),
+                    adapter=str(adapter),
+                    device="cpu",
+                )
+            )
         assert str(adapter) in str(error.value)
         return str(error.value)
 

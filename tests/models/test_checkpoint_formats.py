@@ -258,7 +258,12 @@ def nvfp4_compressed(weight: torch.Tensor) -> Stored:
 def compressed(form: str, **weights: Any) -> dict[str, Any]:
     inputs = None
     if weights.get("num_bits") == 8:
-        inputs = {"num_bits": 8, "dynamic": True, "strategy": "token", "type": weights["type"]}
+        inputs = {
+            "num_bits": 8,
+            "dynamic": True,
+            "strategy": "token",
+            "type": weights["type"],
+        }
     group = {"targets": ["Linear"], "weights": weights, "input_activations": inputs}
     return {
         "quant_method": "compressed-tensors",
@@ -292,10 +297,30 @@ CASES: dict[str, tuple[dict[str, Any], Callable[[torch.Tensor], Stored]]] = {
     "gptq 64, groups not listed": (GPTQ | {"bits": 4, "group_size": 64}, gptq(4, 1, False, 64)),
     "gptq 2 bits": (GPTQ | {"bits": 2}, gptq(2, 1, False)),
     "gptq v2": (GPTQ | {"bits": 4, "checkpoint_format": "gptq_v2"}, gptq(4, 0, True)),
-    "w4a16": (compressed("pack-quantized", **GROUPS, symmetric=True), w4a16(True)),
-    "w4a16 with zeros": (compressed("pack-quantized", **GROUPS, symmetric=False), w4a16(False)),
+    "w4a16": (
+        compressed(
+            "pack-quantized",
+            **GROUPS,
+            symmetric=True,
+        ),
+        w4a16(True),
+    ),
+    "w4a16 with zeros": (
+        compressed(
+            "pack-quantized",
+            **GROUPS,
+            symmetric=False,
+        ),
+        w4a16(False),
+    ),
     "w4a16 of rows": (
-        compressed("pack-quantized", num_bits=4, type="int", strategy="channel", symmetric=True),
+        compressed(
+            "pack-quantized",
+            num_bits=4,
+            type="int",
+            strategy="channel",
+            symmetric=True,
+        ),
         w4a16(True, -1),
     ),
     "w4a16, act order": (
@@ -307,18 +332,30 @@ CASES: dict[str, tuple[dict[str, Any], Callable[[torch.Tensor], Stored]]] = {
         w4a16_in_order(False),
     ),
     "w8a16 with zeros": (
-        compressed("pack-quantized", **(GROUPS | {"num_bits": 8}), symmetric=False),
+        compressed(
+            "pack-quantized",
+            **(GROUPS | {"num_bits": 8}),
+            symmetric=False,
+        ),
         w8a16,
     ),
     "w4a16 and w8a16": (
         with_group(
             compressed("pack-quantized", **GROUPS, symmetric=False),
-            compressed("pack-quantized", **(GROUPS | {"num_bits": 8}), symmetric=False),
+            compressed(
+                "pack-quantized",
+                **(GROUPS | {"num_bits": 8}),
+                symmetric=False,
+            ),
         ),
         w4_or_w8,
     ),
     "w8a8 with zeros": (
-        compressed("int-quantized", type="int", **(ROWS | {"symmetric": False})),
+        compressed(
+            "int-quantized",
+            type="int",
+            **(ROWS | {"symmetric": False}),
+        ),
         int8_with_zeros,
     ),
     "compressed FP8 with zeros": (
@@ -366,7 +403,14 @@ def save_quantized(folder: Path, case: str, kind: str = "qwen3", prefix: str = "
 
 
 def config_of(folder: Path, **settings: Any) -> ModelConfig:
-    return ModelConfig(**{"name": str(folder), "device": "cpu", "dtype": "float32", **settings})
+    return ModelConfig(
+        **{
+            "name": str(folder),
+            "device": "cpu",
+            "dtype": "float32",
+            **settings,
+        }
+    )
 
 
 def refused(folder: Path) -> str:
@@ -468,8 +512,19 @@ def test_dequantized_weights_are_quantized_where_the_user_says_so(tmp_path: Path
 @torch.no_grad()
 def test_mxfp4_is_what_transformers_makes_of_it() -> None:
     generator = torch.Generator().manual_seed(0)
-    blocks = torch.randint(256, (3, 8, 2, 16), dtype=torch.uint8, generator=generator)
-    scales = torch.randint(120, 130, (3, 8, 2), dtype=torch.uint8, generator=generator)
+    blocks = torch.randint(
+        256,
+        (3, 8, 2, 16),
+        dtype=torch.uint8,
+        generator=generator,
+    )
+    scales = torch.randint(
+        120,
+        130,
+        (3, 8, 2),
+        dtype=torch.uint8,
+        generator=generator,
+    )
     stored = {"experts.gate_up_proj_blocks": blocks, "experts.gate_up_proj_scales": scales}
     tensors: Tensors = {
         name: Tensor(name, tuple(tensor.shape), tensor.dtype, lambda tensor=tensor: tensor)

@@ -96,7 +96,12 @@ def save_that_says(folder: Path, tokenizer: PreTrainedTokenizerFast, end: int) -
     """Saves a model that says `end` as the fifth token of its answer to "Hi"."""
     model = tiny_model("llama", vocab_size=ROWS)
     prompt = prompt_of(tokenizer)
-    free = model.generate(prompt, do_sample=False, max_new_tokens=LENGTH, eos_token_id=None)
+    free = model.generate(
+        prompt,
+        do_sample=False,
+        max_new_tokens=LENGTH,
+        eos_token_id=None,
+    )
     answer = free[0, prompt.shape[1] :].tolist()
     place = next(n for n in range(4, LENGTH) if answer[n] not in answer[:n] and end not in answer)
     rows = model.lm_head.weight.data
@@ -214,7 +219,11 @@ def test_ids_beyond_the_vocabulary_are_answers_without_text(tmp_path: Path, meth
     model.lm_head.weight.data[VOCABULARY:] *= 20
     model.save_pretrained(tmp_path / "model")
     tiny_tokenizer().save_pretrained(tmp_path / "model")
-    predicted = model.generate(torch.tensor([[65, 66]]), do_sample=False, max_new_tokens=LENGTH)
+    predicted = model.generate(
+        torch.tensor([[65, 66]]),
+        do_sample=False,
+        max_new_tokens=LENGTH,
+    )
     assert (predicted[0, 2:] >= VOCABULARY).sum() > LENGTH / 2
     lengths = {"decoding.max_new_tokens": LENGTH, "decoding.max_value_tokens": 4}
     settings = {"model.dtype": "float32", "decoding.method": method, **lengths}

@@ -108,7 +108,13 @@ def configuration(tmp_path, url, **endpoint):
         "input": TITLES,
     }
     sections["cost"] = {"prices": {"local": 0.0}}
-    return run_config(task, tmp_path / "in.jsonl", tmp_path / "out", model=model, **sections)
+    return run_config(
+        task,
+        tmp_path / "in.jsonl",
+        tmp_path / "out",
+        model=model,
+        **sections,
+    )
 
 
 def engine_of(config):
@@ -159,7 +165,13 @@ def test_a_run_whose_answers_become_labels(tmp_path, ray_here):
     assert bill.parts["endpoint"] == pytest.approx(bill.totals["decode_tokens"] * 5e4 / 1e6)
     assert bill.totals["shared_tokens"] > 0
     documents = [
-        Document(i, str(i), {}, source=rows[str(i)]["source"], row=rows[str(i)]["row"])
+        Document(
+            i,
+            str(i),
+            {},
+            source=rows[str(i)]["source"],
+            row=rows[str(i)]["row"],
+        )
         for i in range(6)
     ]
     teacher.label_documents(documents, str(tmp_path / "out"), run_config())
@@ -187,7 +199,12 @@ def test_a_schema_parameters_and_probabilities(tmp_path, slept):
     assert "".join(part for part, _ in parts) == text
     status, tree = completion(text)
     tokens = [
-        {"token": part, "logprob": value, "bytes": list(part.encode())} for part, value in parts
+        {
+            "token": part,
+            "logprob": value,
+            "bytes": list(part.encode()),
+        }
+        for part, value in parts
     ]
     tree["choices"][0]["logprobs"] = {"content": tokens}
     # More than the prompt alone, and max_new_tokens.
@@ -200,7 +217,15 @@ def test_a_schema_parameters_and_probabilities(tmp_path, slept):
     }
     settings = {"logprobs": True, "parameters": sent}
     with server(lambda *_: (status, tree)) as (url, received):
-        parts = build(configuration(tmp_path, url, response_format="json_schema", **settings), None)
+        parts = build(
+            configuration(
+                tmp_path,
+                url,
+                response_format="json_schema",
+                **settings,
+            ),
+            None,
+        )
         ((record,),) = answer(
             parts, [Document(0, "a", {"title": "shoe"})], Meter("", "autoregressive")
         )
@@ -252,7 +277,11 @@ def test_the_schema_takes_what_the_attribute_takes(keys):
         [1, 2, 3],
         ["x"],
     ]
-    values += [[{"x": 1}], [{"x": "1"}], [{"x": None}]]
+    values += [
+        [{"x": 1}],
+        [{"x": "1"}],
+        [{"x": None}],
+    ]
     assert check({"a": None}) == null
     for value in values:
         assert check({"a": value}) == attribute.fits(value), value
@@ -293,7 +322,11 @@ def test_vllm_s_server_answers_as_the_engine_does(tmp_path):
     command = [python, "-m", "vllm.entrypoints.openai.api_server"]
     command += [str(part) for name, value in options.items() for part in (f"--{name}", value)]
     with (tmp_path / "log").open("w") as log:
-        how = {"env": os.environ | {"VLLM_CPU_KVCACHE_SPACE": "1"}, "stdout": log, "stderr": log}
+        how = {
+            "env": os.environ | {"VLLM_CPU_KVCACHE_SPACE": "1"},
+            "stdout": log,
+            "stderr": log,
+        }
         process = subprocess.Popen(command, start_new_session=True, **how)
     url = f"http://127.0.0.1:{port}"
     try:
@@ -324,7 +357,12 @@ def test_conversations_and_a_limit_of_requests(tmp_path, slept, monkeypatch, con
     with server(lambda body, before: completion(content)) as (url, received):
         tokenizer = byte_tokenizer()
         engine = engine_of(configuration(tmp_path, url, requests_per_minute=60))
-        spoken = [("system", "Be brief."), ("user", "ü?"), ("assistant", "ä"), ("user", "So?")]
+        spoken = [
+            ("system", "Be brief."),
+            ("user", "ü?"),
+            ("assistant", "ä"),
+            ("user", "So?"),
+        ]
         turns = [{"role": role, "content": content} for role, content in spoken]
         prompt = tokenizer(rendered(tokenizer, turns))["input_ids"]
         for n in range(3):
@@ -355,7 +393,13 @@ def said(content, reason="stop", **message):
 
 REFUSED = [{"type": "refusal", "refusal": "I can't help."}]
 THOUGHT = [{"type": "thinking", "thinking": [{"type": "text", "text": "Sony?"}]}]
-CALL = [{"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}]
+CALL = [
+    {
+        "id": "1",
+        "type": "function",
+        "function": {"name": "f", "arguments": "{}"},
+    }
+]
 ONLY_COUNTED = {
     **completion("")[1],
     "usage": {"completion_tokens": 9, "completion_tokens_details": {"reasoning_tokens": 9}},
@@ -424,7 +468,13 @@ def test_prompt_tokens_that_the_server_had_cached_are_counted_once(tmp_path):
 
 def test_probabilities_are_those_of_the_answer_and_not_of_the_reasoning(tmp_path):
     tree = said("<think>ab</think>cd")
-    tokens = [("<think>", -9.0), ("ab", -8.0), ("</think>", -7.0), ("c", -0.5), ("d", -0.25)]
+    tokens = [
+        ("<think>", -9.0),
+        ("ab", -8.0),
+        ("</think>", -7.0),
+        ("c", -0.5),
+        ("d", -0.25),
+    ]
     parts = [{"token": token, "logprob": logprob} for token, logprob in tokens]
     tree["choices"][0]["logprobs"] = {"content": parts}
     _, ended = asked_once(tmp_path, tree, logprobs=True)
@@ -474,7 +524,13 @@ def test_what_a_server_withholds_is_counted_and_retried_and_labels_nothing(tmp_p
     assert values["Brand"]["status"] == "truncated"
     assert values["Brand"]["value"] == 'Say "A" é'
     documents = [
-        Document(i, str(i), {}, source=rows[str(i)]["source"], row=rows[str(i)]["row"])
+        Document(
+            i,
+            str(i),
+            {},
+            source=rows[str(i)]["source"],
+            row=rows[str(i)]["row"],
+        )
         for i in range(6)
     ]
     teacher.label_documents(documents, str(tmp_path / "out"), run_config())
@@ -659,7 +715,12 @@ class Vendor:
             assert batch["endpoint"] == "/v1/chat/completions"
             assert batch["completion_window"] == "24h"
             made = self.put(
-                self.batches, {**batch, "created_at": time.time(), "status": self.status}
+                self.batches,
+                {
+                    **batch,
+                    "created_at": time.time(),
+                    "status": self.status,
+                },
             )
             lost = self.lost
             self.lost = False
@@ -732,7 +793,15 @@ def vendor(monkeypatch):
 
 
 def engine_with(vendor, tmp_path, texts, **endpoint):
-    config = configuration(tmp_path, vendor.url, **{"batch": True, "retries": 0, **endpoint})
+    config = configuration(
+        tmp_path,
+        vendor.url,
+        **{
+            "batch": True,
+            "retries": 0,
+            **endpoint,
+        },
+    )
     engine = asked(batch_engine_of(config), texts)
     engine.patience = 0.01
     engine._submitted = 0.0

@@ -30,7 +30,12 @@ def extracted(document: str, content: str, finish: str = "stop", attributes=ATTR
 def test_an_end_of_a_range_is_no_value():
     record = '{"Salary": 54000, "Years": 3, "Title": "Nurse", "Tags": ["a"]}'
     answer = extracted("Nurse, 54k to 60k a year, von 3 bis 5 Jahren", record)
-    assert answer.value == {"Salary": None, "Years": None, "Title": "Nurse", "Tags": ["a"]}
+    assert answer.value == {
+        "Salary": None,
+        "Years": None,
+        "Title": "Nurse",
+        "Tags": ["a"],
+    }
     assert answer.status["Salary"] == answer.status["Years"] == "ambiguous"
     answer = extracted("Nurse, 54 000 a year, 3 years, size 36 to 38", record)
     assert answer.value["Salary"] == 54000

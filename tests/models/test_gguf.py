@@ -262,7 +262,12 @@ def test_a_file_of_the_hub_is_fetched_by_its_type(
     model = write_gguf(served / "tiny-Q8_0.gguf")
     write_gguf(served / "tiny-Q4_0.gguf", quantization=Q4_0)
     files = [
-        {"type": "file", "path": file.name, "size": file.stat().st_size, "oid": "0" * 40}
+        {
+            "type": "file",
+            "path": file.name,
+            "size": file.stat().st_size,
+            "oid": "0" * 40,
+        }
         for file in served.iterdir()
     ]
 

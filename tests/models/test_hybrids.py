@@ -140,7 +140,13 @@ def _with_keys(folder: Path, keys: dict) -> Path:
 def test_methods_that_recurrent_layers_can_follow(
     folder: Path, task: str | None, decoding: dict
 ) -> None:
-    check_method(run_config(task, model={"name": str(folder)}, decoding=decoding))
+    check_method(
+        run_config(
+            task,
+            model={"name": str(folder)},
+            decoding=decoding,
+        )
+    )
 
 
 @pytest.mark.parametrize(
@@ -165,7 +171,13 @@ def test_methods_that_they_cannot_follow_are_named(
     folder: Path, task: str | None, decoding: dict, words: str
 ) -> None:
     with pytest.raises(ModelError, match=words):
-        check_method(run_config(task, model={"name": str(folder)}, decoding=decoding))
+        check_method(
+            run_config(
+                task,
+                model={"name": str(folder)},
+                decoding=decoding,
+            )
+        )
 
 
 def test_a_draft_model_with_recurrent_layers_is_refused(folder: Path, tmp_path: Path) -> None:
@@ -173,4 +185,10 @@ def test_a_draft_model_with_recurrent_layers_is_refused(folder: Path, tmp_path: 
     decoding = {"method": "speculative", "options": options}
     main = save_tiny(tmp_path)
     with pytest.raises(ModelError, match="has recurrent layers, which cannot take rejected drafts"):
-        check_method(run_config("generation", model={"name": str(main)}, decoding=decoding))
+        check_method(
+            run_config(
+                "generation",
+                model={"name": str(main)},
+                decoding=decoding,
+            )
+        )

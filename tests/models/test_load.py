@@ -140,8 +140,19 @@ def test_dtype_auto_is_bfloat16_where_the_processor_has_it(monkeypatch: pytest.M
 
 def test_devices(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx2": True})
-    assert "model.dtype float16" in refused(name=str(folder), dtype="float16", device="cpu")
-    check_model_config(ModelConfig(name=str(folder), dtype="float16", device="cpu"), machine=False)
+    assert "model.dtype float16" in refused(
+        name=str(folder),
+        dtype="float16",
+        device="cpu",
+    )
+    check_model_config(
+        ModelConfig(
+            name=str(folder),
+            dtype="float16",
+            device="cpu",
+        ),
+        machine=False,
+    )
     assert "is not a device" in refused(name=str(folder), device="gpu")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert resolve_device("auto") == torch.device("cpu")
@@ -167,7 +178,14 @@ def test_devices(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_quantization(folder: Path, kind: str, dtype: str, layer: str, most: float, capfd) -> None:
-    loaded = load_model(ModelConfig(name=str(folder), dtype=dtype, device="cpu", quantization=kind))
+    loaded = load_model(
+        ModelConfig(
+            name=str(folder),
+            dtype=dtype,
+            device="cpu",
+            quantization=kind,
+        )
+    )
     kinds = [type(module).__name__ for module in loaded.model.modules()]
     # All linear layers but the head are quantized.
     assert kinds.count(layer) == 2 * 7
@@ -208,13 +226,21 @@ def test_fp8_wants_a_gpu_that_has_it(folder: Path, monkeypatch: pytest.MonkeyPat
     assert "this is NVIDIA A100" in refused(name=str(folder), quantization="fp8")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 9))
     check_model_config(ModelConfig(name=str(folder), quantization="fp8"))
-    assert "bfloat16, not float16" in refused(name=str(folder), quantization="fp8", dtype="float16")
+    assert "bfloat16, not float16" in refused(
+        name=str(folder),
+        quantization="fp8",
+        dtype="float16",
+    )
     for version, message in (
         ("2.11.1+cu130", "install torch 2.12"),
         ("2.13.0+cu130", "bfloat16, not float16"),
     ):
         monkeypatch.setattr(torch, "__version__", torch.torch_version.TorchVersion(version))
-        assert message in refused(name=str(folder), quantization="fp8", dtype="float16")
+        assert message in refused(
+            name=str(folder),
+            quantization="fp8",
+            dtype="float16",
+        )
 
 
 def test_a_cache_in_8_bits_wants_a_gpu_that_converts_it(
@@ -239,7 +265,14 @@ def test_a_cache_in_8_bits_wants_a_gpu_that_converts_it(
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_keys_that_8_bits_cannot_hold_are_refused(folder: Path, tmp_path: Path, dtype: str) -> None:
-    load_model(ModelConfig(name=str(folder), dtype=dtype, device="cpu", kv_cache="fp8"))
+    load_model(
+        ModelConfig(
+            name=str(folder),
+            dtype=dtype,
+            device="cpu",
+            kv_cache="fp8",
+        )
+    )
     model = tiny_model("llama")
     for layer in model.model.layers:
         # The scores stay the same, and the keys are beyond the range.
@@ -262,8 +295,16 @@ def test_keys_that_8_bits_cannot_hold_are_refused(folder: Path, tmp_path: Path, 
 def test_quantization_where_it_cannot_work(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert "float64" in refused(name=str(folder), quantization="nf4", dtype="float64")
-    assert "cpu and cuda" in refused(name=str(folder), quantization="nf4", device="mps")
+    assert "float64" in refused(
+        name=str(folder),
+        quantization="nf4",
+        dtype="float64",
+    )
+    assert "cpu and cuda" in refused(
+        name=str(folder),
+        quantization="nf4",
+        device="mps",
+    )
     save_tiny(tmp_path / "nf4")
     settings = {"quant_method": "bitsandbytes", "load_in_4bit": True}
     rewrite(tmp_path / "nf4", quantization_config=settings)
@@ -271,7 +312,13 @@ def test_quantization_where_it_cannot_work(
     # A mixture whose experts are no linear layers: bitsandbytes would leave most of it as it is.
     save_tiny(tmp_path / "moe", "qwen3_moe", num_experts=8)
     with pytest.raises(ModelError, match="quantizes only"):
-        load_model(ModelConfig(name=str(tmp_path / "moe"), quantization="nf4", device="cpu"))
+        load_model(
+            ModelConfig(
+                name=str(tmp_path / "moe"),
+                quantization="nf4",
+                device="cpu",
+            )
+        )
     if native.refusal() is None:
         loaded = load_model(
             ModelConfig(
@@ -322,7 +369,13 @@ def test_a_single_file_is_read_where_there_is_an_index_of_parts_too(tmp_path: Pa
     save_tiny(tmp_path, tie_word_embeddings=True)
     (tmp_path / "model.safetensors.index.json").write_text('{"weight_map": {"a": "gone"}}')
     expected = AutoModelForCausalLM.from_pretrained(tmp_path)
-    loaded = load_model(ModelConfig(name=str(tmp_path), device="cpu", dtype="float32"))
+    loaded = load_model(
+        ModelConfig(
+            name=str(tmp_path),
+            device="cpu",
+            dtype="float32",
+        )
+    )
     for name, weight in expected.named_parameters():
         assert torch.equal(loaded.model.get_parameter(name), weight)
 
@@ -335,7 +388,13 @@ def test_output_embeddings_are_those_that_transformers_takes(tmp_path: Path, tie
     rewrite(tmp_path, tie_word_embeddings=tied, torch_dtype="float16", dtype=None)
     tokens = torch.arange(3, 27)[None]
     expected = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)(tokens).logits
-    loaded = load_model(ModelConfig(name=str(tmp_path), device="cpu", dtype="float32"))
+    loaded = load_model(
+        ModelConfig(
+            name=str(tmp_path),
+            device="cpu",
+            dtype="float32",
+        )
+    )
     assert torch.equal(loaded.model(tokens).logits, expected)
     weights = load_file(tmp_path / "model.safetensors")
     del weights["lm_head.weight"]
@@ -378,7 +437,11 @@ def test_models_that_cannot_be_decoded_are_refused_before_their_weights(
     monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", None)
     assert "AttentionInterface" in refused(name=str(save_tiny(tmp_path / "falcon", "falcon")))
     assert "linear_attention" in refused(name=str(save_tiny(tmp_path / "mamba", "mamba")))
-    unequal = {**LONG, "short_factor": [1.0] * 8, "long_factor": [2.0] * 8}
+    unequal = {
+        **LONG,
+        "short_factor": [1.0] * 8,
+        "long_factor": [2.0] * 8,
+    }
     assert "long-rope" in refused(
         name=str(save_tiny(tmp_path / "rope", "phi3", rope_parameters=unequal))
     )
@@ -445,7 +508,14 @@ def test_a_model_of_the_hub(hub: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "accept its terms" in refused(name="owner/gated")
     assert "no adapter_config.json" in refused(name="owner/tiny", adapter="owner/tiny")
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)  # what is in the cache still loads
-    load_model(ModelConfig(name="owner/tiny", revision="v1", dtype="float32", device="cpu"))
+    load_model(
+        ModelConfig(
+            name="owner/tiny",
+            revision="v1",
+            dtype="float32",
+            device="cpu",
+        )
+    )
     says(refused(name="owner/absent"), "HF_HUB_OFFLINE is set", "hf download owner/absent")
     assert "at revision 'v2'" in refused(name="owner/tiny", revision="v2")
 
@@ -595,13 +665,22 @@ def test_settings_that_pass(kind: str, settings: dict[str, Any]) -> None:
 
 
 def test_rope_that_depends_on_the_longest_row() -> None:
-    unequal = {**LONG, "short_factor": [1.0] * 8, "long_factor": [2.0] * 8}
+    unequal = {
+        **LONG,
+        "short_factor": [1.0] * 8,
+        "long_factor": [2.0] * 8,
+    }
     assert "long-rope" in refusal(tiny_model("phi3", rope_parameters=unequal))
     by_layer: Any = SimpleNamespace(
         rope_parameters={"full_attention": unequal | {"rope_type": "longrope"}, "sliding": {}}
     )
     assert "long-rope" in str(reason_in_rope(by_layer))
-    of_phimoe = {**LONG, "short_factor": [1.0] * 8, "short_mscale": 1.0, "long_mscale": 1.2}
+    of_phimoe = {
+        **LONG,
+        "short_factor": [1.0] * 8,
+        "short_mscale": 1.0,
+        "long_mscale": 1.2,
+    }
     message = refusal(tiny_model("phimoe", rope_parameters=of_phimoe | {"long_factor": [1.0] * 8}))
     assert "set `long_mscale` to what `short_mscale` is, and `max_position_embeddings`" in message
 
@@ -629,7 +708,13 @@ def test_a_dynamic_rope_is_as_transformers_has_it_up_to_the_end_of_the_context(
     sizes = {"max_position_embeddings": 64, "rope_parameters": rope}
     folder = save_tiny(tmp_path / kind, kind, **sizes)
     stock = AutoModelForCausalLM.from_pretrained(folder)
-    loaded = load_model(ModelConfig(name=str(folder), device="cpu", dtype="float32"))
+    loaded = load_model(
+        ModelConfig(
+            name=str(folder),
+            device="cpu",
+            dtype="float32",
+        )
+    )
     tokens = torch.randint(3, 256, (1, 64), generator=torch.Generator().manual_seed(0))
     expected = stock(tokens).logits
     assert torch.equal(loaded.model(tokens).logits, expected)

@@ -366,9 +366,11 @@ def test_it_answers(loaded: LoadedModel) -> None:
     messages = [{"role": "user", "content": "What is the capital of France?"}]
     how = {"add_generation_prompt": True, "return_tensors": "pt", "return_dict": True}
     prompt = loaded.tokenizer.apply_chat_template(messages, **how)
-    answer = loaded.model.generate(**prompt, max_new_tokens=16, do_sample=False)[
-        0, prompt["input_ids"].shape[1] :
-    ]
+    answer = loaded.model.generate(
+        **prompt,
+        max_new_tokens=16,
+        do_sample=False,
+    )[0, prompt["input_ids"].shape[1] :]
     assert (
         loaded.tokenizer.decode(answer, skip_special_tokens=True).strip()
         == "The capital of France is Paris."
@@ -383,7 +385,11 @@ def sentencepiece() -> PreTrainedTokenizerFast:
     pieces = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
     pieces += ["▁", "a", "▁a", "▁the", "the", "▁▁", "é"]
     backend = Tokenizer(
-        models.BPE(vocab={p: i for i, p in enumerate(pieces)}, merges=[], byte_fallback=True)
+        models.BPE(
+            vocab={p: i for i, p in enumerate(pieces)},
+            merges=[],
+            byte_fallback=True,
+        )
     )
     backend.normalizer = normalizers.Sequence(
         [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]

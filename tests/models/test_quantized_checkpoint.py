@@ -95,7 +95,13 @@ def refused(**settings: object) -> str:
 
 def refused_when_loaded(folder: Path) -> str:
     with pytest.raises(ModelError) as error:
-        load_model(ModelConfig(name=str(folder), device="cpu", dtype="float32"))
+        load_model(
+            ModelConfig(
+                name=str(folder),
+                device="cpu",
+                dtype="float32",
+            )
+        )
     assert "\n" not in str(error.value)
     return str(error.value)
 
@@ -120,7 +126,13 @@ def test_fp8_of_modelopt_is_dequantized_exactly_with_a_notice(
 @torch.no_grad()
 def test_a_dequantized_model_is_saved_as_a_plain_one(tmp_path: Path) -> None:
     folder = save_fp8(tmp_path / "fp8")
-    loaded = load_model(ModelConfig(name=str(folder), device="cpu", dtype="float32"))
+    loaded = load_model(
+        ModelConfig(
+            name=str(folder),
+            device="cpu",
+            dtype="float32",
+        )
+    )
     loaded.model.save_pretrained(tmp_path / "saved")
     again = AutoModelForCausalLM.from_pretrained(tmp_path / "saved")
     assert torch.equal(again(TOKENS).logits, loaded.model(TOKENS).logits)
@@ -187,7 +199,13 @@ def test_blocks_in_fp8_compute_in_the_dtype_that_was_asked_for(
     change_weights(folder, in_blocks)
     method = {"quant_method": "fp8", "weight_block_size": [128, 128]}
     rewrite(folder, quantization_config={**method, "activation_scheme": "dynamic"})
-    loaded = load_model(ModelConfig(name=str(folder), device="cpu", dtype="bfloat16"))
+    loaded = load_model(
+        ModelConfig(
+            name=str(folder),
+            device="cpu",
+            dtype="bfloat16",
+        )
+    )
     assert {weight.dtype for weight in loaded.model.parameters()} == {torch.bfloat16}
     assert "quantized by fp8, are dequantized to bfloat16 on cpu, 2 bytes each" in caplog.text
 
@@ -204,7 +222,13 @@ def test_weights_that_bitsandbytes_quantized_in_advance_say_their_dtype(
     model = AutoModelForCausalLM.from_pretrained(folder, quantization_config=options, dtype=dtype)
     model.save_pretrained(save_tiny(tmp_path / "nf4"))
     for asked in ("float32", "bfloat16"):
-        loaded = load_model(ModelConfig(name=str(tmp_path / "nf4"), device="cpu", dtype=asked))
+        loaded = load_model(
+            ModelConfig(
+                name=str(tmp_path / "nf4"),
+                device="cpu",
+                dtype=asked,
+            )
+        )
         assert loaded.dtype == loaded.model.model.norm.weight.dtype == dtype
 
 
@@ -324,7 +348,13 @@ def test_a_tensor_that_changes_answers_is_refused(tmp_path: Path, key: str) -> N
 def test_a_tensor_that_the_text_model_can_do_without_is_left_out(tmp_path: Path, key: str) -> None:
     folder = save_tiny(tmp_path / "model")
     change_weights(folder, lambda tensors: tensors.update({key: torch.ones(64)}))
-    loaded = load_model(ModelConfig(name=str(folder), device="cpu", dtype="float32"))
+    loaded = load_model(
+        ModelConfig(
+            name=str(folder),
+            device="cpu",
+            dtype="float32",
+        )
+    )
     assert torch.equal(loaded.model(TOKENS).logits, tiny_model("llama")(TOKENS).logits)
 
 

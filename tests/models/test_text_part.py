@@ -52,7 +52,11 @@ QWEN_VISION = {
     "out_hidden_size": 64,
     "num_position_embeddings": 16,
 }
-THREE_AXES = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 3, 3]}
+THREE_AXES = {
+    "rope_type": "default",
+    "rope_theta": 1e4,
+    "mrope_section": [2, 3, 3],
+}
 WINDOWS = ["sliding_attention", "full_attention"]
 EXPERTS = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 48}
 DEEPSTACK = {**QWEN_VISION, "deepstack_visual_indexes": [0]}
@@ -71,7 +75,14 @@ CASES: dict[str, Case] = {
     "Qwen2-VL": (
         "qwen2_vl",
         {"rope_parameters": THREE_AXES},
-        {"vision_config": {"depth": 1, "embed_dim": 32, "hidden_size": 64, "num_heads": 2}},
+        {
+            "vision_config": {
+                "depth": 1,
+                "embed_dim": 32,
+                "hidden_size": 64,
+                "num_heads": 2,
+            }
+        },
         "Qwen2ForCausalLM",
     ),
     "Qwen2.5-VL": (
@@ -169,7 +180,11 @@ def build(case: str, **overrides: Any) -> PreTrainedModel:
     kind, text, beside, _ = CASES[case]
     torch.manual_seed(0)
     settings = {"tie_word_embeddings": False, **beside, **overrides}
-    config = AutoConfig.for_model(kind, text_config={**TEXT, **text}, **settings)
+    config = AutoConfig.for_model(
+        kind,
+        text_config={**TEXT, **text},
+        **settings,
+    )
     model = transformers.AutoModelForImageTextToText.from_config(config, dtype=torch.float32)
     tiny._draw_weights(model, 0)
     return model.eval()

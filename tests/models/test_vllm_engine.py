@@ -27,13 +27,45 @@ EXTRACTION = config_tree(extraction(c=["Brand"]))
 VLLM = ["engine.kind=vllm", "decoding.method=guided"]
 FIELDS = [  # with a value of the type and one of another
     (Attribute(name="Model (EU)"), 'X "1"\\é', 1),
-    (Attribute(name="Fit", type="enum", values=["on-ear", "a.b"]), "a.b", "acb"),
+    (
+        Attribute(
+            name="Fit",
+            type="enum",
+            values=["on-ear", "a.b"],
+        ),
+        "a.b",
+        "acb",
+    ),
     (Attribute(name="Weight", type="number"), -1.5, "1"),
-    (Attribute(name="Count", type="integer", required=True), 3, None),
+    (
+        Attribute(
+            name="Count",
+            type="integer",
+            required=True,
+        ),
+        3,
+        None,
+    ),
     (Attribute(name="Wireless", type="boolean"), True, "true"),
-    (Attribute(name="Colors", many=True, max_items=2), ["red", "blue"], ["a", "b", "c"]),
+    (
+        Attribute(
+            name="Colors",
+            many=True,
+            max_items=2,
+        ),
+        ["red", "blue"],
+        ["a", "b", "c"],
+    ),
     (Attribute(name="Since", type="date"), "2024-02-29", "2024-02-30"),
-    (Attribute(name="SKU", type="pattern", pattern="^[A-Z]{2}-[0-9]+$"), "AB-12", "AB"),
+    (
+        Attribute(
+            name="SKU",
+            type="pattern",
+            pattern="^[A-Z]{2}-[0-9]+$",
+        ),
+        "AB-12",
+        "AB",
+    ),
 ]
 TITLES = [
     "Acme X100 wireless headphones, black, 250 g, over-ear",
@@ -43,7 +75,11 @@ TITLES = [
 ]
 ATTRIBUTES_OF_TITLES = [
     {"name": "Brand"},
-    {"name": "Color", "type": "enum", "values": ["black", "red", "white"]},
+    {
+        "name": "Color",
+        "type": "enum",
+        "values": ["black", "red", "white"],
+    },
     {"name": "Weight in g", "type": "number"},
     {"name": "Wireless", "type": "boolean", "required": True},
 ]
@@ -117,7 +153,13 @@ def engine(monkeypatch):
             "v1.engine.llm_engine": {"LLMEngine": made},
         }
         modules["distributed"] = {"cleanup_dist_env_and_memory": lambda: None}
-        modules |= {"sampling_params": params, "": {}, "engine": {}, "v1": {}, "v1.engine": {}}
+        modules |= {
+            "sampling_params": params,
+            "": {},
+            "engine": {},
+            "v1": {},
+            "v1.engine": {},
+        }
         for name, members in modules.items():
             name = f"vllm.{name}".rstrip(".")
             monkeypatch.setitem(sys.modules, name, stub := ModuleType(name))
@@ -175,7 +217,12 @@ def test_the_type_of_the_cache_reaches_vllm(engine):
 def test_an_answer_that_vllm_cuts_is_an_error_and_one_that_the_program_cuts_is_not(engine):
     vllm, replay = engine(limit=2)
     submit(vllm, [5, 6, 7, 8], stop=8)
-    submit(vllm, [1, 2, 3, 4], stop=4, limit=2)
+    submit(
+        vllm,
+        [1, 2, 3, 4],
+        stop=4,
+        limit=2,
+    )
     done = finished(vllm)
     assert str(done[8].error) == "vLLM ended the answer after 2 tokens (length)"
     assert done[4].answer.tokens == [2, 3]
@@ -196,7 +243,12 @@ def test_a_program_that_fails_ends_with_its_error(engine):
     def stops(tokens):
         raise KeyError("no such token")
 
-    vllm.submit(autoregressive(Prompt([1, 2, 3]), 9, stops), tag="a", sampling=GREEDY, seed=0)
+    vllm.submit(
+        autoregressive(Prompt([1, 2, 3]), 9, stops),
+        tag="a",
+        sampling=GREEDY,
+        seed=0,
+    )
     (done,) = vllm.step()
     assert repr(done.error) == "KeyError('no such token')"
     assert replay.aborted == ["0"]
@@ -204,8 +256,19 @@ def test_a_program_that_fails_ends_with_its_error(engine):
 
 def test_sampling_and_patterns_reach_vllm(engine):
     vllm, replay = engine()
-    submit(vllm, [1, 2, 3], stop=3, sampling=Sampling(0.7, 5, 0.9), pattern="[ab]")
-    submit(vllm, [1, 2, 3], stop=2, pattern=ANY_OBJECT)
+    submit(
+        vllm,
+        [1, 2, 3],
+        stop=3,
+        sampling=Sampling(0.7, 5, 0.9),
+        pattern="[ab]",
+    )
+    submit(
+        vllm,
+        [1, 2, 3],
+        stop=2,
+        pattern=ANY_OBJECT,
+    )
     sampled, held = replay.asked.values()
     assert sampled.temperature == 0.7
     assert sampled.top_k == 5
@@ -216,7 +279,12 @@ def test_sampling_and_patterns_reach_vllm(engine):
     assert held.structured_outputs.json_object is True
     assert held.seed is None
     with pytest.raises(ValueError, match="cannot restrict this answer"):
-        submit(vllm, [1, 2, 3], stop=2, allowed_token_ids=lambda tokens: AllowedTokens([1]))
+        submit(
+            vllm,
+            [1, 2, 3],
+            stop=2,
+            allowed_token_ids=lambda tokens: AllowedTokens([1]),
+        )
 
 
 @pytest.mark.parametrize(

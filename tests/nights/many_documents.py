@@ -67,7 +67,14 @@ def extract(
     record = json.dumps(dict.fromkeys(ATTRIBUTES, "some value"))
     values = []
     for name in ATTRIBUTES:
-        values.append({"name": name, "value": "some value", "status": "ok", "confidence": 0.9})
+        values.append(
+            {
+                "name": name,
+                "value": "some value",
+                "status": "ok",
+                "confidence": 0.9,
+            }
+        )
     answer = {"category": "lamp", "record": record, "values": values, "truncated": False}
     for unit in planned:
         documents = read_unit(unit, config)

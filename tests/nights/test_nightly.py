@@ -89,7 +89,12 @@ class Task(fakes.FakeTask):
                     for a in self.config.task.categories[category].attributes
                 }
                 values = [
-                    {"name": name, "value": text, "status": "ok"} for name, text in texts.items()
+                    {
+                        "name": name,
+                        "value": text,
+                        "status": "ok",
+                    }
+                    for name, text in texts.items()
                 ]
                 answer = {
                     "category": category,
@@ -128,7 +133,13 @@ def write(tmp_path):
         path = tmp_path / "in" / name
         path.parent.mkdir(exist_ok=True)
         rows = [
-            {"id": id, "title": title, "category": "c", **more} for id, title in documents.items()
+            {
+                "id": id,
+                "title": title,
+                "category": "c",
+                **more,
+            }
+            for id, title in documents.items()
         ]
         if path.suffix == ".parquet":
             pq.write_table(pa.Table.from_pylist(rows), path)
@@ -410,7 +421,11 @@ def test_errors_are_tried_again_on_request(write, run) -> None:
 
 
 def test_a_document_of_several_rows_is_ok_when_all_of_them_are(tmp_path) -> None:
-    rows = {"source": ["a"] * 4, "row": [0, 0, 1, 1], "status": ["ok", "error", "ok", "ok"]}
+    rows = {
+        "source": ["a"] * 4,
+        "row": [0, 0, 1, 1],
+        "status": ["ok", "error", "ok", "ok"],
+    }
     pq.write_table(pa.table(rows), tmp_path / "u.parquet")
     with Scratch() as scratch:
         nightly.table.add_answers(scratch, "answered", str(tmp_path), ["u.parquet"])
@@ -443,7 +458,11 @@ def test_a_night_that_was_cut_off_while_an_object_could_not_be_read_is_another(
         with pytest.raises(RunError, match="cut off"):
             night(config)
     in_process(None)
-    assert after(config) == {**documents["a"], **documents["b"], **documents["c"]}
+    assert after(config) == {
+        **documents["a"],
+        **documents["b"],
+        **documents["c"],
+    }
     assert len([*Path(config.output.path, "nights").iterdir()]) == 2
 
 
@@ -658,7 +677,12 @@ def test_an_index_of_the_first_versions_is_converted(write, run) -> None:
     assert len(whole) == 27
     assert whole["live"].to_pylist().count(False) == 1
     pq.write_table(whole, root / "old.parquet")
-    old = replace(state, shards=[], units=[], index=["old.parquet"])
+    old = replace(
+        state,
+        shards=[],
+        units=[],
+        index=["old.parquet"],
+    )
     records.write(str(root / "state.json"), old)
     assert night(keep).nothing_new is True
     write("c.jsonl", {"c": "fresh"})
@@ -701,7 +725,12 @@ def test_a_night_with_damaged_objects_does_what_it_can_and_ends_with_an_error(
         night(config)
     assert getattr(caught.value, "exit_code", 1) == 1
     # What could be done stands in the table; what stood there of the damaged object does, too.
-    assert titles(config) == {"a": "2", "new": "2", "b": "1", "c": "1"}
+    assert titles(config) == {
+        "a": "2",
+        "new": "2",
+        "b": "1",
+        "c": "1",
+    }
     found = verify_table(config.output.path, config)
     counts = (found.damaged_input.units, found.missing.documents, found.foreign.documents)
     assert counts == (1, 0, 0)
@@ -717,7 +746,12 @@ def test_a_night_with_damaged_objects_does_what_it_can_and_ends_with_an_error(
     assert verify_table(config.output.path, skip).passed
     write("b.parquet", {"b": "3", "c": "1"})
     assert extracted(config, night(config)) == ["b"]  # the answer of c was kept
-    assert titles(config) == {"a": "2", "new": "2", "b": "3", "c": "1"}
+    assert titles(config) == {
+        "a": "2",
+        "new": "2",
+        "b": "3",
+        "c": "1",
+    }
     assert verify_table(config.output.path, config).passed
     broken.write_bytes(b"PAR1")
     assert night(skip).stale == 2
@@ -769,7 +803,15 @@ def test_status_and_report_are_of_the_table_and_of_all_nights(tmp_path, write, r
         Watch(root)
     for documents, usd in (
         ({"a": "1", "b": "bad", "c": "3"}, 0.2),
-        ({"a": "2", "b": "bad", "c": "3", "d": "4"}, 0.1),
+        (
+            {
+                "a": "2",
+                "b": "bad",
+                "c": "3",
+                "d": "4",
+            },
+            0.1,
+        ),
     ):
         write("a.jsonl", documents)
         made = night(config)
@@ -812,7 +854,11 @@ def shown(config, version: int | None = None, **options) -> dict[str, str | None
     """id -> the title that its answer was made of, as DuckDB reads a version of the Delta table;
     every id once.
     """
-    table = DeltaTable(config.output.path, version=version, **options).to_pyarrow_dataset()
+    table = DeltaTable(
+        config.output.path,
+        version=version,
+        **options,
+    ).to_pyarrow_dataset()
     found = duckdb.from_arrow(table).select("id", "record").fetchall()
     made = {id: record and json.loads(record)["a"].removeprefix("a:") for id, record in found}
     assert len(made) == len(found)
@@ -845,7 +891,16 @@ def test_every_night_is_a_version_and_unchanged_objects_stay(tmp_path, nights, w
     assert versions(nights) == [(0, first.name), (1, second.name)]
     (tmp_path / "in/a.jsonl").unlink()  # and nothing is new
     night(nights)
-    assert shown(nights) == titles(nights) == {"b0": "x", "b1": "x", "b2": "y", "b3": "x"}
+    assert (
+        shown(nights)
+        == titles(nights)
+        == {
+            "b0": "x",
+            "b1": "x",
+            "b2": "y",
+            "b3": "x",
+        }
+    )
     assert DeltaTable(nights.output.path).version() == 2
     assert sum(pa.table(after.get_add_actions())["num_records"].to_pylist()) == 9
     for path in Path(nights.output.path).rglob("*"):
@@ -1103,7 +1158,11 @@ def row(values: dict[str, str | None], **more: object):
     }
 
 
-NEW = row({"c": "3", "b": None}, truncated=True, attempts=2)
+NEW = row(
+    {"c": "3", "b": None},
+    truncated=True,
+    attempts=2,
+)
 FAILED = row({}, status="error", error="too long")
 
 
@@ -1135,7 +1194,16 @@ def test_one_row_with_old_and_added_values_in_the_order_of_the_schema(
 ) -> None:
     change = Change({"x": config(B, C).extraction.categories["x"].attributes})
     made = join(
-        row({"a": "1", "gone": "2", "b": "of the old b"}), added, config(*attributes), change
+        row(
+            {
+                "a": "1",
+                "gone": "2",
+                "b": "of the old b",
+            }
+        ),
+        added,
+        config(*attributes),
+        change,
     )
     assert list(json.loads(made["record"]).items()) == list(record.items())
     assert [v["name"] for v in made["values"]] == list(names)
@@ -1168,7 +1236,12 @@ def test_a_night_with_nothing_new_costs_a_listing_and_others_look_into_new_files
         assert night(config).nothing_new is True
     monkeypatch.setattr(planner, "inspect", recorded)
     write("c.parquet", {"4": "four"})
-    assert after(config) == {"1": "one", "2": "two", "3": "three", "4": "four"}
+    assert after(config) == {
+        "1": "one",
+        "2": "two",
+        "3": "three",
+        "4": "four",
+    }
     assert looked == ["c.parquet"]
     write("b.parquet", {"3": "other"})
     assert after(config)["3"] == "other"

@@ -108,7 +108,11 @@ def document(
         "values": values,
         "truncated": draw.random() < 0.03,
     }
-    return {**row, **more, "attempts": 2 if draw.random() < 0.01 else 1}
+    return {
+        **row,
+        **more,
+        "attempts": 2 if draw.random() < 0.01 else 1,
+    }
 
 
 def value(
@@ -181,7 +185,11 @@ def build(root: Path, plan: Plan) -> Path:
         documents = sum(unit.documents for unit, _ in done)
         write(
             f"{root}/manifest.json",
-            Manifest(documents=documents, units=len(done), units_planned=plan.units),
+            Manifest(
+                documents=documents,
+                units=len(done),
+                units_planned=plan.units,
+            ),
         )
     return root
 

@@ -13,7 +13,12 @@ from raypd.report.sample import AnswerSample
 from raypd.run.manifest import RunRecord
 from tests.report.builder import Plan, build, value
 
-DONE = RunProgress(state="complete", documents=20, failed=0, seconds=10.0)
+DONE = RunProgress(
+    state="complete",
+    documents=20,
+    failed=0,
+    seconds=10.0,
+)
 SCHEMA = [
     {"name": "title", "type": "text", "description": "the job's title"},
     {"name": "remote", "type": "boolean", "description": ""},
@@ -122,7 +127,12 @@ GOOD = [stands(f"Baker {n}", n) for n in range(20)]
 CUT = [value("title", f"[{n}]", spread_confidence(n), "truncated") for n in range(20)]
 QWEN = "Qwen/Qwen3-1.7B"
 CARD = {"task": "extraction", "method": "guided", "documents": 200}
-SLOW = RunProgress(state="complete", documents=500, failed=0, seconds=5000.0)
+SLOW = RunProgress(
+    state="complete",
+    documents=500,
+    failed=0,
+    seconds=5000.0,
+)
 
 
 @pytest.mark.parametrize(

@@ -47,7 +47,16 @@ def hostile_plan() -> Plan:
             "values": values,
             "truncated": n % 5 == 0,
         }
-        return made if n % 4 else {**made, "status": "error", "error": text(n // 4), "values": None}
+        return (
+            made
+            if n % 4
+            else {
+                **made,
+                "status": "error",
+                "error": text(n // 4),
+                "values": None,
+            }
+        )
 
     return Plan(
         units=8,
@@ -121,7 +130,16 @@ def test_the_policy_holds_where_escaping_would_fail(browser, tmp_path):
 )
 def test_it_fits_every_screen(browser, tmp_path, size):
     tab, _, errors = open_page(
-        browser, _page(tmp_path, Plan(units=30, workers=5, sessions=2)), viewport=size
+        browser,
+        _page(
+            tmp_path,
+            Plan(
+                units=30,
+                workers=5,
+                sessions=2,
+            ),
+        ),
+        viewport=size,
     )
     assert tab.evaluate("document.scrollingElement.scrollWidth") <= size["width"]
     shown = tab.evaluate(
@@ -214,7 +232,12 @@ def test_without_scripts_all_documents_are_there(browser, tmp_path):
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_text_stands_out_from_what_is_behind_it(browser, tmp_path, scheme):
     """Contrast of at least 4.5 to 1 (WCAG AA), also in charts, labels and notes."""
-    plan = Plan(units=20, missing=2, how="failed", model="fake")
+    plan = Plan(
+        units=20,
+        missing=2,
+        how="failed",
+        model="fake",
+    )
     tab, *_ = open_page(browser, _page(tmp_path, plan), color_scheme=scheme)
     found = tab.evaluate(
         """() => {

@@ -49,7 +49,12 @@ def shown(run) -> str:
 
 
 def test_figures_stand_on_the_page(make):
-    run = make(units=20, documents=25, sessions=2, budget_usd=2.0)
+    run = make(
+        units=20,
+        documents=25,
+        sessions=2,
+        budget_usd=2.0,
+    )
     text = shown(run)
     axes = [
         "running time, minutes",
@@ -64,7 +69,14 @@ def test_figures_stand_on_the_page(make):
 
 
 def test_a_run_without_a_price_says_so_and_draws_no_money(make):
-    text = shown(make(units=6, usd_per_hour=0.0, budget_usd=None, sessions=2))
+    text = shown(
+        make(
+            units=6,
+            usd_per_hour=0.0,
+            budget_usd=None,
+            sessions=2,
+        )
+    )
     assert text.count("no price") == 1
     assert "set cost.prices (USD per hour)" in text
     assert not re.search(r"\$\d|spent, USD|Where the money went|Cost by category", text)
@@ -77,7 +89,12 @@ def test_a_category_that_nobody_named_is_not_shown(make, no_charts):
         categories = {"record": ["Brand", "Color"]}
         return [document(n, draw, categories) for n in range(first, first + count)]
 
-    run = make(units=4, documents=100, categories={"record": ["Brand", "Color"]}, rows=rows)
+    run = make(
+        units=4,
+        documents=100,
+        categories={"record": ["Brand", "Color"]},
+        rows=rows,
+    )
     html = page.render(run)
     assert "Brand" in html
     assert run.bill.usd
@@ -109,7 +126,12 @@ def test_a_document_is_shown_with_its_row_and_never_with_a_byte(
         row = document(first, draw)
         return [{**row, "source": source, "row": 7}]
 
-    run = make(units=1, documents=1, rows=rows, config={"input": {"format": setting}})
+    run = make(
+        units=1,
+        documents=1,
+        rows=rows,
+        config={"input": {"format": setting}},
+    )
     assert f"<bdi>{source}</bdi>{position}</span>" in page.render(run)
 
 
@@ -225,7 +247,15 @@ def test_what_is_missing_is_shown(make, no_charts, keys, parts):
 
 
 def test_the_smallest_bill_is_told_in_full(tmp_path):
-    root = build(tmp_path / "run", Plan(units=5, workers=1, usd_per_hour=0.5, budget_usd=None))
+    root = build(
+        tmp_path / "run",
+        Plan(
+            units=5,
+            workers=1,
+            usd_per_hour=0.5,
+            budget_usd=None,
+        ),
+    )
     local = {
         "instance_type": None,
         "market": "local",
@@ -264,7 +294,14 @@ def test_the_same_run_makes_the_same_page_without_secrets(tmp_path):
 @pytest.mark.slow
 def test_ten_thousand_units(tmp_path):
     root = build(
-        tmp_path / "run", Plan(units=10_000, documents=20, workers=64, sessions=3, budget_usd=500)
+        tmp_path / "run",
+        Plan(
+            units=10_000,
+            documents=20,
+            workers=64,
+            sessions=3,
+            budget_usd=500,
+        ),
     )
     began = time.process_time()
     html = page.render(data.load(str(root)))
@@ -285,9 +322,27 @@ def test_long_answers_do_not_make_the_page_large(make):
     }
 
     def rows(first, count):
-        return [{**row, "id": str(n), "row": n} for n in range(first, first + count)]
+        return [
+            {
+                **row,
+                "id": str(n),
+                "row": n,
+            }
+            for n in range(first, first + count)
+        ]
 
-    assert len(page.render(make(units=20, documents=12, rows=rows))) < 2_000_000
+    assert (
+        len(
+            page.render(
+                make(
+                    units=20,
+                    documents=12,
+                    rows=rows,
+                )
+            )
+        )
+        < 2_000_000
+    )
 
 
 @pytest.fixture
@@ -298,7 +353,11 @@ def run(tmp_path: Path, config) -> RunConfig:
     run_here(made, components.build)
     ((unit, path),) = writer.objects(made.output.path)
     summary, table = writer.read_table(made.output.path, unit)
-    found = [[("Acme", 18), ("cme, red", 19)], [("Acme", 0), ("Acme", 11)], []]
+    found = [
+        [("Acme", 18), ("cme, red", 19)],
+        [("Acme", 0), ("Acme", 11)],
+        [],
+    ]
     spans = [
         [
             {
@@ -326,8 +385,16 @@ def test_values_are_marked_where_they_stand_and_without_them_the_page_holds_no_t
     ]
     # Of two that overlap the first.
     assert shown == [
-        [("  Boots <b>of</b> ", ""), ("Acme", "a0"), (", red", "")],
-        [("Acme", "a0"), (" &amp; ", ""), ("Acme", "a1")],
+        [
+            ("  Boots <b>of</b> ", ""),
+            ("Acme", "a0"),
+            (", red", ""),
+        ],
+        [
+            ("Acme", "a0"),
+            (" &amp; ", ""),
+            ("Acme", "a1"),
+        ],
         [("of nobody", "")],
     ]
     html = page.render(found)

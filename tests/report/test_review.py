@@ -31,7 +31,14 @@ ATTRIBUTES = [
 @pytest.fixture
 def run(tmp_path, in_process) -> str:
     """The folder of a run over forty documents."""
-    rows = [{"id": f"={n}", "title": f"<b>Shoe</b> {n}", "category": "shoes"} for n in range(40)]
+    rows = [
+        {
+            "id": f"={n}",
+            "title": f"<b>Shoe</b> {n}",
+            "category": "shoes",
+        }
+        for n in range(40)
+    ]
     write_rows(tmp_path / "in.jsonl", rows)
     fake = {"name": "fake", "fake": {"load_seconds": 0}}
     tree = config_tree(
@@ -51,7 +58,11 @@ def corrected(path: str, **values: str) -> list[dict[str, str]]:
     with open(path, encoding="utf-8-sig", newline="") as file:
         rows = list(csv.DictReader(file))
     return [
-        {**row, "correct": values.get(row["attribute"], row["correct"]), "reviewed": "x"}
+        {
+            **row,
+            "correct": values.get(row["attribute"], row["correct"]),
+            "reviewed": "x",
+        }
         for row in rows
     ]
 

@@ -47,7 +47,13 @@ def planned(root, units, documents, **more):
 
 
 def test_a_run_in_the_middle(tmp_path):
-    plan = Plan(units=40, documents=25, missing=20, how="running", now=time.time() - 3)
+    plan = Plan(
+        units=40,
+        documents=25,
+        missing=20,
+        how="running",
+        now=time.time() - 3,
+    )
     root = planned(build(tmp_path / "run", plan), 40, 1000)
     found = Watch(str(root)).look()
     assert found.state == "running"
@@ -96,13 +102,33 @@ def test_a_finished_run_has_no_forecast(tmp_path, capsys):
 
 
 def test_a_machine_without_a_price_costs_no_dollars(tmp_path):
-    text = _shown(build(tmp_path / "run", Plan(units=4, usd_per_hour=0.0, budget_usd=None)))
+    text = _shown(
+        build(
+            tmp_path / "run",
+            Plan(
+                units=4,
+                usd_per_hour=0.0,
+                budget_usd=None,
+            ),
+        )
+    )
     assert "no price" in text
     assert "$" not in text
 
 
 def test_documents_are_those_that_are_committed_whatever_the_bill_says(tmp_path, monkeypatch):
-    root = planned(build(tmp_path / "run", Plan(units=90, documents=10, sessions=2)), 90, 900)
+    root = planned(
+        build(
+            tmp_path / "run",
+            Plan(
+                units=90,
+                documents=10,
+                sessions=2,
+            ),
+        ),
+        90,
+        900,
+    )
     edit_bill(root, lambda tree: tree["totals"].update(documents=430))
     monkeypatch.setattr(status, "_FOOTERS", 20)
     found = Watch(str(root)).look()
@@ -125,7 +151,19 @@ def test_what_is_not_known_of_the_input_is_said(tmp_path):
         ("done", {}, "200 of 200, 100%"),
     ):
         assert said in _shown(
-            planned(build(tmp_path / name, Plan(units=8, documents=25, **more)), 8, 43, exact=False)
+            planned(
+                build(
+                    tmp_path / name,
+                    Plan(
+                        units=8,
+                        documents=25,
+                        **more,
+                    ),
+                ),
+                8,
+                43,
+                exact=False,
+            )
         )
     root = planned(build(tmp_path / "run", Plan(units=4)), 4, 100, damaged=2)
     assert Watch(str(root)).look().state == "complete"
@@ -136,7 +174,13 @@ def test_what_is_not_known_of_the_input_is_said(tmp_path):
 def test_the_start_of_workers_does_not_count_as_slow_work(tmp_path):
     root = build(
         tmp_path / "run",
-        Plan(units=40, documents=25, missing=20, how="running", now=time.time() - 3),
+        Plan(
+            units=40,
+            documents=25,
+            missing=20,
+            how="running",
+            now=time.time() - 3,
+        ),
     )
 
     def slow_start(tree):
@@ -150,7 +194,13 @@ def test_the_start_of_workers_does_not_count_as_slow_work(tmp_path):
 def test_without_a_bill_a_look_reads_few_units_and_none_twice(tmp_path, monkeypatch):
     root = build(
         tmp_path / "run",
-        Plan(units=300, documents=10, ledger=False, how="running", now=time.time()),
+        Plan(
+            units=300,
+            documents=10,
+            ledger=False,
+            how="running",
+            now=time.time(),
+        ),
     )
     monkeypatch.setattr(status, "_FOOTERS", 64)
     opened = []
@@ -189,7 +239,14 @@ def test_a_unit_that_was_replaced_is_read_again(tmp_path):
 
 def test_workers_and_what_they_do(tmp_path):
     root = build(
-        tmp_path / "run", Plan(units=12, workers=3, how="running", missing=1, now=time.time())
+        tmp_path / "run",
+        Plan(
+            units=12,
+            workers=3,
+            how="running",
+            missing=1,
+            now=time.time(),
+        ),
     )
 
     def at_work(tree):
@@ -216,7 +273,15 @@ def test_texts_of_documents_are_no_markup(tmp_path):
 
 
 def test_watching_ends_with_the_run(tmp_path, capsys, monkeypatch):
-    root = build(tmp_path / "run", Plan(units=6, missing=2, how="running", now=time.time()))
+    root = build(
+        tmp_path / "run",
+        Plan(
+            units=6,
+            missing=2,
+            how="running",
+            now=time.time(),
+        ),
+    )
     naps = []
 
     def nap(seconds):
@@ -224,12 +289,20 @@ def test_watching_ends_with_the_run(tmp_path, capsys, monkeypatch):
         for file in (root / "sessions").iterdir():
             file.write_text(
                 json.dumps(
-                    {**json.loads(file.read_text()), "how": "interrupted", "ended": time.time()}
+                    {
+                        **json.loads(file.read_text()),
+                        "how": "interrupted",
+                        "ended": time.time(),
+                    }
                 )
             )
 
     monkeypatch.setattr(terminal.time, "sleep", nap)
-    terminal.show(Watch(str(root)), interval=3.0, as_json=True)
+    terminal.show(
+        Watch(str(root)),
+        interval=3.0,
+        as_json=True,
+    )
     states = [json.loads(line)["state"] for line in capsys.readouterr().out.splitlines()]
     assert states == ["running", "interrupted"]
     assert naps == [3.0]
@@ -334,7 +407,19 @@ def test_the_last_line_of_a_worker_that_died_is_shown_and_bookkeeping_is_not(tmp
 
 
 def test_the_smallest_ledger_file_that_the_contract_allows():
-    bill = RunBill([from_json(Bill, {"session": "s", "began": 1.0, "usd": 2.5}, "s.json")])
+    bill = RunBill(
+        [
+            from_json(
+                Bill,
+                {
+                    "session": "s",
+                    "began": 1.0,
+                    "usd": 2.5,
+                },
+                "s.json",
+            )
+        ]
+    )
     assert bill.usd == 2.5
     assert bill.newest.budget_usd is None
     assert bill.workers == []
@@ -365,11 +450,24 @@ def test_very_many_units_are_read_in_part_and_scaled(make, monkeypatch):
 )
 def test_state_of_a_run_that_is_not_finished(make, how, ago):
     kept = "running" if how == "killed" else how  # of a session that was killed no end is kept
-    assert make(units=10, missing=3, how=kept, now=time.time() - ago).state == how
+    assert (
+        make(
+            units=10,
+            missing=3,
+            how=kept,
+            now=time.time() - ago,
+        ).state
+        == how
+    )
 
 
 def test_a_session_whose_process_is_gone_is_killed_at_once(make, monkeypatch):
-    running = make(units=10, missing=3, how="running", now=time.time() - 5)
+    running = make(
+        units=10,
+        missing=3,
+        how="running",
+        now=time.time() - 5,
+    )
     assert running.state == "running"
     monkeypatch.setattr(data.lease, "killed", lambda root: running.sessions[-1].id)
     assert data.load(running.root).state == "killed"
@@ -479,7 +577,11 @@ def shown(root) -> str:
 def test_what_was_estimated_stands_on_the_page(no_charts, tmp_path):
     root = build(tmp_path / "run", Plan(units=40))
     assert "<h2>Estimate</h2>" not in page.render(data.load(str(root)))
-    tree = put(root, hosted=[HOSTED], hosted_tokens={"input": FIGURE, "output": FIGURE})
+    tree = put(
+        root,
+        hosted=[HOSTED],
+        hosted_tokens={"input": FIGURE, "output": FIGURE},
+    )
     assert "the same as a hosted batch: other-model $0.012 [0.011-0.013] per 1,000" in shown(root)
     whole = next(one for one in tree["machines"] if one["name"] == "g6e.xlarge")["bills"][0]
     found = shown(root)
@@ -533,14 +635,28 @@ def test_the_bill_is_held_against_the_estimate_for_its_kind_and_number_of_machin
 
 
 def test_a_run_that_goes_on_or_has_other_documents_is_compared_by_the_document(tmp_path):
-    root = build(tmp_path / "run", Plan(units=40, missing=10, how="interrupted"))
+    root = build(
+        tmp_path / "run",
+        Plan(
+            units=40,
+            missing=10,
+            how="interrupted",
+        ),
+    )
     put(root)
     said, _, rows = compared(root)
     assert list(rows) == ["documents", "1,000 documents, all costs"]
     assert rows["documents"][1:3] == ["750", "75% of it"]
     assert said.startswith("So far, the bill of 1,000 documents is $")
     # Machines that followed one another are not counted together.
-    root = build(tmp_path / "other", Plan(units=40, workers=2, sessions=3))
+    root = build(
+        tmp_path / "other",
+        Plan(
+            units=40,
+            workers=2,
+            sessions=3,
+        ),
+    )
     put(root)
     assert "for 2 nodes of g6e.xlarge; the run had 2" in compared(root)[1]
     put(root, documents=500_000)
@@ -608,7 +724,13 @@ def test_a_damaged_estimate_is_named_and_costs_no_report(no_charts, tmp_path, br
 def test_hostile_words_run_nothing_and_it_fits(browser, tmp_path, only):
     root = tmp_path / "run" if only else build(tmp_path / "run", Plan(units=6, workers=2))
     texts = hostile.TEXTS
-    tree = put(root, model=texts[1], task=texts[2], method=texts[3], notes=texts[:8])
+    tree = put(
+        root,
+        model=texts[1],
+        task=texts[2],
+        method=texts[3],
+        notes=texts[:8],
+    )
     tree["speeds"][0] |= {"source": texts[2], "gpu": texts[4]}
     tree["machines"][1]["name"] = texts[5]
     (root / ESTIMATE).write_text(json.dumps(tree))

@@ -64,8 +64,18 @@ def registered(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 COLOUR = {"name": "paint", "type": "colour", "required": True}
-COLOURS = {"name": "paints", "type": "colour", "many": True, "min_items": 1, "required": True}
-ROWS = {"name": "parts", "type": "rows", "columns": [{"name": "hue", "type": "colour"}]}
+COLOURS = {
+    "name": "paints",
+    "type": "colour",
+    "many": True,
+    "min_items": 1,
+    "required": True,
+}
+ROWS = {
+    "name": "parts",
+    "type": "rows",
+    "columns": [{"name": "hue", "type": "colour"}],
+}
 
 
 def test_a_slot_is_decoded_checked_and_written_as_the_type_says(tmp_path: Path) -> None:
@@ -87,7 +97,16 @@ def test_a_slot_is_decoded_checked_and_written_as_the_type_says(tmp_path: Path) 
         for colour in [value["paint"], *value["paints"]]:
             assert re.fullmatch("#[0-9a-f]{6}", colour)
 
-    rows = [Document(row, f"d{row}", {}, source="a.jsonl", row=row) for row in range(4)]
+    rows = [
+        Document(
+            row,
+            f"d{row}",
+            {},
+            source="a.jsonl",
+            row=row,
+        )
+        for row in range(4)
+    ]
     table = writer.make_table(rows, rows_of(records, config), columns_of(config), 1)
     summary = UnitSummary("u-0", "f" * 12, "s", "a.jsonl", 0, 4, 4, 0, 0.1)
     assert writer.commit(str(tmp_path / "out"), table, summary)

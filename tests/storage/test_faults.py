@@ -64,7 +64,11 @@ def test_a_body_that_breaks_off_is_taken_up_where_it_broke(proxy, bucket) -> Non
     data = os.urandom(3 * MIB)
     storage.put(f"{bucket}/x", data)
     proxy.log.clear()
-    proxy.faults = Faults(share=1.0, kinds=("cut",), most=2)
+    proxy.faults = Faults(
+        share=1.0,
+        kinds=("cut",),
+        most=2,
+    )
     assert storage.read(f"{bucket}/x") == data
     ranges = [headers["Range"] for method, _, headers in proxy.log if method == "GET"]
     first, second, third = (int(text.removeprefix("bytes=").split("-")[0]) for text in ranges[:3])
@@ -137,7 +141,11 @@ def test_objects_in_parts_under_faults(proxy, bucket, monkeypatch) -> None:
 def test_a_server_that_hangs_is_given_up(proxy, bucket) -> None:
     storage.put(f"{bucket}/x", b"some bytes")
     use(proxy, max_attempts=2, read_timeout=0.3)
-    proxy.faults = Faults(share=1.0, kinds=("hang",), hang_seconds=LONG)
+    proxy.faults = Faults(
+        share=1.0,
+        kinds=("hang",),
+        hang_seconds=LONG,
+    )
     with pytest.raises(storage.StorageError, match=r"(?i)/x: read timeout.*gave up at attempt 2"):
         storage.read(f"{bucket}/x")
     with pytest.raises(storage.StorageError, match=r"(?i)timeout"):

@@ -126,7 +126,11 @@ def test_what_the_user_sees(
         planned.keep(run.output.path)
         run_here(run, planned=planned)
     only = after(calls, path) if calls is not None else lambda method, place: path in place
-    proxy.faults = Faults(share=1.0, kinds=(kind,), only=only)
+    proxy.faults = Faults(
+        share=1.0,
+        kinds=(kind,),
+        only=only,
+    )
     with pytest.raises(error, match=words) as caught:
         OPERATIONS[operation](run)
     assert isinstance(caught.value, InputError) == (error is InputError)
@@ -142,9 +146,25 @@ def test_what_the_user_sees(
 
 def test_the_command_ends_with_one_line_and_exit_code_1(proxy, corpus, tmp_path) -> None:
     (tmp_path / "run.yaml").write_text(corpus().model_dump_json())
-    proxy.faults = Faults(share=1.0, kinds=("503",), only=after(10))
-    command = [sys.executable, "-m", "raypd", "extract", str(tmp_path / "run.yaml"), "model=fake"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    proxy.faults = Faults(
+        share=1.0,
+        kinds=("503",),
+        only=after(10),
+    )
+    command = [
+        sys.executable,
+        "-m",
+        "raypd",
+        "extract",
+        str(tmp_path / "run.yaml"),
+        "model=fake",
+    ]
+    done = subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
     assert (done.returncode, done.stdout) == (1, ""), done
     # One line.
     assert re.fullmatch(
@@ -160,7 +180,11 @@ def test_new_objects_during_an_outage_are_planned_by_the_next_command(
     before = plan(run, run.output.path)
     for i in range(5):
         storage.put(f"{bucket}/in/new{i}.jsonl", line(f"n{i}"))
-    proxy.faults = Faults(share=1.0, kinds=("503",), only=after(2))
+    proxy.faults = Faults(
+        share=1.0,
+        kinds=("503",),
+        only=after(2),
+    )
     with pytest.raises(RunError, match="planning stopped there"):
         plan(run, run.output.path)
     proxy.faults = Faults()

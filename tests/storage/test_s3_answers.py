@@ -62,7 +62,11 @@ def store(monkeypatch: pytest.MonkeyPatch, tmp_path):
     nowhere = dict.fromkeys(
         ("AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE"), str(tmp_path / "none")
     )
-    for name, value in {**environment(), **nowhere, "AWS_DEFAULT_REGION": "us-east-1"}.items():
+    for name, value in {
+        **environment(),
+        **nowhere,
+        "AWS_DEFAULT_REGION": "us-east-1",
+    }.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(
         "botocore.retries.standard.ExponentialBackoff.delay_amount", lambda self, context: 0.0

@@ -40,14 +40,24 @@ SHOES = [
     {"name": "Lit", "type": "boolean"},
     {"name": "Since", "type": "date"},
     {"name": "Opens", "type": "time"},
-    {"name": "Colors", "type": "enum", "values": ["red", "blue"], "many": True},
+    {
+        "name": "Colors",
+        "type": "enum",
+        "values": ["red", "blue"],
+        "many": True,
+    },
     {
         "name": "Lines",
         "type": "rows",
         "columns": [{"name": "on", "type": "date"}, {"name": "n", "type": "integer"}],
     },
     {"name": "maker.country", "path": ["maker", "country"]},
-    {"name": "maker.days", "path": ["maker", "days"], "type": "date", "many": True},
+    {
+        "name": "maker.days",
+        "path": ["maker", "days"],
+        "type": "date",
+        "many": True,
+    },
 ]
 TEA = [{"name": "Kind"}, {"name": "Brand"}]
 FOUND = {
@@ -62,7 +72,14 @@ FOUND = {
     "maker.country": None,
     "maker.days": ["2024-01-31"],
 }
-SPAN = {"span": {"begin": 3, "end": 7, "page": 2}, "span_exact": True}
+SPAN = {
+    "span": {
+        "begin": 3,
+        "end": 7,
+        "page": 2,
+    },
+    "span_exact": True,
+}
 NO_SPAN = {"span": None, "span_exact": None}
 FULL = {
     "extraction": {
@@ -95,7 +112,16 @@ def in_record(config: RunConfig, category: str, entries):
 
 
 def commit(config: RunConfig, output, typed: bool) -> None:
-    documents = [Document(row, f"d{row}", {}, source="a.jsonl", row=row) for row in range(3)]
+    documents = [
+        Document(
+            row,
+            f"d{row}",
+            {},
+            source="a.jsonl",
+            row=row,
+        )
+        for row in range(3)
+    ]
     records = [
         Record(0, in_record(config, "shoes", FOUND)),
         Record(1, in_record(config, "tea", {"Kind": "green", "Brand": "B"})),
@@ -230,7 +256,13 @@ def test_a_local_run_writes_typed_columns(tmp_path) -> None:
 def write(output: str, number: int, records, schema: pa.Schema, **partition: str) -> None:
     """Commits a unit of four documents."""
     documents = [
-        Document(row, f"{number}-{row}", {}, source="a.jsonl", row=4 * number + row)
+        Document(
+            row,
+            f"{number}-{row}",
+            {},
+            source="a.jsonl",
+            row=4 * number + row,
+        )
         for row in range(4)
     ]
     table = writer.make_table(documents, [records(row) for row in range(4)], schema, 1)
@@ -262,7 +294,11 @@ def test_units_have_one_schema_and_pyarrow_pandas_and_duckdb_read_a_run_as_it_is
     # Also where all are nulls, or errors.
     assert schemas == [writer.output_schema(SCHEMAS[kind])] * 4
     want = sorted(f"{unit}-{row}" for unit in range(4) for row in range(4))
-    table = ds.dataset(folder, format="parquet", partitioning="hive").to_table()
+    table = ds.dataset(
+        folder,
+        format="parquet",
+        partitioning="hive",
+    ).to_table()
     assert sorted(table["id"].to_pylist()) == want
     assert table.schema.names[-2:] == ["date", "market"]
     frame = pd.read_parquet(folder)

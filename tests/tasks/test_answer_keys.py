@@ -80,7 +80,13 @@ def config_of(kind: str, folders: list[str], **decoding) -> RunConfig:
         "generation": {"kind": kind},
     }
     task = tasks.get(kind, test_extraction.TREE["task"])
-    decoding = decoding_section(**{"heads": folders[0], **SMALL, **decoding})
+    decoding = decoding_section(
+        **{
+            "heads": folders[0],
+            **SMALL,
+            **decoding,
+        }
+    )
     return run_config(task, model={"dtype": "float64"}, decoding=decoding)
 
 
@@ -146,7 +152,11 @@ def test_what_is_named_arrives(kind, method, isolate, temperature, folders, monk
         heard.clear()
         parts = build(config, None, lambda model: heard.append(model.name) or load(model))
         requests = list(parts.task.plan(DOCUMENTS[kind]))
-        return [*heard, plain(parts.sampling), *(request.seed for request in requests)]
+        return [
+            *heard,
+            plain(parts.sampling),
+            *(request.seed for request in requests),
+        ]
 
     config = config_of(
         kind, folders, method=method, isolate=isolate, sampling={"temperature": temperature}

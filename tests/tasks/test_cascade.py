@@ -288,7 +288,16 @@ def test_only_a_cascade_that_is_there_changes_the_fingerprint():
         return run_config(SHOES, cascade=cascade).fingerprint()
 
     assert fingerprint() == fingerprint(under=0.3)
-    assert len({fingerprint(), fingerprint(**SECOND), fingerprint(**SECOND, under=0.3)}) == 3
+    assert (
+        len(
+            {
+                fingerprint(),
+                fingerprint(**SECOND),
+                fingerprint(**SECOND, under=0.3),
+            }
+        )
+        == 3
+    )
 
 
 def test_the_lowest_threshold_that_surely_holds_the_floor_is_taken(tmp_path, monkeypatch):
@@ -296,7 +305,11 @@ def test_the_lowest_threshold_that_surely_holds_the_floor_is_taken(tmp_path, mon
     3 times the cost.
     """
     lines = (
-        {"sku": n, "title": f"shoe {n}", "target": {"Brand": "Acme", "Size": n + 1}}
+        {
+            "sku": n,
+            "title": f"shoe {n}",
+            "target": {"Brand": "Acme", "Size": n + 1},
+        }
         for n in range(100)
     )
     labels = write_rows(tmp_path / "labels.jsonl", lines)
@@ -318,7 +331,13 @@ def test_the_lowest_threshold_that_surely_holds_the_floor_is_taken(tmp_path, mon
     monkeypatch.setattr(tuning, "check_model", lambda config: None)
     # The corpus; the labels are JSON lines.
     table = TITLES | {"id_column": "sku", "format": "delta", "version": 3}
-    config = run_config(SHOES, tmp_path / "table", tmp_path / "out", input=table, cascade=SECOND)
+    config = run_config(
+        SHOES,
+        tmp_path / "table",
+        tmp_path / "out",
+        input=table,
+        cascade=SECOND,
+    )
     result = tuning.tune_cascade(config, str(labels), 0.9, 100)
     tried = [trial.under for trial in result.trials]
     assert tried == sorted(tried, reverse=True)

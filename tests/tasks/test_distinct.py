@@ -25,7 +25,11 @@ from tests.runs import answer, run_config
 from tests.tasks.test_extraction import TREE, answers, document, make
 from tests.tiny import tiny_model, tiny_tokenizer
 
-BASE = {"input": {"path": "x.jsonl"}, "output": {"path": "out"}, "decoding": {"max_new_tokens": 12}}
+BASE = {
+    "input": {"path": "x.jsonl"},
+    "output": {"path": "out"},
+    "decoding": {"max_new_tokens": 12},
+}
 ATTRIBUTES = [{"name": "Brand"}, {"name": "Size", "type": "number"}]
 CATEGORIES = {"shoes": {"attributes": ATTRIBUTES}, "tea": {"attributes": ATTRIBUTES[:1]}}
 QUESTIONS = [{"id": "a", "question": "How cold?"}, {"id": "b", "question": "How far?"}]
@@ -203,9 +207,21 @@ def test_the_surest_value_counts_and_lists_are_united() -> None:
         Attribute(name="c", many=True, max_items=3),
     ]
     of_windows = [
-        [("x", 0.4), (None, 0.9), (["p", "q"], 0.8)],
-        [(None, 0.99), (None, 0.95), (["q", "r", "s"], 0.5)],
-        [("y", 0.6), (None, 0.3), (None, 0.7)],
+        [
+            ("x", 0.4),
+            (None, 0.9),
+            (["p", "q"], 0.8),
+        ],
+        [
+            (None, 0.99),
+            (None, 0.95),
+            (["q", "r", "s"], 0.5),
+        ],
+        [
+            ("y", 0.6),
+            (None, 0.3),
+            (None, 0.7),
+        ],
     ]
     found = merged(
         attributes,
@@ -217,7 +233,11 @@ def test_the_surest_value_counts_and_lists_are_united() -> None:
             for own in of_windows
         ],
     )
-    expected = [(2, "y", 0.6), (1, None, 0.95), (0, ["p", "q", "r"], 0.5)]
+    expected = [
+        (2, "y", 0.6),
+        (1, None, 0.95),
+        (0, ["p", "q", "r"], 0.5),
+    ]
     assert [(window, one.value, rating) for window, (one, rating) in found] == expected
 
 

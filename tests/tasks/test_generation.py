@@ -88,7 +88,12 @@ def test_a_prompt_or_conversation_is_wrapped_in_the_chat_template(prompt, task, 
 def test_strings_are_turns_answered_one_by_one():
     record, following = one(make(), ["first?", "second?"]).finish(say("An answer."))
     assert (
-        record.columns.items() >= {"turn": 0, "text": "An answer.", "finish_reason": "stop"}.items()
+        record.columns.items()
+        >= {
+            "turn": 0,
+            "text": "An answer.",
+            "finish_reason": "stop",
+        }.items()
     )
     assert "assistant\nAn answer.<|im_end|>\nuser\nsecond?<|im_end|>\nassistant\n" in prompt_text(
         following
@@ -227,12 +232,23 @@ def answers(parts, method: str, prompts=PROMPTS, **generation) -> dict[tuple[int
     """Output columns by (row, turn)."""
     model, tokenizer, heads = parts
     model = copy.deepcopy(model)
-    decoding = decoding_section(method, max_new_tokens=14, heads=str(heads), mask_tokens=3)
+    decoding = decoding_section(
+        method,
+        max_new_tokens=14,
+        heads=str(heads),
+        mask_tokens=3,
+    )
     task = make(decoding=decoding, tokenizer=tokenizer, model=model, **generation)
     engine = Engine(model, max_num_seqs=3, max_num_batched_tokens=40)
     records, _ = answer(task, [document(prompt, i) for i, prompt in enumerate(prompts)], engine)
     found = {(record.index, record.columns["turn"]): record.columns for record in records}
-    assert sorted(found) == [(0, 0), (1, 0), (2, 0), (2, 1), (3, 0)]
+    assert sorted(found) == [
+        (0, 0),
+        (1, 0),
+        (2, 0),
+        (2, 1),
+        (3, 0),
+    ]
     return found
 
 
@@ -307,7 +323,14 @@ def skeleton_prompts(tokenizer, **task) -> tuple[str, str]:
         "max_new_tokens": 20,
         "options": {"max_skeleton_tokens": 9},
     }
-    request = one(make(decoding=decoding, tokenizer=tokenizer, **task), "Hi")
+    request = one(
+        make(
+            decoding=decoding,
+            tokenizer=tokenizer,
+            **task,
+        ),
+        "Hi",
+    )
     skeleton = feed = next(request.program)
     for token in tokenizer.encode(" a<|im_end|>", add_special_tokens=False):
         feed = request.program.send(Predictions([token], [-1.0]))
@@ -341,15 +364,35 @@ def reason(parts, method: str, whole: bool, stop: str | None = None) -> tuple[st
         at = position - len("Hi")  # of the next token, behind <s> and the prompt
         if method.startswith("apar"):
             on = ord("c") if not whole or at < 6 else end
-            return on if token in (child, ord("c")) else [ord("m"), fork, ord("e"), end][min(at, 3)]
+            return (
+                on
+                if token in (child, ord("c"))
+                else [
+                    ord("m"),
+                    fork,
+                    ord("e"),
+                    end,
+                ][min(at, 3)]
+            )
         if method in SCRIPTS and at < len(script):
             return script[at]
         return end if whole or method in SCRIPTS else ord("m")
 
-    decoding = decoding_section(method, max_new_tokens=70, max_async_tokens=11, heads=str(heads))
+    decoding = decoding_section(
+        method,
+        max_new_tokens=70,
+        max_async_tokens=11,
+        heads=str(heads),
+    )
     stops = [stop] if stop else []
     request = one(
-        make(decoding=decoding, tokenizer=tokenizer, model=model, chat_template=False, stop=stops),
+        make(
+            decoding=decoding,
+            tokenizer=tokenizer,
+            model=model,
+            chat_template=False,
+            stop=stops,
+        ),
         "Hi",
     )
     (answer,) = Engine(copy.deepcopy(model)).run([steered(request.program, rule)])
@@ -379,7 +422,15 @@ def test_a_stop_string_behind_a_cut_thread_does_not_hide_the_cut(parts, method, 
     assert behind not in text
     assert finish == "length"
     assert text != ""
-    assert reason(parts, method, whole=True, stop=behind)[1] == "stop"
+    assert (
+        reason(
+            parts,
+            method,
+            whole=True,
+            stop=behind,
+        )[1]
+        == "stop"
+    )
 
 
 @pytest.mark.parametrize(

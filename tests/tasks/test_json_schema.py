@@ -31,8 +31,17 @@ SCHEMAS = {
     "no member": {"type": "object", "additionalProperties": False},
     "a map": {"type": "object", "additionalProperties": {"type": "boolean"}},
     "required without a schema": {"type": "object", "required": ["x"]},
-    "optional members": of(a={"const": 1}, b={"const": 2}, c={"const": 3}),
-    "one required member": of("b", a={"const": 1}, b={"const": 2}, c={"const": 3}),
+    "optional members": of(
+        a={"const": 1},
+        b={"const": 2},
+        c={"const": 3},
+    ),
+    "one required member": of(
+        "b",
+        a={"const": 1},
+        b={"const": 2},
+        c={"const": 3},
+    ),
     "allOf": {"type": "object", "allOf": [of("a", a=TEXT), of("b", b=INTEGER)]},
     "allOf beside properties": {**of("a", a=TEXT), "allOf": [of("b", b=INTEGER)]},
     "allOf of one member twice": {
@@ -67,7 +76,13 @@ SCHEMAS = {
     },
     "$ref beside keywords": {
         **of("a", a={"$ref": "#/$defs/text", "maxLength": 4}),
-        "$defs": {"text": {"type": "string", "minLength": 2, "maxLength": 9}},
+        "$defs": {
+            "text": {
+                "type": "string",
+                "minLength": 2,
+                "maxLength": 9,
+            }
+        },
     },
     "percent-encoded $ref": {
         **of("a", a={"$ref": "#/$defs/Maker%20Info/oneOf/1"}),
@@ -84,23 +99,81 @@ SCHEMAS = {
     "pattern somewhere with lengths": string(pattern="[A-Z]{2}", minLength=3, maxLength=5),
     "lengths": string(minLength=2, maxLength=4),
     "least length": string(minLength=3),
-    "formats": of("a", "b", a={"type": "string", "format": "date"}, b={"format": "ipv4"}),
+    "formats": of(
+        "a",
+        "b",
+        a={"type": "string", "format": "date"},
+        b={"format": "ipv4"},
+    ),
     "email": string(format="email"),
     "uuid": string(format="uuid"),
-    "keys that JSON escapes": of('"', "a\\b", **{'"': INTEGER, "a\\b": INTEGER, "ü\n": INTEGER}),
-    "values that JSON escapes": of("a", a={"enum": ['"', "\\.", "ü", None, 1.5, [1], {"b": 2}]}),
-    "enum beside keywords": of("a", a={"enum": ["x", "yy", 7, 70], "maxLength": 1, "maximum": 9}),
+    "keys that JSON escapes": of(
+        '"',
+        "a\\b",
+        **{
+            '"': INTEGER,
+            "a\\b": INTEGER,
+            "ü\n": INTEGER,
+        },
+    ),
+    "values that JSON escapes": of(
+        "a",
+        a={
+            "enum": [
+                '"',
+                "\\.",
+                "ü",
+                None,
+                1.5,
+                [1],
+                {"b": 2},
+            ]
+        },
+    ),
+    "enum beside keywords": of(
+        "a",
+        a={
+            "enum": ["x", "yy", 7, 70],
+            "maxLength": 1,
+            "maximum": 9,
+        },
+    ),
     "enum and const": of("a", a={"anyOf": [{"enum": ["x", "y"]}, {"const": "z"}]}),
-    "lists": of("a", a={"type": "array", "items": INTEGER, "minItems": 1, "maxItems": 3}),
+    "lists": of(
+        "a",
+        a={
+            "type": "array",
+            "items": INTEGER,
+            "minItems": 1,
+            "maxItems": 3,
+        },
+    ),
     "an empty list": of("a", a={"type": "array", "items": False}),
-    "lists of any length": of("a", a={"type": "array", "minItems": 2, "items": {"const": 1}}),
+    "lists of any length": of(
+        "a",
+        a={
+            "type": "array",
+            "minItems": 2,
+            "items": {"const": 1},
+        },
+    ),
     "tuples": of("a", a={"prefixItems": [TEXT, {"const": 1}], "items": {"const": 2}}),
     "tuples without more": of("a", a={"prefixItems": [{"const": 1}], "items": False}),
     "several types": of("a", a={"type": ["integer", "boolean", "null"]}),
     "keywords that say nothing": of(
-        "a", a={"type": "array", "items": INTEGER, "uniqueItems": False, "contains": {}}
+        "a",
+        a={
+            "type": "array",
+            "items": INTEGER,
+            "uniqueItems": False,
+            "contains": {},
+        },
     )
-    | {"minProperties": 0, "patternProperties": {}, "if": {"required": ["b"]}},
+    | {
+        "minProperties": 0,
+        "patternProperties": {},
+        "if": {"required": ["b"]},
+    },
 }
 SCHEMAS["keywords that say nothing"]["properties"]["a"]["minContains"] = 0
 

@@ -46,12 +46,24 @@ def document(
 
 RAGGED = [
     document(
-        0, ["How cold?", {"id": "b", "question": "Which?", "choices": ["the sea", "it", "4"]}]
+        0,
+        [
+            "How cold?",
+            {
+                "id": "b",
+                "question": "Which?",
+                "choices": ["the sea", "it", "4"],
+            },
+        ],
     ),
     document(1, [{"question": "Who?", "choices": ["Ann", "Bo"]}], "Bo met Ann in " + "Rome, " * 30),
     document(
         2,
-        ["Why?", "  Where?", {"question": "All?", "choices": ["x", "y"], "multi_select": True}],
+        [
+            "Why?",
+            "  Where?",
+            {"question": "All?", "choices": ["x", "y"], "multi_select": True},
+        ],
         "No.",
     ),
     document(3, [{"id": 7, "question": "When?"}], "In May."),
@@ -217,7 +229,11 @@ def test_choice_letters_are_letters_and_no_words():
         rules.allowed_token_ids(said).ids.tolist()
         for rules, said in ((one, []), (two, []), (two, [1]))
     ]
-    assert found == [[0, 3], [0, 1, 3], [0, 3]]
+    assert found == [
+        [0, 3],
+        [0, 1, 3],
+        [0, 3],
+    ]
     assert two.stops([1]) is False
     assert two.stops([1, 3]) is True
     assert two.completion([1, 3]) == "B"
@@ -303,11 +319,22 @@ def test_a_failed_program_is_an_error_for_each_of_its_questions(method):
         for request in task.plan(RAGGED[:2])
         for r in request.fail("out of memory")
     ]
-    assert found == [(0, "0", True), (0, "b", True), (1, "0", True)]
+    assert found == [
+        (0, "0", True),
+        (0, "b", True),
+        (1, "0", True),
+    ]
 
 
 def test_questions_as_json_text():
-    asked = ["Who?", {"question": "?", "choices": ["x"], "id": None}]
+    asked = [
+        "Who?",
+        {
+            "question": "?",
+            "choices": ["x"],
+            "id": None,
+        },
+    ]
     plain, other = (
         first_feed(make(), document(0, given, "a\nb")) for given in (asked, json.dumps(asked))
     )
@@ -341,7 +368,11 @@ def test_solved_examples_are_shared(tmp_path):
             "questions": [
                 {"question": "Who lives in Rome?", "answers": ["Ann", "she"]},
                 {"question": "Why?", "answers": []},
-                {"question": "Where?", "choices": ["Bonn", "Rome"], "answer_idx": [1]},
+                {
+                    "question": "Where?",
+                    "choices": ["Bonn", "Rome"],
+                    "answer_idx": [1],
+                },
             ],
         },
         {"context": "Bo.", "questions": [{"question": "Who?", "answer": "Bo"}]},

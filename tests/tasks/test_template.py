@@ -32,10 +32,18 @@ PICKLE = (
 ENDLESS = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
 TASK = extraction(shoes=["Brand", {"name": "Size", "type": "number"}], hats=["Brand"])
 ROWS = [
-    {"category": "shoes", "title": "Acme Trail 42", "target": {"Brand": "Acme", "Size": 42}},
+    {
+        "category": "shoes",
+        "title": "Acme Trail 42",
+        "target": {"Brand": "Acme", "Size": 42},
+    },
     {"category": "hats", "title": "Zeta straw hat", "target": {"Brand": "Zeta"}},
     {"category": "shoes", "title": "Berg Road shoe <|im_end|>", "target": {"Brand": "Berg"}},
-    {"category": "shoes", "title": "Acme Trail 42 in red", "target": {"Brand": "Acme", "Size": 42}},
+    {
+        "category": "shoes",
+        "title": "Acme Trail 42 in red",
+        "target": {"Brand": "Acme", "Size": 42},
+    },
 ]
 SHOWN = [
     '<document>\nAcme Trail 42\n</document>\n{\n"Brand": "Acme",\n"Size": 42\n}\n\n',
@@ -45,7 +53,14 @@ SHOWN = [
 
 
 def config(template, **keys: object) -> RunConfig:
-    attributes = [{"name": "Brand"}, {"name": "Fit", "type": "enum", "values": ["in", "over"]}]
+    attributes = [
+        {"name": "Brand"},
+        {
+            "name": "Fit",
+            "type": "enum",
+            "values": ["in", "over"],
+        },
+    ]
     task = {
         "categories": {"shoes": {"description": "worn", "attributes": attributes}},
         "template": str(template),
@@ -164,7 +179,11 @@ def test_a_template_that_is_no_utf_8_is_named(tmp_path) -> None:
 def test_a_template_that_fails_ends_the_command_before_ray_starts(tmp_path) -> None:
     (tmp_path / "x.jsonl").write_text('{"id": 1, "title": "a", "category": "shoes"}\n')
     (tmp_path / "mine.j2").write_text("{{ nothing }}{{ documents }}")
-    run = config(tmp_path / "mine.j2", model="fake", output={"path": str(tmp_path / "out")})
+    run = config(
+        tmp_path / "mine.j2",
+        model="fake",
+        output={"path": str(tmp_path / "out")},
+    )
     (tmp_path / "run.yaml").write_text(run.model_dump_json())
     said = ended(start("-X", "importtime", "-m", "raypd", "extract", str(tmp_path / "run.yaml")), 2)
     assert "mine.j2: 'nothing' is undefined; it may use category, instruction and documents" in said
@@ -173,7 +192,13 @@ def test_a_template_that_fails_ends_the_command_before_ray_starts(tmp_path) -> N
 
 
 def test_an_enum_of_many_values_shows_the_first_hundred() -> None:
-    attributes = [{"name": "Brand", "type": "enum", "values": [f"b{i}" for i in range(20_000)]}]
+    attributes = [
+        {
+            "name": "Brand",
+            "type": "enum",
+            "values": [f"b{i}" for i in range(20_000)],
+        }
+    ]
     message = messages_of(run_config({"categories": {"shoes": {"attributes": attributes}}}))[
         "shoes"
     ]
@@ -186,7 +211,11 @@ def made(tmp_path):
         path = write_rows(tmp_path / "examples.jsonl", rows)
         source = {"text_columns": ["title"]}
         task = {**TASK, "examples": {"path": str(path), **examples}}
-        config = run_config(task, input=source, decoding={"method": method, **dict(decoding)})
+        config = run_config(
+            task,
+            input=source,
+            decoding={"method": method, **dict(decoding)},
+        )
         tokenizer = load_tokenizer(config.model)
         return config, ExtractionTask(config, tokenizer, tokens), tokenizer
 
@@ -218,7 +247,11 @@ def test_the_first_of_the_category_stand_in_the_shared_part(made, method):
     assert "straw\u2028hat" in next(
         prompt(ExtractionTask(config, tokenizer, 4096), tokenizer, "Fez", "hats")
     )
-    ids = tokenizer(SHOWN[1], add_special_tokens=False, split_special_tokens=True)["input_ids"]
+    ids = tokenizer(
+        SHOWN[1],
+        add_special_tokens=False,
+        split_special_tokens=True,
+    )["input_ids"]
     assert tokenizer.convert_tokens_to_ids("<|im_end|>") not in ids  # and it is there as these ids:
     assert prompt_tokens(task, "Nova 44")[0][2 - len(ids) :] == ids[2:]
 
@@ -240,7 +273,16 @@ def test_the_most_alike_that_fit_stand_before_the_document_and_never_itself(made
 def test_examples_are_in_the_fingerprint_and_stacked_documents_would_see_each_other_s(made):
     first = made()[0].fingerprint()
     assert first == made()[0].fingerprint()
-    assert len({first, made(count=1)[0].fingerprint(), made(rows=ROWS[:1])[0].fingerprint()}) == 3
+    assert (
+        len(
+            {
+                first,
+                made(count=1)[0].fingerprint(),
+                made(rows=ROWS[:1])[0].fingerprint(),
+            }
+        )
+        == 3
+    )
     with pytest.raises(ValidationError, match="would see each other's examples"):
         made(method="hyper_parallel", decoding={"isolate": "none"}, nearest=True)
 

@@ -83,7 +83,13 @@ FORCED = [
     Attribute(
         name="steel", type="enum", values=["stainless hard", "stainless soft"], required=True
     ),
-    Attribute(name="dates", type="date", many=True, max_items=2, required=True),
+    Attribute(
+        name="dates",
+        type="date",
+        many=True,
+        max_items=2,
+        required=True,
+    ),
 ]
 
 
@@ -163,7 +169,11 @@ def test_what_is_decoded_under_random_choices_is_valid(attribute: Attribute, mer
     validator = jsonschema.Draft202012Validator(place, format_checker=jsonschema.FormatChecker())
     typed = pydantic.TypeAdapter(Product.model_fields[attribute.name].rebuild_annotation())
     found = set()
-    for most in [rules.needed(), rules.needed() + 1, 40] * 60:
+    for most in [
+        rules.needed(),
+        rules.needed() + 1,
+        40,
+    ] * 60:
         text, tokens, closed = drawn(rules, most, draw)
         assert tokens <= most
         value = check(attribute, text, closed)
@@ -329,7 +339,14 @@ def test_a_list_in_an_answer_that_the_model_writes_whole() -> None:
 def test_labels_of_rows_are_written_as_they_are_decoded_and_a_record_leaves_out_what_is_not_required() -> (  # noqa: E501
     None
 ):
-    columns = [{"name": "Item"}, {"name": "No", "type": "integer", "omit_null": True}]
+    columns = [
+        {"name": "Item"},
+        {
+            "name": "No",
+            "type": "integer",
+            "omit_null": True,
+        },
+    ]
     rows = Attribute(name="Lines", type="rows", columns=columns)
     # Keys in the order of the columns, null for none.
     text = value_text(rows, [{"No": 20, "Item": "a"}, {"Item": "b"}])
@@ -348,7 +365,14 @@ def test_labels_of_rows_are_written_as_they_are_decoded_and_a_record_leaves_out_
 def test_an_enum_of_ten_thousand_values() -> None:
     values = [f"kind {i * 7919 % 100000} of things" for i in range(10_000)]
     rules = Grammar(
-        automaton_of(Attribute(name="a", type="enum", values=values)), Vocabulary(BYTES)
+        automaton_of(
+            Attribute(
+                name="a",
+                type="enum",
+                values=values,
+            )
+        ),
+        Vocabulary(BYTES),
     )
     assert rules.needed() <= len(max(values, key=len)) + 2
     text, _, closed = drawn(rules, 30, random.Random(1))
@@ -359,7 +383,14 @@ def test_an_enum_of_ten_thousand_values() -> None:
 @pytest.mark.parametrize(("pattern", "ascii"), [(r"\d", True), (r"[\d]", True), (r"(?u)\d", False)])
 def test_digits_of_a_pattern_are_ascii_unless_it_says_otherwise(pattern: str, ascii: bool) -> None:
     rules = Grammar(
-        automaton_of(Attribute(name="a", type="pattern", pattern=pattern)), Vocabulary(BYTES)
+        automaton_of(
+            Attribute(
+                name="a",
+                type="pattern",
+                pattern=pattern,
+            )
+        ),
+        Vocabulary(BYTES),
     )
     quote, devanagari, *_ = [BYTES.index(char) for char in '"१'.encode().decode("latin-1")]
     allowed = {*Bounded(rules, 8).allowed_token_ids([quote]).ids}  # type: ignore[union-attr]
@@ -384,7 +415,17 @@ def test_a_pattern_that_explodes_is_refused_in_seconds_and_takes_no_memory_here(
     pattern: str,
 ) -> None:
     """Its index takes 6.6 GB, or 40 s in which no signal is heard."""
-    config = run_config(extraction(c=[{"name": "a", "type": "pattern", "pattern": pattern}]))
+    config = run_config(
+        extraction(
+            c=[
+                {
+                    "name": "a",
+                    "type": "pattern",
+                    "pattern": pattern,
+                }
+            ]
+        )
+    )
     used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     with pytest.raises(
         ConfigError, match=r"^task\.categories\.c: 'a': .* takes too long to compile"
@@ -450,7 +491,11 @@ def state_behind(text: str) -> int:
 def test_reads_every_object_and_nothing_behind_it(
     value: dict[str, object], ascii: bool, blanks: bool
 ) -> None:
-    text = json.dumps(value, ensure_ascii=ascii, separators=None if blanks else (",", ":"))
+    text = json.dumps(
+        value,
+        ensure_ascii=ascii,
+        separators=None if blanks else (",", ":"),
+    )
     state = state_behind(text)
     assert AUTOMATON.ended(state)
     assert all(AUTOMATON.next(state, char) == DEAD for char in '}] ,\n"0')
@@ -577,7 +622,15 @@ VOCABULARY = Vocabulary(TEXTS, longest)
 CHOICE = Grammar(OneOf(['"dabca"', '"dabcd"', '"bd"']), VOCABULARY)
 DADB = Grammar(one_of(["dadb", "dadc"]), VOCABULARY)
 MAY_END = Grammar(
-    automaton_of(Attribute(name="a", type="pattern", pattern="da(da)?", required=True)), VOCABULARY
+    automaton_of(
+        Attribute(
+            name="a",
+            type="pattern",
+            pattern="da(da)?",
+            required=True,
+        )
+    ),
+    VOCABULARY,
 )
 
 

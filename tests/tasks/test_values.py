@@ -27,12 +27,24 @@ from tests.tiny import EOS, tiny_model, tiny_tokenizer
 
 TEXT = Attribute(name="a")
 TEXTS = Attribute(name="a", many=True)
-ROWS = Attribute(name="a", type="rows", columns=[{"name": "a"}])
+ROWS = Attribute(
+    name="a",
+    type="rows",
+    columns=[{"name": "a"}],
+)
 PRICES = Attribute(name="a", type="number", many=True)
 NUMBER = Attribute(name="a", type="number")
 BOOLEAN = Attribute(name="a", type="boolean")
-ENUM = Attribute(name="a", type="enum", values=["red", "Red wine", "größe"])
-WATTS = Attribute(name="a", type="enum", values=["mW", "MW"])
+ENUM = Attribute(
+    name="a",
+    type="enum",
+    values=["red", "Red wine", "größe"],
+)
+WATTS = Attribute(
+    name="a",
+    type="enum",
+    values=["mW", "MW"],
+)
 NBSP = "\u00a0"
 THIN = "\u2009"
 NARROW = "\u202f"

@@ -76,7 +76,11 @@ def test_a_step_takes_its_time_whatever_is_in_it(batch: int, monkeypatch) -> Non
         steps += 1
     assert sorted(ended) == list(range(16))
     assert steps == 6 * 16 / batch  # a prefill and 5 tokens each
-    assert clock.now == pytest.approx((0.005 * steps + 80 / 1000), rel=0.1, abs=0.01)
+    assert clock.now == pytest.approx(
+        (0.005 * steps + 80 / 1000),
+        rel=0.1,
+        abs=0.01,
+    )
 
 
 def test_a_long_prompt_goes_in_chunks_and_the_budget_holds() -> None:
@@ -94,7 +98,14 @@ def test_a_long_prompt_goes_in_chunks_and_the_budget_holds() -> None:
 def test_questions_and_conversations() -> None:
     row = {
         "context": "c" * 400,
-        "questions": ["Who?", {"id": "k", "question": "Why?", "choices": ["a", "b"]}],
+        "questions": [
+            "Who?",
+            {
+                "id": "k",
+                "question": "Why?",
+                "choices": ["a", "b"],
+            },
+        ],
     }
     config = make_config(config_tree("question_answering"), FAST)
     records, _ = answer(

@@ -17,7 +17,11 @@ from tests.tiny import tiny_model, tiny_tokenizer
 
 COLORS = ["red", "blue", "green", "black"]
 BRANDS = ["Acme", "Zeta", "Orla"]
-VALUES = {"Brand": BRANDS, "Color": [*COLORS, None, None], "Size": [7, 12, 40, None]}
+VALUES = {
+    "Brand": BRANDS,
+    "Color": [*COLORS, None, None],
+    "Size": [7, 12, 40, None],
+}
 
 
 def write_corpus(path: Path, count: int, seed: int = 0) -> Path:
@@ -27,7 +31,14 @@ def write_corpus(path: Path, count: int, seed: int = 0) -> Path:
     for number in range(count):
         target: dict[str, Any] = {name: draw.choice(values) for name, values in VALUES.items()}
         title = " ".join(str(value) for value in target.values() if value is not None)
-        rows.append({"id": str(number), "category": "shoes", "title": title, "target": target})
+        rows.append(
+            {
+                "id": str(number),
+                "category": "shoes",
+                "title": title,
+                "target": target,
+            }
+        )
     return write_rows(path, rows)
 
 
@@ -45,7 +56,13 @@ def tree(corpus: Path, output: Path, model: str, /, **sections: Any) -> dict[str
     }
     for name, keys in sections.items():
         defaults[name] = {**defaults.get(name, {}), **keys}
-    task = extraction(shoes=["Brand", colors, {"name": "Size", "type": "number"}])
+    task = extraction(
+        shoes=[
+            "Brand",
+            colors,
+            {"name": "Size", "type": "number"},
+        ]
+    )
     return config_tree({**task, "template": str(template)}, corpus, output, **defaults)
 
 

@@ -28,7 +28,13 @@ LOADED = loaded_tiny(tiny_model("llama"))
 
 
 def arguments(tmp_path, **trainer):
-    config = run_config(training={"trainer": trainer, "evaluations": 2, "seed": 3})
+    config = run_config(
+        training={
+            "trainer": trainer,
+            "evaluations": 2,
+            "seed": 3,
+        }
+    )
     return training_arguments(LOADED, config, tmp_path, 0.5)
 
 

@@ -43,7 +43,15 @@ def documents(tmp_path, count=6):
 
 
 def document(row=0, title="Acme red 7", **target):
-    return Document(row, str(row), {"category": "shoes", "title": title, "target": target})
+    return Document(
+        row,
+        str(row),
+        {
+            "category": "shoes",
+            "title": title,
+            "target": target,
+        },
+    )
 
 
 def values(example):
@@ -66,15 +74,40 @@ def values(example):
 
 
 def test_targets_are_the_values_up_to_what_ends_them(make):
-    (example,) = make()([document(Brand="Acme", Color="red", Size=7)])
+    (example,) = make()(
+        [
+            document(
+                Brand="Acme",
+                Color="red",
+                Size=7,
+            )
+        ]
+    )
     assert values(example) == [' "Acme"', ' "r', " 7\n"]  # no other color begins with r
-    (example,) = make()([document(Brand="Acme", Color=None, Size=None)])
+    (example,) = make()(
+        [
+            document(
+                Brand="Acme",
+                Color=None,
+                Size=None,
+            )
+        ]
+    )
     assert values(example) == [' "Acme"', " n", " n"]  # null is clear at its first letter
 
 
 def test_texts_in_slots_have_no_quotes(make):
     slots = make(decoding={"skeleton": "slots"})
-    first, second = slots([document(Brand="A", Color="red", Size=7), document(1, Brand=None)])
+    first, second = slots(
+        [
+            document(
+                Brand="A",
+                Color="red",
+                Size=7,
+            ),
+            document(1, Brand=None),
+        ]
+    )
     assert values(first) == [" A\n", ' "r', " 7\n"]
     assert values(second) == ["\n"]
     assert value_text(Attribute(name="a", many=True), None, bare=True) == " null\n"
@@ -144,7 +177,11 @@ def test_values_of_an_object_that_may_be_missing_are_null_without_a_label(make):
         document(3, to="Ulm"),
     ]
     learned = [values(example) for example in examples(labelled)]
-    assert learned == [[" n"] * 3, [' "Ulm"', " n"], [" n", " n", ' "x"']]
+    assert learned == [
+        [" n"] * 3,
+        [' "Ulm"', " n"],
+        [" n", " n", ' "x"'],
+    ]
     says(
         "".join(examples.skipped), "attributes without a label", "a label of 'to' is not an object"
     )
@@ -171,7 +208,15 @@ def test_training_sees_what_decoding_sees(tmp_path_factory, targets, isolate, sk
     make = ExtractionExamples(config, tiny_tokenizer(), 4096)
     corpus = []
     for row, (brand, color, size) in enumerate(targets):
-        corpus.append(document(row, "Acme", Brand=brand, Color=color, Size=size))
+        corpus.append(
+            document(
+                row,
+                "Acme",
+                Brand=brand,
+                Color=color,
+                Size=size,
+            )
+        )
     for example, request in zip(make(corpus), make.task.plan(corpus), strict=True):
         assert recorded(request.program, example) == allowed(example)
 
@@ -205,18 +250,37 @@ def test_a_packed_pass_is_each_example_alone(make, tmp_path, isolate, kernel, mo
     for example in group:
         alone = dense_logits(reference, example)
         rows = slice(start, start + len(alone))
-        torch.testing.assert_close(logits[rows], alone, atol=1e-6, rtol=1e-6)
+        torch.testing.assert_close(
+            logits[rows],
+            alone,
+            atol=1e-6,
+            rtol=1e-6,
+        )
         cross_entropy(alone, batch["shift_labels"][rows], reduction="sum").backward()
         start += len(alone)
     expected = dict(reference.named_parameters())
     for name, parameter in packed.named_parameters():
         gradient = expected[name].grad
-        torch.testing.assert_close(parameter.grad, gradient, atol=1e-5, rtol=1e-5, msg=name)
+        torch.testing.assert_close(
+            parameter.grad,
+            gradient,
+            atol=1e-5,
+            rtol=1e-5,
+            msg=name,
+        )
 
 
 def test_autoregressive_writes_the_record_token_by_token(make):
     examples = make(decoding={"method": "autoregressive"})
-    (example,) = examples([document(Brand="Acme", Color=None, Size=7)])
+    (example,) = examples(
+        [
+            document(
+                Brand="Acme",
+                Color=None,
+                Size=7,
+            )
+        ]
+    )
     *written, end = example.targets.values()
     assert tiny_tokenizer().decode(written) == '"Brand": "Acme",\n"Color": null,\n"Size": 7\n}'
     # Decoding stops at the last value, but other servers stop at the end of the turn.
@@ -226,7 +290,13 @@ def test_autoregressive_writes_the_record_token_by_token(make):
 
 def test_columns_called_as_the_attributes_are_labels(make):
     examples = make()
-    fields = {"category": "shoes", "title": "x", "Brand": "Acme", "Color": "", "Size": 7.0}
+    fields = {
+        "category": "shoes",
+        "title": "x",
+        "Brand": "Acme",
+        "Color": "",
+        "Size": 7.0,
+    }
     wrong = {**fields, "Color": "purple"}
     (example,) = examples([Document(0, "0", fields), Document(1, "1", wrong)])
     assert values(example) == [' "Acme"', " n", " 7\n"]
@@ -240,11 +310,27 @@ def test_bad_input_is_counted_with_its_reason(make):
     bad = [
         document(0, Brand="Acme", Weight="1 kg", Height=None),
         document(1),
-        Document(2, "2", {"category": "shoes", "title": "x", "target": "[]"}),
+        Document(
+            2,
+            "2",
+            {
+                "category": "shoes",
+                "title": "x",
+                "target": "[]",
+            },
+        ),
         document(3, Brand="A name of more than twelve tokens", Size=None),
         document(4, Color="purple"),
         document(5, Size="large"),
-        Document(6, "6", {"category": "hats", "title": "x", "target": {"Brand": "x"}}),
+        Document(
+            6,
+            "6",
+            {
+                "category": "hats",
+                "title": "x",
+                "target": {"Brand": "x"},
+            },
+        ),
         document(7, title=" ", Brand="Acme"),
         Document(8, "8", {}, error="in.jsonl, byte 7: not JSON"),
         document(9, Brand=" "),
@@ -282,7 +368,11 @@ def test_windows_have_no_labels_of_their_own(make):
 )
 def test_a_training_is_refused_if_too_many_labels_are_left_out(tmp_path, target):
     corpus = write_corpus(tmp_path / "corpus.jsonl", 1)
-    row = {"category": "shoes", "title": "x", "target": target | {"Size": None}}
+    row = {
+        "category": "shoes",
+        "title": "x",
+        "target": target | {"Size": None},
+    }
     more = [json.dumps({"id": f"more {n}", **row}) for n in range(9)]
     corpus.write_text(corpus.read_text() + "\n".join(more))
     sections = {"validation": str(write_corpus(tmp_path / "held_out.jsonl", 1))}
@@ -294,7 +384,17 @@ def test_a_training_is_refused_if_too_many_labels_are_left_out(tmp_path, target)
 
 @pytest.mark.parametrize(("label", "text"), [(0.5, " 0.5\n"), (2, " 2\n")])
 def test_a_number_with_values_is_written_as_one_of_them(label, text):
-    assert value_text(Attribute(name="a", type="number", values=[0.5, 2]), label) == text
+    assert (
+        value_text(
+            Attribute(
+                name="a",
+                type="number",
+                values=[0.5, 2],
+            ),
+            label,
+        )
+        == text
+    )
 
 
 def test_an_integer_that_a_table_stores_as_a_float_is_written_without_a_point():
@@ -303,4 +403,11 @@ def test_an_integer_that_a_table_stores_as_a_float_is_written_without_a_point():
 
 def test_a_number_that_is_none_of_its_values_is_refused():
     with pytest.raises(Skip, match="a label is not a valid number"):
-        value_text(Attribute(name="a", type="number", values=[0.5, 2]), 3)
+        value_text(
+            Attribute(
+                name="a",
+                type="number",
+                values=[0.5, 2],
+            ),
+            3,
+        )

@@ -96,7 +96,11 @@ STOCK: dict[str, dict[str, Any]] = {
     "starcoder2": {},
     "gpt_neox": {},
 }
-SIZES: dict[str, dict[str, Any]] = {**KINDS, **STOCK, **{kind: {} for kind in HYBRIDS}}
+SIZES: dict[str, dict[str, Any]] = {
+    **KINDS,
+    **STOCK,
+    **{kind: {} for kind in HYBRIDS},
+}
 # Its published configuration drops a tenth in training.
 SIZES["seed_oss"] = {"residual_dropout": 0.0}
 WINDOWED = sorted(kind for kind, keys in SIZES.items() if "sliding_window" in keys)
@@ -109,19 +113,43 @@ def model_of(kind: str) -> PreTrainedModel:
 
 
 def config_of(tmp_path, method: str, **sections: Any) -> RunConfig:
-    decoding = {"method": method, "isolate": "values", **sections.pop("decoding", {})}
-    keys = tree(tmp_path / "none", tmp_path / "out", "none", decoding=decoding, **sections)
+    decoding = {
+        "method": method,
+        "isolate": "values",
+        **sections.pop("decoding", {}),
+    }
+    keys = tree(
+        tmp_path / "none",
+        tmp_path / "out",
+        "none",
+        decoding=decoding,
+        **sections,
+    )
     return RunConfig.model_validate(keys)
 
 
 def document(row: int, title: str, **target: Any) -> Document:
-    return Document(row, str(row), {"category": "shoes", "title": title, "target": target})
+    return Document(
+        row,
+        str(row),
+        {
+            "category": "shoes",
+            "title": title,
+            "target": target,
+        },
+    )
 
 
 DOCUMENTS = [
     document(0, "Acme red 7 of the best kind", Brand="Acme Co", Color="red", Size=7),
     document(1, "nothing", Brand=None, Color=None, Size=1200),
-    document(2, "Zeta", Brand="Zeta", Color=COLORS[2], Size=None),
+    document(
+        2,
+        "Zeta",
+        Brand="Zeta",
+        Color=COLORS[2],
+        Size=None,
+    ),
 ]
 
 
@@ -204,7 +232,12 @@ def test_a_training_pass_computes_what_decoding_computes(kind, method, tmp_path)
         assert len(asked) >= 8, "the values of the document"
         rows = found[[begin + number for number in asked]]
         expected = torch.stack([*asked.values()])
-        torch.testing.assert_close(rows, expected, atol=_COARSE.get(kind, 1e-3), rtol=0)
+        torch.testing.assert_close(
+            rows,
+            expected,
+            atol=_COARSE.get(kind, 1e-3),
+            rtol=0,
+        )
         begin += len(example.targets)
 
 
@@ -328,7 +361,14 @@ def test_an_adapter_holds_what_experts_learnt(kind, train_routers, tmp_path):
     folder = save_tiny(tmp_path / "base", type_of(kind), **SIZES[kind])
     training = {"weights": "lora", "lora": {"rank": 4}, "train_routers": train_routers}
     config = config_of(tmp_path, "autoregressive", training=training)
-    config = with_keys(config, model={"name": str(folder), "dtype": "float32", "device": "cpu"})
+    config = with_keys(
+        config,
+        model={
+            "name": str(folder),
+            "dtype": "float32",
+            "device": "cpu",
+        },
+    )
     check_weights(config)
     loaded = load_for_training(config)
     untrained = load_model(config.model).model
@@ -348,7 +388,12 @@ def test_an_adapter_holds_what_experts_learnt(kind, train_routers, tmp_path):
     logits.set_attn_implementation("eager")
     expected = logits(ids).logits
     reloaded.set_attn_implementation("eager")
-    torch.testing.assert_close(reloaded(ids).logits, expected, atol=2e-3, rtol=0)
+    torch.testing.assert_close(
+        reloaded(ids).logits,
+        expected,
+        atol=2e-3,
+        rtol=0,
+    )
     weights = dict(untrained.named_parameters())
     routers = routers_in(untrained)
     experts = 0

@@ -38,7 +38,14 @@ POINTS = (
 LIST = f"Sleep well.\n\n{POINTS}\n\nGood night."
 LONG = LIST.replace("the room dark", "the whole room very dark")
 LONG = LONG.replace("read a book", "read a good old book")
-WORDS = [st.text("ab", min_size=1, max_size=4), st.text("cd", min_size=1, max_size=5)]
+WORDS = [
+    st.text(
+        "ab",
+        min_size=1,
+        max_size=4,
+    ),
+    st.text("cd", min_size=1, max_size=5),
+]
 ANSWER = (
     "Two fit. Porto is small and very cheap. Vienna has more museums than one week. Both are near."
 )
@@ -62,7 +69,15 @@ def make(method, training=None, **decoding):
 def document(*pairs, **fields):
     turns = [turn for turn, _ in pairs]
     responses = [response for _, response in pairs]
-    return Document(0, "0", {"turns": turns, "responses": responses, **fields})
+    return Document(
+        0,
+        "0",
+        {
+            "turns": turns,
+            "responses": responses,
+            **fields,
+        },
+    )
 
 
 def text_of(tokens):
@@ -106,9 +121,11 @@ def test_space_masks_k_tokens_and_cuts_the_text_after_them():
 @pytest.fixture
 def masked_text():
     """An example of SPACE whose draws have four groups of three masks."""
-    (text,) = make("space", mask_tokens=3, training={"mask_groups": 4})(
-        [document(("x", "abcdefghij"))]
-    )
+    (text,) = make(
+        "space",
+        mask_tokens=3,
+        training={"mask_groups": 4},
+    )([document(("x", "abcdefghij"))])
     return text
 
 
@@ -154,7 +171,14 @@ def test_a_short_text_has_only_as_many_groups_as_starts():
 def test_a_validation_always_has_the_same_masks(tmp_path, mask_groups):
     tokenizer = tiny_tokenizer()
     (mask,) = add_control_tokens(tiny_model("llama"), tokenizer, "space")
-    rows = [{"id": str(i), "turns": ["x"], "responses": [f"{i} abcdefghijkl"]} for i in range(9)]
+    rows = [
+        {
+            "id": str(i),
+            "turns": ["x"],
+            "responses": [f"{i} abcdefghijkl"],
+        }
+        for i in range(9)
+    ]
     path = write_rows(tmp_path / "in.jsonl", rows)
     training = {"mask_groups": mask_groups, "validation": str(path)}
     tree = generation_tree("space", training, path, mask_tokens=3)
@@ -325,7 +349,14 @@ def test_pasta_training_sees_what_decoding_sees(items, end):
 
 def test_pieces_are_in_the_order_of_the_text():
     porto, vienna = (Promise(topic, block) for block, topic in MARKS.items())
-    assert marked(TAGGED, ANSWER) == ["Two fit. ", porto, " ", vienna, Sync(), " Both are near."]
+    assert marked(TAGGED, ANSWER) == [
+        "Two fit. ",
+        porto,
+        " ",
+        vienna,
+        Sync(),
+        " Both are near.",
+    ]
     assert marked(ANSWER, ANSWER) == [ANSWER]
 
 
@@ -367,7 +398,12 @@ def test_unusable_marks_are_left_out_with_their_reason(tagged, reason):
 
 def config_of(tmp_path, **training):
     conversations = [
-        {"id": str(i), "turns": ["Which?"], "responses": [f"{ANSWER} {i}"]} for i in range(4)
+        {
+            "id": str(i),
+            "turns": ["Which?"],
+            "responses": [f"{ANSWER} {i}"],
+        }
+        for i in range(4)
     ]
     path = write_rows(tmp_path / "in.jsonl", conversations)
     training = {"validation_share": 0.5, "seed": 1, "max_skipped_share": 0.3, **training}
@@ -384,7 +420,15 @@ def test_a_teacher_s_run_marks_the_responses(tmp_path):
     documents = []
     records = []
     for number, (request, text) in enumerate(zip(requests, texts, strict=True)):
-        documents.append(Document(number, request["id"], {}, source="q.jsonl", row=number))
+        documents.append(
+            Document(
+                number,
+                request["id"],
+                {},
+                source="q.jsonl",
+                row=number,
+            )
+        )
         row = {
             "sample": 0,
             "turn": 0,
@@ -424,7 +468,16 @@ def test_marks_are_for_pasta_alone(tmp_path):
 
 
 def documents(count):
-    return [Document(i, "the same id", {}, source="a.jsonl", row=i) for i in range(count)]
+    return [
+        Document(
+            i,
+            "the same id",
+            {},
+            source="a.jsonl",
+            row=i,
+        )
+        for i in range(count)
+    ]
 
 
 def test_a_folder_without_answers_holds_no_labels(tmp_path):

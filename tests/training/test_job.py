@@ -126,15 +126,35 @@ def test_hybrids_and_mixtures_decode_what_they_learnt(tmp_path, kind, weights, e
     if weights == "lora":
         model = {"name": base, "adapter": record.weights}
     decoding = {"isolate": "values"}
-    config = make_config(tree(corpus, tmp_path / "run", base, model=model, decoding=decoding))
+    config = make_config(
+        tree(
+            corpus,
+            tmp_path / "run",
+            base,
+            model=model,
+            decoding=decoding,
+        )
+    )
     assert right_records(config, corpus) >= 20
 
 
 def short(tmp_path, base, name, **sections):
     """Return the configuration of a training of 24 steps, with a checkpoint every six."""
     corpus = write_corpus(tmp_path / "corpus.jsonl", 24)
-    training = {**SHORT, "validation": str(corpus), **sections.pop("training", {})}
-    return make_config(tree(corpus, tmp_path / name, base, training=training, **sections))
+    training = {
+        **SHORT,
+        "validation": str(corpus),
+        **sections.pop("training", {}),
+    }
+    return make_config(
+        tree(
+            corpus,
+            tmp_path / name,
+            base,
+            training=training,
+            **sections,
+        )
+    )
 
 
 def cut_off(config, files):
@@ -230,7 +250,14 @@ def test_two_workers_do_what_one_does(tmp_path, base, sharding):
     }
     trainer = {**training["trainer"], "gradient_accumulation_steps": 2}
     single = short(
-        tmp_path, base, "one", training={**training, "trainer": trainer, "batch_size": 4}
+        tmp_path,
+        base,
+        "one",
+        training={
+            **training,
+            "trainer": trainer,
+            "batch_size": 4,
+        },
     )
     double = short(
         tmp_path,

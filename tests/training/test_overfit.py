@@ -29,7 +29,11 @@ POINTS = (
     "good old paper book."
 )
 LIST = f"Do:\n\n{POINTS}\n\nBye."
-ANSWERS = {"How?": LIST, "Who?": "It was me, nobody else.", "Then?": "A. B.\n\nOne. " + LIST[:9]}
+ANSWERS = {
+    "How?": LIST,
+    "Who?": "It was me, nobody else.",
+    "Then?": "A. B.\n\nOne. " + LIST[:9],
+}
 TARGETS = [
     Document(i, str(i), {"turns": [q], "responses": [a]})
     for i, (q, a) in enumerate(ANSWERS.items())
@@ -269,13 +273,23 @@ def test_an_adapter_holds_all_that_was_trained(tmp_path, fork_model, quantizatio
     untrained = with_adapter(config, None)
     ids = torch.tensor([[5, fork, 9, 8]])
     logits = loaded.model(ids).logits
-    torch.testing.assert_close(reloaded(ids).logits, logits, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(
+        reloaded(ids).logits,
+        logits,
+        rtol=1e-4,
+        atol=1e-4,
+    )
     assert (logits - untrained(ids).logits).abs().max() > 1e-2
     if quantization == "none":
         rows = reloaded.get_input_embeddings().weight
         untrained_rows = untrained.get_input_embeddings().weight
         assert not torch.equal(rows[fork], untrained_rows[fork])
-        torch.testing.assert_close(rows[:fork], untrained_rows[:fork], rtol=0, atol=0)
+        torch.testing.assert_close(
+            rows[:fork],
+            untrained_rows[:fork],
+            rtol=0,
+            atol=0,
+        )
         full = {**config.training.model_dump(), "weights": "full"}
         changes = {"training": full, "model.adapter": adapter}
         # A training of all weights starts from the adapter's.

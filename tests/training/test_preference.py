@@ -33,7 +33,11 @@ from tests.training.data import allowed, dense_logits, loaded_tiny, recorded
 PARTS = f"{promise('a')}{promise('b', 10)}, and<sync/> so on"
 PLAIN = "all of it, one token after the other, which takes its time and then some more of it."
 # The texts of the main thread and its children.
-SAMPLES = [(PARTS, "first part</async>", "second</async>"), (PLAIN,), ("no.",)]
+SAMPLES = [
+    (PARTS, "first part</async>", "second</async>"),
+    (PLAIN,),
+    ("no.",),
+]
 OTHER = {"first": "second", "second": "first"}
 THREE = f"x{promise('a', 30)}{promise('b')}<sync/>y{promise('c')}<sync/>z"
 CASES = [
@@ -92,7 +96,12 @@ class Corpus:
             "sampling": {"temperature": 1},
             **(decoding or {}),
         }
-        task = {"kind": "generation", "chat_template": False, "samples": samples, **(task or {})}
+        task = {
+            "kind": "generation",
+            "chat_template": False,
+            "samples": samples,
+            **(task or {}),
+        }
         return run_config(
             task,
             path or self.path,
@@ -128,13 +137,26 @@ class Corpus:
         documents = []
         records = []
         for number, row in enumerate(self.comparisons(samples)):
-            documents.append(Document(number, row["id"], source="c.jsonl", row=number))
+            documents.append(
+                Document(
+                    number,
+                    row["id"],
+                    source="c.jsonl",
+                    row=number,
+                )
+            )
             _, place, sample, _, order = json.loads(row["id"])
             text = verdict(prompts[place], sample, order)
             if text is None:
                 records.append(Record(number, error="failed"))
                 continue
-            answer = {"sample": 0, "turn": 0, "text": text, "tokens": 1, "finish_reason": "stop"}
+            answer = {
+                "sample": 0,
+                "turn": 0,
+                "text": text,
+                "tokens": 1,
+                "finish_reason": "stop",
+            }
             records.append(Record(number, answer))
         return committed(self.folder / name, self.config("autoregressive", 1), documents, records)
 
@@ -262,9 +284,21 @@ def test_prompts_whose_samples_score_alike_make_no_pair(corpus):
     def verdict(prompt, sample, order):
         return order if (prompt, sample) == ("Q2", 1) else "tie"
 
-    corpus.decoded("alike", "pasta", [("one",), ("two",), ("six",)])
+    corpus.decoded(
+        "alike",
+        "pasta",
+        [
+            ("one",),
+            ("two",),
+            ("six",),
+        ],
+    )
     corpus.judge(verdict, "other", "alike")
-    ((best, worst),), make = pairs_of(corpus, samples="alike", judged="other")
+    ((best, worst),), make = pairs_of(
+        corpus,
+        samples="alike",
+        judged="other",
+    )
     assert best == "two"
     assert worst in ("one", "six")
     ((reason, count),) = make.skipped.items()
@@ -382,7 +416,12 @@ def test_the_loss_is_bonbons(corpus, tmp_path, is_reversed):
         loss = trainer.compute_loss(trainer.model, pack(pair))
         loss.backward()
     torch.testing.assert_close(loss, expected, rtol=1e-5, atol=0)
-    torch.testing.assert_close(gradients(trainer.model), gradients(reference), rtol=1e-5, atol=1e-4)
+    torch.testing.assert_close(
+        gradients(trainer.model),
+        gradients(reference),
+        rtol=1e-5,
+        atol=1e-4,
+    )
 
 
 def log_ratio(model, pair):
@@ -510,7 +549,15 @@ def test_a_run_that_is_no_judge_s_is_refused(corpus):
 @pytest.fixture
 def alike(corpus):
     """A corpus with other samples, whose speedups are equal."""
-    corpus.decoded("alike", "pasta", [("one",), ("two",), ("six",)])
+    corpus.decoded(
+        "alike",
+        "pasta",
+        [
+            ("one",),
+            ("two",),
+            ("six",),
+        ],
+    )
     return corpus
 
 
@@ -547,7 +594,12 @@ def test_beta_is_above_zero(yaml):
 
 
 SERVER = {"model.name": "J", "model.endpoint": {"url": "http://127.0.0.1:9/v1"}}
-ALL_RUNS = {"samples": None, "baseline": {"model.name": "B"}, "judged": SERVER, "rounds": 2}
+ALL_RUNS = {
+    "samples": None,
+    "baseline": {"model.name": "B"},
+    "judged": SERVER,
+    "rounds": 2,
+}
 
 
 @pytest.fixture
@@ -566,7 +618,13 @@ def steps(corpus, monkeypatch):
             corpus.decoded(path, config.decoding.method, [("x" * 39,)])
         else:
             documents = read_all(config)
-            row = {"sample": 0, "turn": 0, "text": "first", "tokens": 1, "finish_reason": "stop"}
+            row = {
+                "sample": 0,
+                "turn": 0,
+                "text": "first",
+                "tokens": 1,
+                "finish_reason": "stop",
+            }
             records = [Record(document.index, dict(row)) for document in documents]
             committed(path, config, documents, records)
 

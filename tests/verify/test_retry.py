@@ -205,7 +205,12 @@ def test_fresh_rows_of_a_typed_run_are_typed(run, monkeypatch) -> None:
     def plan(self: Task, documents: Any) -> Any:
         for document in documents:
             values = [{"name": "a", "status": "ok"}]
-            answer = {"category": "c", "record": {"a": "x"}, "values": values, "truncated": False}
+            answer = {
+                "category": "c",
+                "record": {"a": "x"},
+                "values": values,
+                "truncated": False,
+            }
             fails = document.id == "12" and not Task.mended
             yield fakes.Record(
                 document.index, {} if fails else answer, "it failed" if fails else None

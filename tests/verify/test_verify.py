@@ -46,7 +46,15 @@ def rewrite(path: Path, change: Callable[[pa.Table], pa.Table], **summary: int) 
     kept = writer.read_summary(str(path.parents[1]), path.stem)
     table = change(pq.read_table(path))
     ok, failed = writer.count_documents(table)
-    made = replace(kept, **{"ok": ok, "failed": failed, "documents": ok + failed, **summary})
+    made = replace(
+        kept,
+        **{
+            "ok": ok,
+            "failed": failed,
+            "documents": ok + failed,
+            **summary,
+        },
+    )
     path.unlink()
     assert writer.commit(str(path.parents[1]), table, made)
 
@@ -91,7 +99,14 @@ def test_an_object_that_is_gone_is_missing_until_the_run_is_resumed(run, tmp_pat
     assert tree["missing"]["units"] == 1
     assert gone.stem in tree["missing"]["examples"][0]
     planner.plan(run).keep(run.output.path)
-    done = command.invoke(app, ["export", run.output.path, str(tmp_path / "a.csv")])
+    done = command.invoke(
+        app,
+        [
+            "export",
+            run.output.path,
+            str(tmp_path / "a.csv"),
+        ],
+    )
     says(done.output, "18 documents", "incomplete: 3 of 4 units are committed")
     (tmp_path / "in").rename(tmp_path / "moved")
     done = command.invoke(app, ["verify", run.output.path, f"input.path={tmp_path / 'moved'}"])
@@ -368,7 +383,14 @@ def test_no_cell_or_header_of_a_csv_begins_as_a_formula(tmp_path) -> None:
         "+49 30": "'+49 30",
         "a=b": "a=b",
     }
-    schema = pa.schema({"source": "string", "row": "int64", "=color": "string", "rows": "string"})
+    schema = pa.schema(
+        {
+            "source": "string",
+            "row": "int64",
+            "=color": "string",
+            "rows": "string",
+        }
+    )
     rows = [
         {"source": "a", "row": number, "=color": text, "rows": "x"}
         for number, text in enumerate(texts)
@@ -435,7 +457,15 @@ def test_the_command(faulty, tmp_path, config) -> None:
     assert done.exit_code == 0
     assert "with --retry-errors to retry" in done.output
     tree = json.loads(command.invoke(app, ["errors", faulty.output.path, "--json"]).output)
-    command.invoke(app, ["errors", faulty.output.path, "-o", str(tmp_path / "errors.csv")])
+    command.invoke(
+        app,
+        [
+            "errors",
+            faulty.output.path,
+            "-o",
+            str(tmp_path / "errors.csv"),
+        ],
+    )
     every = (tmp_path / "errors.csv").read_text().splitlines()
     assert len(every) == 1 + tree["documents"]
     assert every[0] == "id,source,row,attempts,reason,unit"
