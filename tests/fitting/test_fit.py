@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
+import pyarrow.dataset as ds
 import pytest
 import yaml
 
@@ -108,6 +109,11 @@ def one_start(monkeypatch):
     return run
 
 
+def run_folder(result: FitResult) -> str:
+    """Return where the run of the recommended configuration writes."""
+    return load_config(str(result.configuration)).output.path
+
+
 def context_of(config: RunConfig, folder: Path | str, say=quiet) -> FitContext:
     return FitContext(config, str(folder), verbose=False, say=say)
 
@@ -142,6 +148,36 @@ def test_a_fit_recommends_a_configuration_that_runs(tmp_path, yaml_of, ray_here,
     assert run.failed == 0
     with pytest.raises(ConfigError, match="holds the fit of other documents"):
         run_fit(yaml_of(curve=[]), ["fit.documents=95"], say=quiet)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("kind", ["qwen3_5_text", "qwen3_moe"])
+def test_a_fitted_hybrid_or_mixture_answers_what_it_learnt(
+    kind, tmp_path, yaml_of, ray_here, one_start
+):
+    save_tiny(tmp_path / "base", kind)
+    candidate = {**TRAINED["full"], "training.epochs": 20}
+    path = yaml_of(curve=[], candidates={"full": candidate})
+    result = run_fit(path, ["decoding.isolate=values"], say=quiet)
+    untrained, full = result.scores
+    assert not untrained.holds(0.5)
+    assert full.holds(0.5)
+    assert result.recommended == "full"
+    run = one_start(load_config(str(result.configuration)))
+    assert run.ok == 96
+    rows = ds.dataset(run_folder(result) + "/units").to_table().to_pylist()
+    records = {row["id"]: json.loads(row["record"]) for row in rows}
+    labels_by_id = {}
+    for line in (tmp_path / "corpus.jsonl").read_text().splitlines():
+        row = json.loads(line)
+        labels_by_id[row["id"]] = row["target"]
+    right = [
+        records[key][name] == value
+        for key, target in labels_by_id.items()
+        for name, value in target.items()
+    ]
+    assert sum(right) > 0.6 * len(right)
 
 
 @pytest.mark.slow
