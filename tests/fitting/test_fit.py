@@ -73,7 +73,13 @@ def yaml_of(tmp_path: Path):
             "candidates": TRAINED,
             **fit,
         }
-        config = tree(corpus, tmp_path / "out", str(model), training=training, fit=keys)
+        config = tree(
+            corpus,
+            tmp_path / "out",
+            str(model),
+            training=training,
+            fit=keys,
+        )
         config["decoding"]["isolate"] = "documents"
         config["cost"] = {"prices": {"local": 1.0}}
         (tmp_path / "fit.yaml").write_text(yaml.safe_dump(config))
@@ -435,7 +441,13 @@ def test_unusable_keys_are_refused_before_anything_is_done(override, message, tm
 def rows_of(titles: list[str], categories: int = 1) -> list[labels.Row]:
     rows = []
     for number, title in enumerate(titles):
-        rows.append({"id": str(number), "category": f"c{number % categories}", "title": title})
+        rows.append(
+            {
+                "id": str(number),
+                "category": f"c{number % categories}",
+                "title": title,
+            }
+        )
     return rows
 
 
@@ -543,7 +555,15 @@ class Stopped(Exception):
 def test_no_candidate_begins_once_the_deadline_or_the_budget_is_over(
     yaml_of, tmp_path, usd, left_seconds, message
 ):
-    book.write(str(tmp_path / "run"), Bill("s", began=0.0, usd=usd, final=True))
+    book.write(
+        str(tmp_path / "run"),
+        Bill(
+            "s",
+            began=0.0,
+            usd=usd,
+            final=True,
+        ),
+    )
     context = context_of(load_config(yaml_of(), ["cost.budget_usd=5"]), tmp_path)
     fit = Fit(replace(context, ends=time.time() + left_seconds), result_of())
     begun = []
