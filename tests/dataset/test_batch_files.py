@@ -466,7 +466,7 @@ def test_what_cannot_be_done_is_said(tmp_path) -> None:
 
 def test_what_is_no_batch_is_refused_before_anything_runs(tmp_path, generate) -> None:
     source = write(tmp_path / "a.jsonl", request("x"), "", "no json", request("y"), request("x"))
-    with pytest.raises(InputError, match=r"a\.jsonl:5: custom_id 'x' stands on line 1 already"):
+    with pytest.raises(InputError, match=r"a\.jsonl:5: custom_id 'x' also occurs on line 1"):
         generate(source)
     write(tmp_path / "b.jsonl", request("x"))
     with pytest.raises(ConfigError, match="takes one batch file"):

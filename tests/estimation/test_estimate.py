@@ -814,7 +814,7 @@ def test_an_instance_type_that_the_speed_says_nothing_about_is_named(tmp_path) -
         notes[gpu] = [note for note in result.notes if note.startswith("--instance")]
     says(notes[None][0], "--instance g6e.xlarge is not in the tables", "here", "L40S=RATE")
     says(notes[None][1], "--instance m7i.2xlarge is not in the tables", "its CPU")
-    says(notes["NVIDIA H100 80GB HBM3"][0], "--instance g6e.xlarge", "holds for H100")
+    says(notes["NVIDIA H100 80GB HBM3"][0], "--instance g6e.xlarge", "measured on H100")
     assert [note.split()[1] for note in notes["NVIDIA L40S"]] == ["m7i.2xlarge"]
 
 
