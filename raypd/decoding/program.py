@@ -1,7 +1,7 @@
 """What a decoding method is: a coroutine that yields feeds and receives predictions.
 
 A method reads like the pseudo-code of its paper and knows nothing about batches, devices or caches;
-methods/autoregressive.py is the shortest. The engine packs the feeds of many programs into one
+methods/guided.py is the shortest. The engine packs the feeds of many programs into one
 forward pass. A token sees tokens of its own program only, by the rule in visibility.py.
 """
 

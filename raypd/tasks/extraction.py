@@ -172,8 +172,10 @@ class ExtractionTask:
         value_tokens = self.decoding.max_value_tokens
         if self.decoding.method == "guided":
             return guided(prompt, value_tokens), read_slots
-        isolate = self.decoding.isolate == "values"
-        return hyper_parallel(prompt, value_tokens, isolate), read_slots
+        if self.decoding.method == "hyper_parallel":
+            isolate = self.decoding.isolate == "values"
+            return hyper_parallel(prompt, value_tokens, isolate), read_slots
+        raise NotImplementedError(f"extraction has no program for {self.decoding.method}")
 
     def _record_program(
         self, category: CategoryPrompt, texts: Sequence[DocumentText]

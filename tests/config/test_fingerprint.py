@@ -12,10 +12,18 @@ import yaml
 from pydantic import BaseModel
 
 from raypd import storage
-from raypd.config import KINDS, METHODS, DecodingConfig, EndpointConfig, RunConfig
+from raypd.config import (
+    KINDS,
+    METHODS,
+    OWN_COLUMNS,
+    DecodingConfig,
+    EndpointConfig,
+    RunConfig,
+)
 from raypd.config.load import make_config
 from raypd.config.model import METHOD_OPTIONS
 from raypd.config.render import render
+from raypd.config.run import _ANSWERS
 from raypd.config.secrets import Uri
 from raypd.errors import ConfigError
 from raypd.run import manifest
@@ -51,6 +59,13 @@ def test_it_is_what_it_was() -> None:
     """
     assert make_config(EXTRACTION).fingerprint() == "ff52ac83d9c2"
     assert make_config(QUESTIONS).fingerprint() == "ca639d2ca2c5"
+
+
+def test_a_column_that_is_new_in_every_table_ends_the_resuming_of_earlier_runs() -> None:
+    """One table must not hold units with different columns: raise _ANSWERS with the change."""
+    columns = ["id", "status", "error", "source", "row", "attempts"]
+    assert list(OWN_COLUMNS) == columns
+    assert _ANSWERS == 3
 
 
 @pytest.mark.parametrize(
@@ -193,8 +208,8 @@ def test_a_key_counts_where_the_table_says(
         if own not in prints:
             counting.add(key)
     assert counting == expected_keys(kind, method, isolate, temperature), (
-        "say in ANSWER_KEYS (raypd/config/model.py) of which methods a key of decoding can "
-        "change an answer and, if it does so only for some values of other keys, in "
+        "say by answer_keys in raypd/decoding/methods/registry.py of which methods a key of "
+        "decoding can change an answer and, if it does so only for some values of other keys, in "
         "DecodingConfig.idle_keys; then add it to COUNTING in this test"
     )
 

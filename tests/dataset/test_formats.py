@@ -120,7 +120,7 @@ def test_raypd_init_finds_the_columns_of_an_added_format(kv_folder, monkeypatch)
 
 def test_an_added_format_is_named_in_the_message_about_a_file_of_unknown_type(kv_folder, config):
     (kv_folder / "goods.kv").rename(kv_folder / "goods.xyz")
-    with pytest.raises(InputError, match=r"raypd reads \.jsonl, \.csv, \.tsv and \.kv \(also with"):
+    with pytest.raises(InputError, match=r"raypd reads \.jsonl, .*\.kv\b.* \(also with"):
         plan(config(str(kv_folder)))
 
 

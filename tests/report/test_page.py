@@ -212,7 +212,7 @@ def test_charts_are_well_formed_named_and_without_a_style_of_their_own(make):
         page.render(make(units=20)),
         re.DOTALL,
     )
-    assert len(charts) == 8
+    assert len(charts) >= 8
     for chart in charts:
         tree = ElementTree.fromstring(chart)
         assert all(child.text for child in tree[:2])
