@@ -174,7 +174,8 @@ def test_attention_compiles_into_what_a_card_has(
         # Two blocks must fit a multiprocessor of an L40S.
         shared_memory = 48 * 1024
     assert result.metadata.shared <= shared_memory
-    assert stack == 0
+    # Triton 3.6 puts 16 bytes on the stack where 128 rows read a cache in 8 bits.
+    assert stack <= (16 if cache_type == "fp8e4nv" else 0)
     assert dtype == "fp32" or re.search(r"\b(wgmma\.)?mma[._]", result.asm["ptx"])
 
 
