@@ -7,7 +7,8 @@ an end ("minimum salary") or another attribute of the record has the other end.
 
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
 from raypd.schema.numbers import CURRENCY, MONEY, read_number
@@ -86,6 +87,7 @@ class _Range(NamedTuple):
     high: list[float]
 
 
+@lru_cache(maxsize=1024)
 def asks_for_an_end(name: str, description: str) -> bool:
     """Return whether an attribute asks for an end of a range, such as a minimum.
 
@@ -114,7 +116,7 @@ def is_end_of_range(number: float, text: str, others: Sequence[float] = ()) -> b
     """
     if not any(map(str.isdecimal, text)):
         return False
-    ranges = list(_ranges(text))
+    ranges = _ranges(text)
     is_end = False
     for low, high in ((each.low, each.high) for each in ranges):
         for end, other_end in ((low, high), (high, low)):
@@ -125,14 +127,18 @@ def is_end_of_range(number: float, text: str, others: Sequence[float] = ()) -> b
     return is_end and not _stands_alone(number, text, ranges)
 
 
-def _ranges(text: str) -> Iterator[_Range]:
+# All numbers of a record are looked for in the same text, one after the other.
+@lru_cache(maxsize=16)
+def _ranges(text: str) -> tuple[_Range, ...]:
+    ranges = []
     for pattern in (_RANGE, _RANGE_OF_WORDS):
         for match in pattern.finditer(text):
             factors = {_factor(match["low_factor"]), _factor(match["high_factor"])}
             low = _readings(match["low"], factors)
             high = _readings(match["high"], factors)
             if low and high and min(low) < max(high):
-                yield _Range(match.start(), match.end(), low, high)
+                ranges.append(_Range(match.start(), match.end(), low, high))
+    return tuple(ranges)
 
 
 def _stands_alone(number: float, text: str, ranges: Sequence[_Range]) -> bool:

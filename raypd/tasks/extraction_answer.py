@@ -204,8 +204,9 @@ def _only_ends(attributes: Sequence[Attribute], values: Sequence[ValueSource]) -
             numbers[attribute.name] = number
     ends = set()
     for attribute, source in zip(attributes, values, strict=True):
-        is_asked = asks_for_an_end(attribute.name, attribute.description)
-        if attribute.name not in numbers or is_asked:
+        if attribute.name not in numbers:
+            continue
+        if asks_for_an_end(attribute.name, attribute.description):
             continue
         others = [number for name, number in numbers.items() if name != attribute.name]
         if is_end_of_range(numbers[attribute.name], source.text.text, others):

@@ -4,6 +4,7 @@ import random
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import pytest
 import torch
 from transformers import PreTrainedModel
 
@@ -136,3 +137,25 @@ def finished(engine: Engine) -> dict[Any, Finished]:
         for program in engine.step():
             by_tag[program.tag] = program
     return by_tag
+
+
+def preempt_at_random(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Let sequences lose their cache between passes.
+
+    Returns:
+        The cached tokens of each sequence that lost them, to which further passes add.
+    """
+    rng = random.Random(1)
+    lost: list[int] = []
+    step = engine.step
+
+    def step_and_preempt() -> Any:
+        finished = step()
+        for sequence in engine.sequences:
+            if rng.random() < 0.25:
+                lost.append(sequence.cached)
+                sequence.release(engine.cache)
+        return finished
+
+    monkeypatch.setattr(engine, "step", step_and_preempt)
+    return lost

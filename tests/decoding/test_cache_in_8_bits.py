@@ -4,7 +4,6 @@ The reference is the unmodified model, whose keys and values are rounded before 
 """
 
 import math
-import random
 import statistics
 from unittest import mock
 
@@ -18,7 +17,7 @@ from raypd.decoding.kv_cache import KVCache
 from raypd.decoding.methods.autoregressive import autoregressive
 from raypd.decoding.pack import pack_model
 from tests.decoding.cases import CASES, pair
-from tests.decoding.drivers import never, prompts_of
+from tests.decoding.drivers import never, preempt_at_random, prompts_of
 from tests.decoding.kernel_cases import compare
 from tests.decoding.reference import round_keys_and_values
 from tests.decoding.test_hybrid import hybrid_case
@@ -188,19 +187,7 @@ def test_forks_and_lost_caches_change_no_answer(method, monkeypatch):
     model, stock = rounded_pair("llama")
     case = CASES[method](stock)
     engine = Engine(model, max_num_seqs=3, max_num_batched_tokens=30, kv_cache="fp8")
-    rng = random.Random(1)
-    lost: list[int] = []  # Cached tokens of each sequence that lost them.
-    step = engine.step
-
-    def step_and_preempt():
-        finished = step()
-        for sequence in engine.sequences:
-            if rng.random() < 0.25:
-                lost.append(sequence.cached)
-                sequence.release(engine.cache)
-        return finished
-
-    monkeypatch.setattr(engine, "step", step_and_preempt)
+    lost = preempt_at_random(engine, monkeypatch)
     case.check(engine.run(case.programs()), 1e-9)
     assert sum(lost) > 60
 

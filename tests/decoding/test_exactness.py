@@ -1,7 +1,6 @@
 """Every method in the engine against the unmodified model on each prompt alone, token for token."""
 
 import dataclasses
-import random
 from unittest import mock
 
 import pytest
@@ -12,7 +11,7 @@ from raypd.decoding.methods.autoregressive import autoregressive
 from raypd.decoding.methods.space import space
 from raypd.decoding.sampling import Sampling
 from tests.decoding.cases import CASES, FAMILIES, MASK, case_of, pair, run_all
-from tests.decoding.drivers import never, prompts_of
+from tests.decoding.drivers import never, preempt_at_random, prompts_of
 from tests.decoding.reference import Replay, check_logprobs
 from tests.tiny import in_float64
 
@@ -76,19 +75,7 @@ def figures(answer) -> dict:
 def test_a_program_that_loses_its_cache_is_fed_again_and_answers_the_same(method, monkeypatch):
     model, _ = pair("llama")
     engine = Engine(model, max_num_seqs=3, max_num_batched_tokens=30)
-    rng = random.Random(1)
-    lost: list[int] = []  # Cached tokens of each sequence that lost them.
-    step = engine.step
-
-    def step_and_preempt():
-        finished = step()
-        for sequence in engine.sequences:
-            if rng.random() < 0.25:
-                lost.append(sequence.cached)
-                sequence.release(engine.cache)
-        return finished
-
-    monkeypatch.setattr(engine, "step", step_and_preempt)
+    lost = preempt_at_random(engine, monkeypatch)
     run_all(engine, {method: case_of(method, "llama")}, 1e-3)
     assert sum(lost) > 60
 

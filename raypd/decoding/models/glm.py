@@ -12,20 +12,28 @@ from raypd.decoding.models.phi3 import joined_mlp_of
 from raypd.decoding.models.rotation import halves_order, pairs_order, rotary_dim
 
 
-class GlmLayer(PreNormLayer):
-    """A layer of GLM-4 9B of 2024, which rotates neighbours."""
+class _DenseGlm:
+    """The parts of a layer that both dense kinds have: neighbours rotate, the MLP is joined."""
 
     @staticmethod
     def attention_source(source: Any) -> AttentionSource:
-        return _with_rotated_pairs(source.self_attn)
+        attention = source.self_attn
+        head_dim = attention.head_dim
+        return attention_of(
+            attention, order=pairs_order(head_dim, rotary_dim(attention.config, head_dim))
+        )
 
     @staticmethod
     def build_mlp(source: Any, builder: Builder) -> Any:
         return builder.mlp(joined_mlp_of(source.mlp))
 
 
-class Glm4Layer(SandwichLayer):
-    """A layer of GLM-4 of 2025, which rotates neighbours."""
+class GlmLayer(_DenseGlm, PreNormLayer):
+    """A layer of GLM-4 9B of 2024."""
+
+
+class Glm4Layer(_DenseGlm, SandwichLayer):
+    """A layer of GLM-4 of 2025."""
 
     norm_style = NormStyle.ROUND_FIRST
     norms = (
@@ -34,14 +42,6 @@ class Glm4Layer(SandwichLayer):
         "post_attention_layernorm",
         "post_mlp_layernorm",
     )
-
-    @staticmethod
-    def attention_source(source: Any) -> AttentionSource:
-        return _with_rotated_pairs(source.self_attn)
-
-    @staticmethod
-    def build_mlp(source: Any, builder: Builder) -> Any:
-        return builder.mlp(joined_mlp_of(source.mlp))
 
 
 class Glm4MoeLayer(ExpertsLayer):
@@ -54,14 +54,6 @@ class Glm4MoeLayer(ExpertsLayer):
         return attention_of(
             attention, order=halves_order(head_dim, rotary_dim(attention.config, head_dim))
         )
-
-
-def _with_rotated_pairs(attention: Any) -> AttentionSource:
-    """Describe an attention of transformers that rotates neighbours in a part of each head."""
-    head_dim = attention.head_dim
-    return attention_of(
-        attention, order=pairs_order(head_dim, rotary_dim(attention.config, head_dim))
-    )
 
 
 GLM = Family("GLM-4 9B of 2024", ("GlmForCausalLM",), GlmLayer)
