@@ -21,7 +21,7 @@ from raypd import storage
 from raypd.config import RunConfig
 from raypd.dataset import DigestSet, Plan, read_unit
 from raypd.errors import InputError
-from raypd.run import Unit, Unreadable, make_unit
+from raypd.run import Part, Unit, Unreadable, make_unit
 from raypd.tasks import Document
 from raypd.verify import Scratch
 
@@ -48,7 +48,6 @@ _PLANNED = pa.schema(
     }
 )
 DAMAGED = pa.schema({"source": "string"})
-_THREADS = 8
 
 
 def unit_key(unit: Unit) -> str:
@@ -170,8 +169,10 @@ def read_input(scratch: Scratch, plan: Plan, config: RunConfig, indexed_units: D
     content_hash = _ContentHash(config)
     # A plan may have millions of units, so they are not collected.
     digest = hashlib.sha256()
+    threads = 1
     for unit in plan:
         digest.update(unit_key(unit).encode())
+        threads = max(threads, storage.decoding_threads(unit.parts[0].path))
     tonight = Input(digest.hexdigest()[:16])
 
     def take(ordinal: int, unit: Unit) -> None:
@@ -181,7 +182,7 @@ def read_input(scratch: Scratch, plan: Plan, config: RunConfig, indexed_units: D
             scratch.add("read", _read_rows(documents, key, content_hash))
         scratch.add("planned", [{"unit": key, "ordinal": ordinal}])
 
-    for unit, reason in unreadable(plan, config, take, tonight.apart, _THREADS):
+    for unit, reason in unreadable(plan, config, take, tonight.apart, threads):
         tonight.damaged.add(unit, reason)
         scratch.add("damaged", [{"source": unit.name}])
     tonight.units = scratch.number("SELECT count(*) FROM planned")
@@ -262,20 +263,71 @@ def counts(scratch: Scratch) -> dict[str, Any]:
     return scratch.row(statement("counts"))
 
 
-def to_extract(scratch: Scratch, condition: str) -> Iterator[tuple[int, list[int]]]:
-    """Yield the documents to extract, in the order of the plan.
+@dataclass
+class PendingDocuments:
+    """The documents of a unit that are to be extracted."""
+
+    # The unit's place in the plan.
+    ordinal: int
+    # The number of documents that the unit has.
+    documents: int
+    # The numbers of the documents to extract, from 0.
+    positions: list[int]
+
+
+def to_extract(scratch: Scratch, condition: str) -> Iterator[PendingDocuments]:
+    """Yield the documents to extract, unit by unit in the order of the plan.
 
     Args:
         scratch: Has the table `placed`.
         condition: SQL over `placed`.
-
-    Yields:
-        (ordinal of a unit, positions of its documents).
     """
     pending = scratch.rows(f"""
-        SELECT ordinal, position FROM placed
+        WITH sizes AS (
+            SELECT ordinal, max(position) + 1 AS documents FROM placed WHERE live GROUP BY ordinal
+        )
+        SELECT ordinal, documents, position
+        FROM placed JOIN sizes USING (ordinal)
         WHERE winner AND live AND {condition}
         ORDER BY ordinal, position
         """)
-    for ordinal, rows in groupby(pending, itemgetter("ordinal")):
-        yield ordinal, [row["position"] for row in rows]
+    for (ordinal, documents), rows in groupby(pending, itemgetter("ordinal", "documents")):
+        yield PendingDocuments(ordinal, documents, [row["position"] for row in rows])
+
+
+def merged_units(
+    subsets: Iterable[tuple[Unit, PendingDocuments]], most_documents: int, fingerprint: str
+) -> Iterator[Unit]:
+    """Make units of the documents to extract.
+
+    A night often changes few documents of each unit. Such documents share a unit, so that a night
+    answers and commits full units. A unit whose documents are all to be extracted stays as it is,
+    because its object can then be an object of the table.
+
+    Args:
+        subsets: The units that have such documents, in the order of the plan.
+        most_documents: The number of documents, and of parts, that a shared unit has at most.
+        fingerprint: The run's fingerprint.
+
+    Yields:
+        Units in the order of the plan, except that a unit that stays as it is may come earlier.
+    """
+    parts: list[Part] = []
+    positions: list[int] = []
+    first_number = 0
+    for unit, pending in subsets:
+        if len(pending.positions) == pending.documents:
+            yield unit.subset(pending.positions)
+            continue
+        has_documents_left = len(positions) + len(pending.positions) <= most_documents
+        has_parts_left = len(parts) + len(unit.parts) <= most_documents
+        if parts and not (has_documents_left and has_parts_left):
+            yield make_unit(parts, fingerprint).subset(positions)
+            parts = []
+            positions = []
+            first_number = 0
+        parts += unit.parts
+        positions += [first_number + position for position in pending.positions]
+        first_number += pending.documents
+    if parts:
+        yield make_unit(parts, fingerprint).subset(positions)

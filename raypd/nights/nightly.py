@@ -6,6 +6,7 @@ state.json is replaced last, on condition that it is still the version that was 
 import contextlib
 import itertools
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -23,7 +24,18 @@ from raypd.errors import ConfigError, RunError, raised_as
 from raypd.nights.changes import Input
 from raypd.nights.index import Index
 from raypd.nights.state import NightState
-from raypd.run import RunLease, Unreadable, console, held, layout, left_out, manifest, read, records
+from raypd.run import (
+    RunLease,
+    Unit,
+    Unreadable,
+    console,
+    held,
+    layout,
+    left_out,
+    manifest,
+    read,
+    records,
+)
 from raypd.text import counted, iso
 from raypd.verify import Scratch, scratch as verify_scratch
 
@@ -394,13 +406,12 @@ class NightRun:
         """
         writer = PlanWriter()
         documents = 0
-        planned = changes.placed(plan, self.config, tonight.apart)
-        for ordinal, positions in changes.to_extract(self.scratch, condition):
-            # Both iterators are in the order of the plan.
-            unit = next(unit for start, unit in planned if start == ordinal)
-            writer.add(unit.subset(positions))
-            documents += len(positions)
-        subsets = writer.finish(0, "", 0, {})
+        subsets = self._subsets(condition, plan, tonight)
+        limit = config.cluster.unit_documents
+        for unit in changes.merged_units(subsets, limit, config.fingerprint()):
+            writer.add(unit)
+            documents += unit.expected
+        planned = writer.finish(0, "", 0, {})
         if documents:
             path = storage.join(self.root, folder)
             # The objects of the table are units, which later nights follow one by one.
@@ -410,12 +421,22 @@ class NightRun:
                 config.model_copy(update={"output": output}),
                 verbose=self.verbose,
                 build=self.build,
-                planned=subsets,
+                planned=planned,
             )
             self._check_lease()
-        files = (f"{folder}/{layout.UNITS}/{unit.id}.parquet" for unit in subsets)
+        files = (f"{folder}/{layout.UNITS}/{unit.id}.parquet" for unit in planned)
         table.add_answers(self.scratch, name, self.root, files)
         return documents
+
+    def _subsets(
+        self, condition: str, plan: Plan, tonight: Input
+    ) -> Iterator[tuple[Unit, changes.PendingDocuments]]:
+        """Yield the units with documents of a condition, and these documents."""
+        units = changes.placed(plan, self.config, tonight.apart)
+        for pending in changes.to_extract(self.scratch, condition):
+            # Both iterators are in the order of the plan.
+            unit = next(unit for ordinal, unit in units if ordinal == pending.ordinal)
+            yield unit, pending
 
     def _publish(self, night: Night, tonight: Input, listing: str) -> None:
         """Write the table's new objects, the index and the list; state.json makes them valid."""

@@ -5,7 +5,7 @@ Otherwise a new object is written from existing rows.
 """
 
 from collections.abc import Iterable
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import groupby
 from operator import itemgetter
 from typing import Any
@@ -31,7 +31,8 @@ _ROWS = pa.schema(
     }
 )
 _ANSWER_COLUMNS = ["source", "row", "status", "category"]
-_THREADS = 8
+# Objects of tonight's answers that are kept decoded; each has at most the documents of a unit.
+_FRESH_OBJECTS = 8
 
 
 def add_answers(scratch: Scratch, name: str, root: str, files: Iterable[str]) -> None:
@@ -59,7 +60,7 @@ def add_answers(scratch: Scratch, name: str, root: str, files: Iterable[str]) ->
         ]
         scratch.add(f"{name}_rows", pa.table(columns, schema=_ROWS))
 
-    for _ in storage.in_threads(add_object, files, _THREADS):
+    for _ in storage.in_threads(add_object, files, storage.decoding_threads(root)):
         pass
     scratch.run(f"""
         CREATE TABLE {name} AS
@@ -151,96 +152,53 @@ def compose(
             f.category, f.added_file, f.file IN (SELECT file FROM answered) AS fresh
         FROM final f JOIN homes h USING (unit)
         WHERE f.winner AND NOT h.stays
-        ORDER BY f.unit, f.position, f.source, f.row
+        ORDER BY f.ordinal, f.unit, f.position, f.source, f.row
         """)
     units = (list(rows) for _, rows in groupby(documents, itemgetter("unit")))
+    answers = _Answers(root)
 
     def write_unit(rows: list[dict[str, Any]]) -> None:
-        _write(root, rows, config, change)
+        if change is None:
+            unit_rows = answers.rows_of(rows)
+        else:
+            unit_rows = _joined(rows, answers, config, change)
+        write_object(storage.join(root, rows[0]["home"]), unit_rows)
 
-    for _ in storage.in_threads(write_unit, units, _THREADS):
+    for _ in storage.in_threads(write_unit, units, storage.decoding_threads(root)):
         pass
 
 
-def _write(
-    root: str,
-    documents: list[dict[str, Any]],
-    config: RunConfig,
-    change: schema_change.Change | None,
-) -> None:
-    """Write the object of a unit from rows of other objects.
-
-    Args:
-        root: The nightly root.
-        documents: The unit's rows of the query in `compose`.
-        config: The configuration.
-        change: The change of the categories; None if they are as before.
-    """
-    files = {document["file"] for document in documents}
-    files |= {document["added_file"] for document in documents if document["added_file"]}
-    answers = _ObjectRows(root, sorted(files))
-    if change is None:
-        rows = answers.rows_of(documents)
-    else:
-        rows = _joined(documents, answers, config, change)
-    write_object(storage.join(root, documents[0]["home"]), rows)
-
-
 class _ObjectRows:
-    """The rows of some objects, by document.
+    """The rows of an object, by document.
 
     Args:
         root: The nightly root.
-        files: The objects, below the root.
+        file: The object, below the root.
     """
 
-    def __init__(self, root: str, files: list[str]) -> None:
-        tables = []
-        # (object, source, row) of a document -> its rows in `table`.
-        self._rows: dict[tuple[str, str, int], list[int]] = {}
-        first = 0
-        for file in files:
-            rows = read_object(storage.join(root, file)).replace_schema_metadata(None)
-            tables.append(rows)
-            keys = zip(rows["source"].to_pylist(), rows["row"].to_pylist(), strict=True)
-            for index, (source, row) in enumerate(keys, first):
-                self._rows.setdefault((file, source, row), []).append(index)
-            first += len(rows)
-        # A field that a later version of raypd added to `values` is null in rows of an earlier one.
-        self.table = pa.concat_tables(tables, promote_options="permissive")
+    def __init__(self, root: str, file: str) -> None:
+        self._file = file
+        self.table = read_object(storage.join(root, file)).replace_schema_metadata(None)
+        # (source, row) of a document -> its rows in `table`.
+        self._rows: dict[tuple[str, int], list[int]] = {}
+        sources = self.table["source"].to_pylist()
+        keys = zip(sources, self.table["row"].to_pylist(), strict=True)
+        for index, key in enumerate(keys):
+            self._rows.setdefault(key, []).append(index)
 
-    def indices(self, file: str, source: str, row: int) -> list[int]:
-        """Return the rows of a document in an object, as indices of `table`.
+    def indices(self, source: str, row: int) -> list[int]:
+        """Return the rows of a document, as indices of `table`.
 
         Raises:
             RunError: If the object does not have the document.
         """
-        indices = self._rows.get((file, source, row))
+        indices = self._rows.get((source, row))
         if indices is None:
             raise RunError(
-                f"{file}: has no row for {source}, at {row}, although the index lists it; run "
-                "with --full"
+                f"{self._file}: has no row for {source}, at {row}, although the index lists it; "
+                "run with --full"
             )
         return indices
-
-    def rows_of(self, documents: list[dict[str, Any]]) -> pa.Table:
-        """Return the rows of documents, where each document stands tonight."""
-        indices = []
-        sources = []
-        rows = []
-        for document in documents:
-            for index in self.indices(
-                document["file"], document["from_source"], document["from_row"]
-            ):
-                indices.append(index)
-                sources.append(document["source"])
-                rows.append(document["row"])
-        result = self.table.take(pa.array(indices, pa.int64()))
-        for name, values in (("source", sources), ("row", rows)):
-            number = result.schema.get_field_index(name)
-            column = result.schema.field(number)
-            result = result.set_column(number, column, pa.array(values, column.type))
-        return result
 
     @cached_property
     def dicts(self) -> list[dict[str, Any]]:
@@ -248,9 +206,72 @@ class _ObjectRows:
         return list(self.table.to_pylist())
 
 
+class _Answers:
+    """The rows of the objects that have the documents' answers.
+
+    Args:
+        root: The nightly root.
+    """
+
+    def __init__(self, root: str) -> None:
+        self._root = root
+        # Units that follow on each other take their new answers from the same objects.
+        self._fresh = lru_cache(_FRESH_OBJECTS)(self._read)
+
+    def _read(self, file: str) -> _ObjectRows:
+        return _ObjectRows(self._root, file)
+
+    def of(self, documents: list[dict[str, Any]]) -> dict[str, _ObjectRows]:
+        """Return the objects that documents of a unit take their rows from, by name.
+
+        Args:
+            documents: The unit's rows of the query in `compose`.
+        """
+        objects: dict[str, _ObjectRows] = {}
+        for document in documents:
+            file = document["file"]
+            if file not in objects:
+                read = self._read
+                if document["fresh"]:
+                    read = self._fresh
+                objects[file] = read(file)
+            added_file = document["added_file"]
+            if added_file and added_file not in objects:
+                objects[added_file] = self._fresh(added_file)
+        return objects
+
+    def rows_of(self, documents: list[dict[str, Any]]) -> pa.Table:
+        """Return the rows of documents of a unit, where each document stands tonight."""
+        objects = self.of(documents)
+        first_rows: dict[str, int] = {}
+        tables = []
+        rows_before = 0
+        for file, rows in objects.items():
+            first_rows[file] = rows_before
+            tables.append(rows.table)
+            rows_before += len(rows.table)
+        # A field that a later version of raypd added to `values` is null in rows of an earlier one.
+        table = pa.concat_tables(tables, promote_options="permissive")
+        indices: list[int] = []
+        new_sources: list[str] = []
+        new_rows: list[int] = []
+        for document in documents:
+            file = document["file"]
+            for index in objects[file].indices(document["from_source"], document["from_row"]):
+                indices.append(first_rows[file] + index)
+                new_sources.append(document["source"])
+                new_rows.append(document["row"])
+        result = table.take(pa.array(indices, pa.int64()))
+        for name, values in (("source", new_sources), ("row", new_rows)):
+            number = result.schema.get_field_index(name)
+            column = result.schema.field(number)
+            result = result.set_column(number, column, pa.array(values, column.type))
+        return result
+
+
 def _joined(
     documents: list[dict[str, Any]],
-    answers: _ObjectRows,
+    answers: _Answers,
     config: RunConfig,
     change: schema_change.Change,
 ) -> pa.Table:
@@ -258,22 +279,34 @@ def _joined(
 
     Args:
         documents: The unit's rows of the query in `compose`.
-        answers: All objects of these documents.
+        answers: The objects that have their rows.
         config: The configuration.
         change: The change of the categories.
     """
-    rows: list[dict[str, Any]] = []
+    objects = answers.of(documents)
+    joined: list[dict[str, Any]] = []
     for document in documents:
         source = document["source"]
         row = document["row"]
-        indices = answers.indices(document["file"], document["from_source"], document["from_row"])
-        document_rows = [answers.dicts[index] for index in indices]
+        answered = objects[document["file"]]
+        indices = answered.indices(document["from_source"], document["from_row"])
+        document_rows = [answered.dicts[index] for index in indices]
         if not document["fresh"]:
             added = None
             if document["added_file"]:
-                (index, *_) = answers.indices(document["added_file"], source, row)
-                added = answers.dicts[index]
+                added_rows = objects[document["added_file"]]
+                (index, *_) = added_rows.indices(source, row)
+                added = added_rows.dicts[index]
             document_rows = [schema_change.join(document_rows[0], added, config, change)]
         for document_row in document_rows:
-            rows.append({**document_row, "source": source, "row": row})
-    return pa.Table.from_pylist(rows, answers.table.schema)
+            joined.append({**document_row, "source": source, "row": row})
+    return pa.Table.from_pylist(joined, _one_schema(objects.values()))
+
+
+def _one_schema(objects: Iterable[_ObjectRows]) -> pa.Schema:
+    """Return the schema of rows of several objects.
+
+    A field that a later version of raypd added to `values` is null in rows of an earlier one.
+    """
+    schemas = [rows.table.schema for rows in objects]
+    return pa.unify_schemas(schemas, promote_options="permissive")

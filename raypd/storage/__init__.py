@@ -42,6 +42,7 @@ __all__ = [
     "backend",
     "clean_temporary",
     "configure",
+    "decoding_threads",
     "delete",
     "delete_all",
     "delete_folder",
@@ -69,6 +70,8 @@ __all__ = [
     "walk",
 ]
 
+_REMOTE_DECODING_THREADS = 8
+_LOCAL_DECODING_THREADS = 2
 # The registry of kinds. `Local` also serves every path without a known scheme.
 KINDS: tuple[type[Backend], ...] = (Local, S3, CloudStore)
 
@@ -114,6 +117,17 @@ backend = default.backend
 def is_remote(path: str) -> bool:
     """Return whether a path lies on an object store."""
     return backend(path).is_remote
+
+
+def decoding_threads(path: str) -> int:
+    """Return how many threads should read and decode the objects of a folder.
+
+    On an object store most of the time is spent waiting. Decoding local files is bound by the
+    processor, and Python runs one thread at a time: more threads only hold more files in memory.
+    """
+    if is_remote(path):
+        return _REMOTE_DECODING_THREADS
+    return _LOCAL_DECODING_THREADS
 
 
 def absolute(path: str) -> str:

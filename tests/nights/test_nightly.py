@@ -264,6 +264,48 @@ def test_objects_that_did_not_change_are_neither_read_nor_written(write, run, mo
     assert titles(config)["b2"] == "y"
 
 
+def units_of(config: RunConfig, made: Night) -> list[int]:
+    """Return how many documents each unit has that a night has put through the model."""
+    folder = Path(config.output.path, "nights", made.name, "units")
+    return sorted(pq.read_metadata(path).num_rows for path in folder.glob("*.parquet"))
+
+
+@pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
+def test_changed_documents_of_several_units_are_answered_in_one_unit(write, run, suffix) -> None:
+    documents = {f"d{number:02d}": "x" for number in range(24)}
+    names = list(documents)
+    for file in range(3):
+        rows_of_file = {name: documents[name] for name in names[file * 8 : file * 8 + 8]}
+        write(f"{file}.{suffix}", rows_of_file)
+    config = run(unit_documents=4)
+    assert units_of(config, night(config)) == [4] * 6
+    # One document of each of the first four units, and all documents of the last unit.
+    changed = {name: "y" for name in ["d01", "d06", "d08", "d15", *names[20:]]}
+    documents |= changed
+    for file in range(3):
+        rows_of_file = {name: documents[name] for name in names[file * 8 : file * 8 + 8]}
+        write(f"{file}.{suffix}", rows_of_file)
+    second = night(config)
+    assert extracted(config, second) == sorted(changed)
+    assert units_of(config, second) == [4, 4]
+    assert titles(config) == documents
+    # The object of the unit that changed as a whole is an object of the table.
+    fresh = f"nights/{second.name}/units/"
+    assert sum(fresh in file for file in files(config)) == 1
+    assert night(config).nothing_new is True
+
+
+def test_a_unit_of_changed_documents_has_at_most_unit_documents(write, run) -> None:
+    documents = {f"d{number:02d}": "x" for number in range(40)}
+    write("a.jsonl", documents)
+    config = run(unit_documents=4)
+    night(config)
+    changed = {f"d{number:02d}": "y" for number in range(0, 40, 4)}
+    write("a.jsonl", documents | changed)
+    assert units_of(config, night(config)) == [2, 4, 4]
+    assert titles(config) == documents | changed
+
+
 def test_the_last_document_of_an_id_wins_and_the_one_before_comes_back_when_it_goes(
     tmp_path, write, run
 ) -> None:
