@@ -171,11 +171,11 @@ class FitConfig(Section, use_attribute_docstrings=True):
     test_share: float = Field(
         0.25, gt=0, lt=1, description="Share of these that only measures F1; at least 30 documents"
     )
-    candidates: Annotated[dict[str, dict[str, Any]], AfterValidator(_named_and_known)] = Field(
-        {"lora": {"training.weights": "lora"}, "full": {"training.weights": "full"}}, min_length=1
-    )
-    """Models to train: name -> dotted keys of model, decoding, training and engine"""
-    curve: Annotated[list[float], AfterValidator(_shares)] = Field([0.25, 0.5])
+    candidates: Annotated[dict[str, dict[str, Any]], AfterValidator(_named_and_known)] = Field({})
+    """Models to train: name -> dotted keys of model, decoding, training and engine. {}: one,
+    `lora`, an adapter that sees the labels twice, at a learning rate that suits the model's size
+    """
+    curve: Annotated[list[float], AfterValidator(_shares)] = Field([0.5])
     """Shares of the training part on which each candidate is trained too, to show whether more
     labels would help; []: none
     """
@@ -186,6 +186,6 @@ class FitConfig(Section, use_attribute_docstrings=True):
         description="F1 that the low end of the recommended model's 95% interval must reach",
     )
     sample: int = Field(
-        32, ge=2, description="Documents that are decoded to measure the cost of each model"
+        16, ge=2, description="Documents that are decoded to measure the cost of each model"
     )
-    sample_minutes: float = Field(5.0, gt=0, description="Time limit of that, per model")
+    sample_minutes: float = Field(2.0, gt=0, description="Time limit of that, per model")

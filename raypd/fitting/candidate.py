@@ -19,6 +19,7 @@ from raypd.evaluation import (
 )
 from raypd.fitting.context import UNCALIBRATED, FitContext, extract, input_keys
 from raypd.fitting.result import CandidateScore
+from raypd.models import find_source, read_config
 from raypd.run import TrainingRecord, layout, read, records
 from raypd.tasks import calibration as tasks_calibration
 from raypd.training import run_training
@@ -34,6 +35,46 @@ _MEASURED: Any = {
     "fit": {"sample", "sample_minutes"},
 }
 _LIMITS: Any = {"cost": {"budget_usd", "deadline"}}
+_DEFAULT_EPOCHS = 2.0
+# The best learning rate for all weights was found to be about _FULL_RATE at this hidden size, to
+# fall with the size to this power, and to be ten times as high for an adapter (Thinking Machines
+# Lab, "LoRA Without Regret", 2025). For the embedded model, whose hidden size is 576, it is 1.3e-3.
+_FULL_RATE = 5e-5
+_ADAPTER_FACTOR = 10
+_RATE_HIDDEN_SIZE = 2_000
+_RATE_POWER = 0.78
+
+
+def candidates_of(config: RunConfig) -> dict[str, dict[str, Any]]:
+    """Return the candidates of a fit: those of `fit.candidates`, or else one.
+
+    Keys of section `training` that the user has set stay as they are.
+
+    Args:
+        config: The configuration.
+
+    Raises:
+        ModelError: There are no candidates in `fit.candidates`, and the model cannot be found.
+    """
+    if config.fit.candidates:
+        return config.fit.candidates
+    training = config.training
+    weights = training.weights
+    changes: dict[str, Any] = {"training.weights": weights}
+    if "epochs" not in training.model_fields_set:
+        changes["training.epochs"] = _DEFAULT_EPOCHS
+    if "learning_rates" not in training.model_fields_set:
+        hidden_size = read_config(find_source(config.model)).hidden_size
+        changes["training.learning_rates"] = [_learning_rate(hidden_size, weights)]
+    return {weights: changes}
+
+
+def _learning_rate(hidden_size: int, weights: str) -> float:
+    """Return a learning rate for a model, with two significant digits."""
+    rate = _FULL_RATE * (_RATE_HIDDEN_SIZE / hidden_size) ** _RATE_POWER
+    if weights == "lora":
+        rate *= _ADAPTER_FACTOR
+    return float(f"{rate:.1e}")
 
 
 def training_config(

@@ -141,6 +141,7 @@ class Fit:
         self.context = context
         self.config = context.config
         self.result = result
+        self.candidates = candidate.candidates_of(context.config)
 
     def run(self) -> None:
         """Do whatever is not done yet.
@@ -156,10 +157,10 @@ class Fit:
         self._say_how_long(labels)
         if fit.teacher is not None:
             self._add_teacher()
-        for name, changes in fit.candidates.items():
+        for name, changes in self.candidates.items():
             make = partial(candidate.train, self.context, name, changes, labels, 1.0)
             self._add(self.result.scores, name, make)
-        for name, changes in fit.candidates.items():
+        for name, changes in self.candidates.items():
             for share in fit.curve:
                 fewer = max(1, round(share * labels))
                 make = partial(candidate.train, self.context, name, changes, fewer, share)
@@ -173,7 +174,7 @@ class Fit:
         fit = self.config.fit
         run = storage.join(self.result.path, "configured")
         manifest = read.record(Manifest, run, layout.MANIFEST)
-        if manifest is None or manifest.cost is None or not fit.candidates:
+        if manifest is None or manifest.cost is None:
             return
         prefill_seconds = manifest.cost.seconds.get("prefill", 0.0)
         if not manifest.documents or not manifest.prefill_tokens or prefill_seconds < _MEASURABLE:
@@ -182,9 +183,9 @@ class Fit:
         seconds_per_token = prefill_seconds / manifest.prefill_tokens
         document_seconds = 3 * seconds_per_token * tokens / manifest.documents
         shares = 1.0 + sum(fit.curve)
-        trainings = len(fit.candidates) * (1 + len(fit.curve))
+        trainings = len(self.candidates) * (1 + len(fit.curve))
         training_seconds = 0.0
-        for changes in fit.candidates.values():
+        for changes in self.candidates.values():
             epochs = float(changes.get("training.epochs", self.config.training.epochs))
             training_seconds += document_seconds * labels * epochs * shares
         seconds = training_seconds + trainings * manifest.seconds
@@ -377,7 +378,7 @@ def _check(context: FitContext) -> None:
         raise ConfigError(
             "input.text_columns: a fit keeps a document's id in `id`: give that column another name"
         )
-    for name, changes in config.fit.candidates.items():
+    for name, changes in candidate.candidates_of(config).items():
         try:
             training = candidate.training_config(context, changes, context.part("train"), folder)
             check_training(training)

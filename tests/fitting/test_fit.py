@@ -572,6 +572,21 @@ def test_no_candidate_begins_once_the_deadline_or_the_budget_is_over(
     assert begun == []
 
 
+def test_a_fit_without_candidates_trains_an_adapter_at_a_rate_for_the_size_of_the_model(yaml_of):
+    keys = ["fit.candidates={}"]
+    (changes,) = candidate.candidates_of(load_config(yaml_of(), keys)).values()
+    small_rates = changes.pop("training.learning_rates")
+    assert changes == {"training.weights": "lora", "training.epochs": 2}
+    # The tiny model has a hidden size of 64, the embedded one of 576.
+    embedded = load_config(yaml_of(), [*keys, "model.name=smollm2-135m-instruct"])
+    (changes,) = candidate.candidates_of(embedded).values()
+    assert changes["training.learning_rates"] == [pytest.approx(1.3e-3)]
+    assert small_rates[0] > 1.3e-3
+    mine = [*keys, "training.weights=full", "training.epochs=7", "training.learning_rates=[0.5]"]
+    candidates = candidate.candidates_of(load_config(yaml_of(), mine))
+    assert candidates == {"full": {"training.weights": "full"}}
+
+
 def test_a_candidate_has_a_folder_per_settings_of_its_training(yaml_of, monkeypatch):
     outputs = []
 
