@@ -41,6 +41,7 @@ from raypd.errors import ConfigError, InputError
 from raypd.estimation import Estimate
 from raypd.run import Manifest, RunCost, layout, load_record, load_run, records, say
 from raypd.storage import literal
+from raypd.text import id_text
 
 if TYPE_CHECKING:
     from raypd.answering import WorkerComponents
@@ -378,7 +379,7 @@ class LLM:
             if id_column is not None:
                 if id_column not in row:
                     raise ConfigError(f"document {index}: no column {id_column!r} (id=)")
-                document_id = str(row[id_column])
+                document_id = id_text(row[id_column])
             documents.append(filled(Document(index, document_id), config, row))
         try:
             return request_queue.answer(

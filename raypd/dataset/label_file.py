@@ -18,7 +18,7 @@ from raypd.dataset.formats.json_files import json_values
 from raypd.dataset.formats.workbook import sheet_rows
 from raypd.errors import InputError, raised_as
 from raypd.tasks import parse_json, plain_value
-from raypd.text import is_formula
+from raypd.text import id_text, is_formula
 
 # Ends of names that tell a file of labels from a run's folder.
 LABEL_ENDINGS = (".jsonl", ".json", ".csv", ".tsv", ".parquet", *EXCEL)
@@ -64,7 +64,7 @@ def label_rows(
             id_value = row.get("id")
         if id_value is None:
             id_value = default_id
-        yield line, str(id_value), row
+        yield line, id_text(id_value), row
 
 
 def _reviewed(rows: Iterator["_LabelRow"]) -> Iterator["_LabelRow"]:

@@ -21,6 +21,7 @@ from raypd.errors import InputError
 from raypd.run import Part, Unit
 from raypd.storage import SINCE_PLANNED
 from raypd.tasks import Document, kind_of
+from raypd.text import id_text
 
 
 def read_unit(unit: Unit, config: RunConfig, columns: Sequence[str] = ()) -> list[Document]:
@@ -222,8 +223,7 @@ def _set_id(document: Document, fields: Fields, source: InputConfig) -> None:
     if isinstance(value, str) and not value.strip():
         # A cell of CSV cannot say null. Many documents with one empty id would be one.
         return
-    # Half of a surrogate pair could not be written.
-    document.id = str(value).encode("utf-8", "replace").decode()
+    document.id = id_text(value)
 
 
 def _column_text(name: str, value: object) -> str | None:

@@ -46,8 +46,18 @@ def test_nan_is_missing_in_every_format(tmp_path, config, suffix) -> None:
     assert first.id == "a." + suffix + ":0"
     assert first.fields["title"] == "1.5"
     assert first.fields.get("category") is None
-    assert second.id == "2.0"
+    assert second.id == "2"
     assert "no text in title" in (second.error or "")
+
+
+def test_a_whole_id_that_pandas_stores_as_a_float_finds_its_label(tmp_path, config) -> None:
+    ids = pd.Series([17, None, 2.5])
+    pd.DataFrame({"id": ids, "title": ["a", "b", "c"]}).to_parquet(tmp_path / "a.parquet")
+    documents = read_all(config(str(tmp_path / "a.parquet")))
+    assert [document.id for document in documents] == ["17", "a.parquet:1", "2.5"]
+    labels = tmp_path / "labels.jsonl"
+    labels.write_text('{"id": 17, "title": "x"}\n{"id": 17.0, "title": "x"}\n')
+    assert [key for _, key, _ in label_rows(str(labels), "id")] == ["17", "17"]
 
 
 def test_missing_items_of_a_list_of_texts_are_left_out(tmp_path, config) -> None:
