@@ -280,7 +280,7 @@ def test_changed_documents_of_several_units_are_answered_in_one_unit(write, run,
     config = run(unit_documents=4)
     assert units_of(config, night(config)) == [4] * 6
     # One document of each of the first four units, and all documents of the last unit.
-    changed = {name: "y" for name in ["d01", "d06", "d08", "d15", *names[20:]]}
+    changed = dict.fromkeys(["d01", "d06", "d08", "d15", *names[20:]], "y")
     documents |= changed
     for file in range(3):
         rows_of_file = {name: documents[name] for name in names[file * 8 : file * 8 + 8]}
