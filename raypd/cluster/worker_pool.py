@@ -12,7 +12,7 @@ Points in time are seconds of the monotonic clock.
 import math
 import posixpath
 import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Set
 from dataclasses import dataclass
 from functools import cached_property
@@ -24,6 +24,7 @@ from raypd.cluster.document_stream import DocumentStream, StreamedUnit, StreamPr
 from raypd.cluster.faulty_gpus import workers_left
 from raypd.cluster.nodes import NodeWatch, draining_message
 from raypd.cluster.ray_session import WorkerResources
+from raypd.cluster.unit_queue import UnitQueue
 from raypd.cluster.worker import DecodeWorker, WorkerSpec
 from raypd.cluster.worker_deaths import WorkerDeaths
 from raypd.cluster.worker_handle import Assignment, WorkerHandle
@@ -88,16 +89,13 @@ class WorkerPool:
         self.workers: list[WorkerHandle] = []
         self.nodes = NodeWatch()
         self._max_workers = cluster.max_workers  # as many as have a GPU that is not faulty
-        # Units that were in flight and are not committed.
-        self._returned: deque[StreamedUnit] = deque()
         # Workers that pin a faulty GPU so that nothing else is scheduled on it.
         self._pinning: list[WorkerHandle] = []
-        self._source: Iterator[Unit] = iter(())
+        self._queue = UnitQueue(())
         self._stream: DocumentStream | None = None
         # Units that were to be read ahead and were read by workers, by the reason.
         self.read_by_workers: Counter[str] = Counter()
         self.reading = ReadingRecord()
-        self._exhausted = False  # whether the source has no more units
         self._remaining = 0  # units that have not ended
         self._deaths = WorkerDeaths(spec, say)
         self._shown_waits = {""}  # what workers wait for, as shown to the user
@@ -118,18 +116,18 @@ class WorkerPool:
         Raises:
             RunError: If no worker can start, or if too many die.
         """
-        self._source = (unit for unit in units if unit.id not in done)
+        source = (unit for unit in units if unit.id not in done)
         self._remaining = count
-        self._exhausted = False
         self._deaths.attempted |= retry_policy.attempted(self.spec.output)
         if self.cluster.readers != 0:
             self._stream = DocumentStream(
                 posixpath.basename(self.spec.output),
-                self._source,
+                source,
                 self.spec.config,
                 self.resources,
                 self.reading,
             )
+        self._queue = UnitQueue(source, self._stream)
         try:
             yield from self._run()
         finally:
@@ -196,7 +194,7 @@ class WorkerPool:
 
     def _all_assigned(self) -> bool:
         """Return whether no unit is left to begin."""
-        return self.closing or (self._exhausted and not self._returned)
+        return self.closing or self._queue.is_empty
 
     def _assign(self) -> None:
         """Give units to workers, those with the fewest units in flight first."""
@@ -209,12 +207,12 @@ class WorkerPool:
                     continue
                 if not worker.takes_units or is_dry:
                     continue
-                streamed = self._next(worker)
+                streamed = self._queue.take(worker.starved_seconds())
                 if streamed is None:
                     is_dry = not self._all_assigned()
                     break
                 if not self.admit(streamed.unit, depth):
-                    self._returned.appendleft(streamed)
+                    self._queue.put_back(streamed)
                     break
                 self._start(worker, streamed)
         self._note_starved(is_dry)
@@ -228,23 +226,6 @@ class WorkerPool:
                 worker.starved_since = None
             elif worker.starved_since is None:
                 worker.starved_since = time.monotonic()
-
-    def _next(self, worker: WorkerHandle) -> StreamedUnit | None:
-        """Take the next unit that a worker is to begin, or None if there is none now."""
-        if self._returned:
-            streamed = self._returned.popleft()
-            if self._stream is None:
-                return streamed
-            return self._stream.checked(streamed)
-        if self._exhausted:
-            return None
-        try:
-            if self._stream is None:
-                return StreamedUnit(next(self._source))
-            return self._stream.next(worker.starved_seconds())
-        except StopIteration:
-            self._exhausted = True
-            return None
 
     def _start(self, worker: WorkerHandle, streamed: StreamedUnit) -> None:
         starved = worker.starved_seconds() or 0.0
@@ -423,7 +404,7 @@ class WorkerPool:
         if result.fatal:
             raise RunError(result.error)
         if result.handed_back:
-            self._returned.appendleft(StreamedUnit(assignment.unit, assignment.block))
+            self._queue.put_back(StreamedUnit(assignment.unit, assignment.block))
             return
         if result.why_read:
             self.read_by_workers[result.why_read] += 1
@@ -438,5 +419,5 @@ class WorkerPool:
         """Reassign the units of a worker that died."""
         self._end(worker)  # the process may only be out of reach
         for assignment in reversed(worker.assignments.values()):
-            self._returned.appendleft(StreamedUnit(assignment.unit, assignment.block))
+            self._queue.put_back(StreamedUnit(assignment.unit, assignment.block))
         self._deaths.take(worker, error, self.wanted, len(self.workers))

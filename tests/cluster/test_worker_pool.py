@@ -16,6 +16,7 @@ import ray
 from raypd.answering.request_queue import UnitProgress
 from raypd.cluster import driver, worker_deaths, worker_pool
 from raypd.cluster.document_stream import StreamedUnit
+from raypd.cluster.unit_queue import UnitQueue
 from raypd.cluster.worker_deaths import WorkerDeaths
 from raypd.cluster.worker_handle import Assignment, WorkerHandle
 from raypd.cluster.worker_pool import WorkerPool
@@ -60,7 +61,7 @@ def assigning(*workers: WorkerHandle, units: int = 0, **attributes: Any) -> Work
     cluster = ClusterConfig(units_in_flight=2, readers=0)
     pool = WorkerPool(None, None, cluster, print)  # type: ignore[arg-type]
     pool.workers += workers
-    pool._source = iter([Unit(f"new{n}", ()) for n in range(units)])
+    pool._queue = UnitQueue([Unit(f"new{n}", ()) for n in range(units)])
     vars(pool).update(attributes)
     pool._assign()
     return pool
@@ -126,8 +127,7 @@ def test_workers_above_the_wanted_number_get_no_more_units_and_end() -> None:
     pair = [worker(BEGUN), worker(BEGUN)]
     loading = WorkerHandle(Actor(), starting=object())
     pool = assigning(*pair, alone, loading, wanted=2)
-    pool._source = iter([Unit(f"new{n}", ()) for n in range(9)])
-    pool._exhausted = False
+    pool._queue = UnitQueue([Unit(f"new{n}", ()) for n in range(9)])
     pool._retire()
     pool._assign()
     # The one that loads has nothing to finish, and the one alone on its node frees the node.
@@ -165,7 +165,7 @@ def test_a_worker_whose_engine_waited_for_input_overlaps_more_units(
 
 def test_a_unit_that_waits_for_the_budget_is_counted_once_as_read_by_its_worker() -> None:
     pool = assigning(busy := worker())
-    pool._returned.append(StreamedUnit(Unit("lost", ()), None, "its block was lost"))
+    pool._queue.put_back(StreamedUnit(Unit("lost", ()), None, "its block was lost"))
     pool.admit = lambda unit, beside: False
     pool._assign()
     pool._assign()
@@ -190,8 +190,8 @@ def test_an_idle_worker_steals_while_the_readers_are_late_and_says_how_long_it_w
             StreamedUnit(Unit("late", ())),
         ]
     )
-    pool._stream = SimpleNamespace(next=lambda starved: next(blocks))  # type: ignore[assignment]
-    pool._exhausted = False
+    stream = SimpleNamespace(next=lambda starved: next(blocks))
+    pool._queue = UnitQueue((), stream)  # type: ignore[arg-type]
     pool._assign()
     assert calls(idle, busy) == [[], [("cancel", "u1", True)]]
     idle.starved_since -= 5
@@ -223,8 +223,7 @@ def test_a_draining_worker_hands_back_units_that_it_cannot_commit_in_time(
     busy = worker(progress)
     pool = assigning(busy, _unit_seconds=typical)
     pool.nodes = SimpleNamespace(look=lambda: None, seconds_left=lambda node: left)  # type: ignore[assignment]
-    pool._source = iter([Unit("new", ())])
-    pool._exhausted = False
+    pool._queue = UnitQueue([Unit("new", ())])
     pool._watch_nodes()
     pool._assign()
     assert busy.draining
@@ -258,7 +257,7 @@ def test_a_worker_killed_for_memory_is_lost_and_its_units_are_retried(tmp_path, 
     assert lines == [
         "A worker process died because the machine ran out of memory; its units will be retried."
     ]
-    assert [streamed.unit.id for streamed in pool._returned] == ["u0"]
+    assert pool._queue.take(None).unit.id == "u0"
     assert pool.workers == []
     # The next worker learns of the death from storage.
     assert pool._deaths.attempted == retry_policy.attempted(str(tmp_path)) == {"u0"}
