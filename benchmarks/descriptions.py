@@ -293,7 +293,15 @@ def main(
 ) -> None:
     """Print the table."""
     print(f"{machine()}; {documents} documents of each set\n")
-    columns = ["model", "set", "prompt", METRIC, f"to {NAMES}", "copied values", "seconds"]
+    columns = [
+        "model",
+        "set",
+        "prompt",
+        METRIC,
+        "difference to names only",
+        "copied values",
+        "seconds",
+    ]
     print(line(columns))
     print("|---" * len(columns) + "|", flush=True)
     try:
