@@ -4,8 +4,8 @@
     python -m benchmarks.descriptions FOLDER smollm2-135m-instruct FILE.gguf
 
 FOLDER holds OA-Mine, AE-110k and WDC-PAVE as JSON Lines of {id, category, title, description,
-target}, and the descriptions of WDC-PAVE (attributes.json), of which the first sentence is taken.
-Those of the other sets are in descriptions.yaml. Each model answers the same documents of each set
+target}, and the descriptions of WDC-PAVE (attributes.json). Their first sentences are taken. Those
+of the other sets are in descriptions.yaml. Each model answers the same documents of each set
 with `guided` and three prompts: the names of the attributes; names with descriptions; names with
 three labelled examples of the category. The table has strict F1, its paired difference to names
 only (both with 95% intervals), and how many values are copied from a description. Names only show
