@@ -235,7 +235,7 @@ def _random_questions(config: RandomQuestions, tokenizer: PreTrainedTokenizerBas
 def _extraction(
     config: Extraction, rows: list[dict[str, Any]], tokenizer: PreTrainedTokenizerBase, context: int
 ) -> Work:
-    task = load_config(config.task).task.model_dump() if config.task else _task_of(rows)
+    task = load_config(config.task).task.model_dump() if config.task else task_of(rows)
     maker = _ExtractionMaker(config, rows, tokenizer, context, task)
     if config.answers == "labels":
         return maker.with_labels()
@@ -395,7 +395,7 @@ class _ExtractionMaker:
         return {"tokens": prompt, "json": schema}
 
 
-def _task_of(rows: Iterable[dict[str, Any]]) -> dict[str, Any]:
+def task_of(rows: Iterable[dict[str, Any]]) -> dict[str, Any]:
     """Return a task with the attributes that the targets of each category name."""
     names: dict[str, dict[str, None]] = {}
     for row in rows:

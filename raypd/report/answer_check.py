@@ -299,18 +299,27 @@ def _same(attribute: SampleAttribute, keys: Tree, total: int) -> str | None:
 
 
 def _copied(
-    texts: Counter[str], texts_elsewhere: Counter[str], prompt_texts: Iterable[str]
+    texts: Counter[str], texts_elsewhere: Counter[str], prompt_texts: Sequence[str]
 ) -> Counter[str]:
     """Return the values that stand in the prompt and not in their documents, with their counts."""
-    prompts = [_normal(text) for text in prompt_texts if text]
     copied: Counter[str] = Counter()
     for text, documents in texts_elsewhere.items():
-        normal = _normal(text)
-        if len(normal) < 4:
-            continue
-        if any(_stands_in(normal, prompt) for prompt in prompts):
+        if is_copy(text, prompt_texts):
             copied[text] = min(documents, texts[text])
     return copied
+
+
+def is_copy(value: str, prompt_texts: Iterable[str]) -> bool:
+    """Return whether a value is copied from one of some texts of the prompt.
+
+    Args:
+        value: A value that does not stand in its document.
+        prompt_texts: Descriptions and other texts; empty ones do not count.
+    """
+    normal = _normal(value)
+    if len(normal) < 4:
+        return False
+    return any(_stands_in(normal, _normal(text)) for text in prompt_texts if text)
 
 
 def _stands_in(value: str, prompt: str) -> bool:
