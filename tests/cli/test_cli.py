@@ -373,6 +373,12 @@ def test_two_nights_as_a_job(configuration, tmp_path) -> None:
             "succeed\n",
         ),
         (
+            ["a"] * 9 + [""] * 3,
+            1.0,
+            0,
+            "`raypd errors {out}` lists them; all of them are caused by the input\n",
+        ),
+        (
             [""] * 12,
             1.0,
             1,
