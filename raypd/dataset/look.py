@@ -122,7 +122,7 @@ def describe(
         files: The files in words, if each is a document.
     """
     if files:
-        return f"reads {files}, one document each; id: the file's path"
+        return f"reads {files}, one document each; id: path of the file"
     shown = []
     for name in texts:
         shown.append(f"{name} (the visible text of its HTML)" if name in html else name)

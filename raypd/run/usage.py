@@ -13,7 +13,9 @@ SECOND = "second"
 _SECOND_SUFFIX = " (second model)"
 # The share of the time for which engines waited for input, from which on the user is told.
 _SHOWN_INPUT_BOUND = 0.05
-# Seconds of all workers after startup, below which the share says little.
+# The parts of a bill that are time of workers after startup.
+_ANSWERING = ("decode", "prefill", "idle", "lost")
+# Seconds of these, below which the share says little.
 _SHORT_SECONDS = 60.0
 
 # Documents, prefill_tokens, shared_tokens, decode_tokens and seconds; on a bill also usd.
@@ -117,7 +119,7 @@ class RunCost:
     @property
     def input_bound_note(self) -> str:
         """What to do if engines waited for input; "" if they hardly did."""
-        answering = sum(self.seconds.values()) - self.seconds.get("startup", 0.0)
+        answering = sum(self.seconds.get(part, 0.0) for part in _ANSWERING)
         if self.input_bound < _SHOWN_INPUT_BOUND or answering < _SHORT_SECONDS:
             return ""
         return f"input-bound {self.input_bound:.0%} of the time; add readers (cluster.readers)"

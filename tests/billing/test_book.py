@@ -667,6 +667,7 @@ def test_a_bill_says_if_engines_waited_for_input(
     seconds = Seconds(startup=50.0, decode=40.0 * scale, idle=60.0 * scale)
     bill = Bill("s", 0.0, 1.0, workers=[WorkerTime("w", "n", 0.0, seconds=seconds)])
     bill.workers[0].input_seconds = input_seconds
+    bill.seconds = {"startup": 50.0, "decode": 40.0 * scale, "idle": 60.0 * scale}
     cost = book.summed([bill], 10)
     assert cost is not None
     assert cost.input_bound_note == note

@@ -355,7 +355,7 @@ def test_two_nights_as_a_job(configuration, tmp_path) -> None:
     job += ("cluster.unit_documents=7",)
     assert "0 new, 1 changed, 0 removed, 39 unchanged; 1 extracted" in ended(start(*job))
     assert "nothing new since" in ended(start(*job))
-    files = (tmp_path / "nightly/current/files.txt").read_text().split()
+    files = (tmp_path / "nightly/current/files.txt").read_text().splitlines()
     ids = ds.dataset(files, format="parquet").to_table()["id"].to_pylist()
     assert sorted(ids) == sorted(str(i) for i in range(40))
 

@@ -89,7 +89,7 @@ def test_files_that_are_documents_are_counted_by_their_endings(tmp_path, monkeyp
     Path("mails/old").mkdir(parents=True)
     for name in ("a.txt", "b.TXT", "c.md", "old/d.txt", "e.exe"):
         Path("mails", name).write_text(LONG)
-    words = "reads 4 files (.txt 3, .md 1), one document each; id: the file's path"
+    words = "reads 4 files (.txt 3, .md 1), one document each; id: path of the file"
     says(init.run("mails", None, None), f"mails.yaml: {words}\n", "e.exe")
     config_over("mails", "extraction", [], None, "fake", None, schema="a, b")
     says(capsys.readouterr().err, f"mails: {words}\n")

@@ -415,7 +415,7 @@ def test_documents_that_the_prompt_shows_are_left_out(run, tmp_path):
     (tmp_path / "run/run.json").write_text(json.dumps(record))
     assert evaluate(*run).shown == 0
 
-    record["config"]["task"]["examples"] = {**examples, "path": run[1], "count": 100}
+    record["config"]["task"]["examples"] = {"path": run[1], "count": 100}
     (tmp_path / "run/run.json").write_text(json.dumps(record))
     with pytest.raises(InputError, match="shows all of these documents"):
         evaluate(*run)
