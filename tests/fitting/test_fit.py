@@ -654,6 +654,21 @@ def test_a_candidate_has_an_estimate_per_settings_of_its_speed_and_cost(yaml_of,
     assert len(set(paths)) == 4
 
 
+def test_an_estimate_of_a_fit_names_the_keys_of_the_fit(yaml_of, monkeypatch, tmp_path):
+    seen = []
+
+    def estimate(config, options, verbose):
+        seen.append(options)
+        raise Stopped
+
+    monkeypatch.setattr(candidate.estimate, "estimate", estimate)
+    context = context_of(load_config(yaml_of(), []), tmp_path / "f")
+    with pytest.raises(Stopped):
+        candidate.add_costs(context, score("full", 0.1, 0.2))
+    assert seen[0].sample_option == "fit.sample"
+    assert seen[0].minutes_option == "fit.sample_minutes"
+
+
 def test_missing_says_how_many_documents_and_labels_would_help():
     fewer_labels = score("near", 0.5, 0.7, labels=50)
     near = result_of(score("near", 0.66, 0.74, labels=100), curve=(fewer_labels,))
