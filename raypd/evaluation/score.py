@@ -462,11 +462,11 @@ def describe(evaluation: Evaluation) -> str:
             f"{'':<24}{pair.name:<{_NAME_WIDTH}}{pair.ours:8.3f}{pair.theirs:8.3f}  "
             f"{pair.ours - pair.theirs:+.3f} [{pair.low:+.3f} to {pair.high:+.3f}]"
         )
-    documents = max((measure.documents for measure in evaluation.measures), default=0)
-    if 0 < documents < _FEW_DOCUMENTS:
-        says = "says" if documents == 1 else "say"
+    scored = max((measure.documents for measure in evaluation.measures), default=0)
+    if 0 < scored < _FEW_DOCUMENTS:
+        says = "says" if scored == 1 else "say"
         lines.append(
-            f"{counted(documents, 'document')} {says} little, and the intervals are too narrow: "
+            f"{counted(scored, 'document')} {says} little, and the intervals are too narrow: "
             f"label at least {_FEW_DOCUMENTS}, better 60"
         )
     for count, reason in (
