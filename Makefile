@@ -75,7 +75,7 @@ chaos: setup
 
 INSTALLED := build/installed
 installed: setup
-	rm -rf build && $(PYTHON) -m venv $(INSTALLED)
+	rm -rf $(INSTALLED) build/lib build/bdist.* && $(PYTHON) -m venv $(INSTALLED)
 	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir $(INSTALLED) .
 	$(INSTALLED)/bin/python $(PIP) --constraint constraints.txt torch
 	$(INSTALLED)/bin/python $(PIP) --constraint constraints.txt $(INSTALLED)/raypd-*.whl

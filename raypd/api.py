@@ -27,7 +27,7 @@ from pydantic import ValidationError
 
 from raypd import storage
 from raypd.config import (
-    EXCEL,
+    TABLE_ENDINGS,
     TEXT_FILES,
     ModelConfig,
     RunConfig,
@@ -56,7 +56,7 @@ if TYPE_CHECKING:
     from raypd.verify import Verification
 
 # Suffixes of data files.
-_DATA = (".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet", ".arrow", ".gz", ".zst", *EXCEL)
+_DATA = (*TABLE_ENDINGS, ".gz", ".zst")
 # A file next to those of a table, once all of them are written.
 _COMPLETE = "_SUCCESS"
 # Columns that a notebook does not show.

@@ -42,6 +42,7 @@ def write_gguf(
     kind: str = "llama",
     quantization: gguf.GGMLQuantizationType = gguf.GGMLQuantizationType.Q8_0,
     tensors: dict[str, np.ndarray[Any, Any]] | None = None,
+    raw_tensors: dict[str, tuple[np.ndarray[Any, Any], gguf.GGMLQuantizationType]] | None = None,
     texts: dict[str, str] | None = None,
     numbers: dict[str, float] | None = None,
     **overrides: Any,
@@ -54,6 +55,7 @@ def write_gguf(
             Phi-3, LFM2, or Qwen3.5.
         quantization: The type of the matrices.
         tensors: More tensors.
+        raw_tensors: More tensors, with the type of their blocks.
         texts: More keys with texts; an empty text leaves a key out.
         numbers: More keys with numbers.
         overrides: Keys of the model's configuration.
@@ -76,6 +78,8 @@ def write_gguf(
             _add_weight(writer, names, kind, config, name, weight, quantization)
     for name, data in (tensors or {}).items():
         writer.add_tensor(name, data)
+    for name, (blocks, number_type) in (raw_tensors or {}).items():
+        writer.add_tensor(name, blocks, raw_dtype=number_type)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -97,7 +101,10 @@ def _add_sizes(writer: gguf.GGUFWriter, config: Any, architecture: str) -> None:
         writer.add_feed_forward_length(config.intermediate_size)
     writer.add_head_count(config.num_attention_heads)
     writer.add_head_count_kv(kv_heads)
-    writer.add_layer_norm_rms_eps(getattr(config, "rms_norm_eps", None) or config.norm_eps)
+    if architecture == "starcoder2":
+        writer.add_layer_norm_eps(config.norm_epsilon)
+    else:
+        writer.add_layer_norm_rms_eps(getattr(config, "rms_norm_eps", None) or config.norm_eps)
     writer.add_rope_freq_base(rope["rope_theta"])
     writer.add_rope_dimension_count(int(head_dim * rope.get("partial_rotary_factor", 1.0)))
     writer.add_key_length(head_dim)
@@ -110,6 +117,9 @@ def _add_sizes(writer: gguf.GGUFWriter, config: Any, architecture: str) -> None:
         writer.add_rope_dimension_sections([11, 11, 10, 0])
     for key, name in _KEYS.items():
         value = getattr(config, name, None)
+        if architecture == "starcoder2" and name == "sliding_window":
+            # llama.cpp leaves it out.
+            continue
         if isinstance(value, float):
             writer.add_float32(f"{architecture}.{key}", value)
         elif value:
@@ -249,6 +259,9 @@ def _blocks(
             size=(int(wrong.sum()), size),
             dtype=np.uint8,
         )
+        if quantization is gguf.GGMLQuantizationType.NVFP4:
+            # Four scales of a byte, of which few are below 1/12.
+            blocks[:, :4] %= 32
         largest = np.abs(gguf.quants.dequantize(blocks, quantization)).max(axis=-1)
         wrong = ~(largest < 1)
     return blocks.reshape(*data.shape[:-1], -1)

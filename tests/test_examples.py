@@ -25,10 +25,10 @@ assert len(fake.answer("x", "Who?")) == 1
 assert fake.answer(None, "Who?")[0].error
 errors = [result.error for result in fake.extract([None, "a\\0b", "\\ud800 shoe", " "], ["Brand"])]
 assert errors == [
-    "no text in text",
+    "the document has no text",
     "column 'text' holds NUL characters",
     "column 'text' holds half a surrogate pair",
-    "no text in text",
+    "the document has no text",
 ], errors
 llm = raypd.LLM(sys.argv[1], settings={"decoding.max_new_tokens": 12, "decoding.method": "guided"})
 schema = [{"name": "Brand"}, {"name": "Red", "type": "boolean"}]
@@ -36,11 +36,11 @@ record, bad = llm.extract(["Acme shoe, red", " "], schema)
 for mapping in (record.value, record.confidence, record.status, record.span, record.raw):
     assert set(mapping) == {"Brand", "Red"}, record
 assert "<th>Brand</th>" in record._repr_html_(), record
-assert "no text in text" in bad._repr_html_()
+assert "the document has no text" in bad._repr_html_()
 assert record.value["Red"] in (True, False, None), record
 assert 0 < record.confidence["Red"] <= 1, record
 assert bad.value is None, bad
-assert bad.error == "no text in text", bad
+assert bad.error == "the document has no text", bad
 choices = {"question": "Where?", "choices": ["A", "Oslo"]}
 free, choice = llm.answer("Bob lives in Oslo.", ["Where does Bob live?", choices])
 assert choice.value in ("A", "Oslo"), choice

@@ -96,7 +96,7 @@ def run_extract(
     for note in planned.unsplit:
         say(note)
     done = writer.committed(output)
-    _documents_done(planned, done, output)
+    documents_done(planned, done, output)
     if len(done) == planned.units:
         result = finish(config, output, planned, committed=done)
         compaction.after_run(config, output, planned, done)
@@ -113,7 +113,7 @@ def run_extract(
             )
         # Another session may have committed units before this one got the lease.
         done = writer.committed(output)
-        done_documents = _documents_done(planned, done, output)
+        done_documents = documents_done(planned, done, output)
         storage.clean_temporary(writer.units_folder(output))
         session = DriverSession(
             config, output, planned, done, done_documents, lease, verbose, build
@@ -195,8 +195,13 @@ def _check_fingerprints(fingerprint: str, units: UnitTotals, output: str) -> Non
             )
 
 
-def _documents_done(planned: Plan, done: CommittedUnits, output: str) -> int:
+def documents_done(planned: Plan, done: CommittedUnits, output: str) -> int:
     """Return the expected documents of the committed units.
+
+    Args:
+        planned: The plan of the input as it is now.
+        done: The committed units.
+        output: The output folder.
 
     Raises:
         ConfigError: If a committed unit is not in the plan. Its documents are also in units of the
@@ -216,7 +221,7 @@ def _documents_done(planned: Plan, done: CommittedUnits, output: str) -> int:
             f"output.path {output}: contains {len(unknown)} units that are not in the plan of this "
             f"run (for instance {unknown[0]}): {planned.changes or _INPUT_CHANGED}. Their "
             "documents would appear in the output twice. Choose another output.path, or restore "
-            "the input"
+            "the input; for files that change, there is `raypd nightly`"
         )
     return documents
 

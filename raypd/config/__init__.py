@@ -20,12 +20,14 @@ if TYPE_CHECKING:
     )
     from raypd.config.data import (
         EXCEL as EXCEL,
+        TABLE_ENDINGS as TABLE_ENDINGS,
         TABLES as TABLES,
         TEXT_FILES as TEXT_FILES,
         InputConfig as InputConfig,
         OutputConfig as OutputConfig,
         StorageConfig as StorageConfig,
     )
+    from raypd.config.input_formats import INPUT_FORMATS as INPUT_FORMATS
     from raypd.config.json_schema import (
         UNSUPPORTED_KEYWORDS as UNSUPPORTED_KEYWORDS,
         Conflict as Conflict,
@@ -94,7 +96,16 @@ __getattr__ = LazyExports(
     __name__,
     {
         "cluster": ("ClusterConfig", "CostConfig", "deadline_at"),
-        "data": ("EXCEL", "InputConfig", "OutputConfig", "StorageConfig", "TABLES", "TEXT_FILES"),
+        "data": (
+            "EXCEL",
+            "InputConfig",
+            "OutputConfig",
+            "StorageConfig",
+            "TABLE_ENDINGS",
+            "TABLES",
+            "TEXT_FILES",
+        ),
+        "input_formats": ("INPUT_FORMATS",),
         "json_schema": (
             "Conflict",
             "Tree",

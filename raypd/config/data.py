@@ -3,45 +3,43 @@
 import re
 from collections.abc import Iterable
 from datetime import date
-from typing import Annotated, Any, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
+from raypd.config.input_formats import INPUT_FORMATS
 from raypd.config.options import OptionsOf
 from raypd.config.secrets import SECRETS, Uri, check_secrets
 from raypd.schema import Section
 
-# Files that are a document each, by the ends of their names.
-TEXT_FILES = dict.fromkeys((".txt", ".text", ".md", ".markdown"), "text") | {
-    ".html": "html",
-    ".htm": "html",
-    ".pdf": "pdf",
-    ".docx": "docx",
-    ".pptx": "pptx",
-    ".rtf": "rtf",
-    ".epub": "epub",
-    ".xml": "xml",
-    ".eml": "eml",
-    ".msg": "msg",
-    ".png": "picture",
-    ".jpg": "picture",
-    ".jpeg": "picture",
-    ".tif": "picture",
-    ".tiff": "picture",
-}
 # What a format reads, where it is by the ends of names: input.format -> end -> what reads it.
-EXCEL = (".xlsx", ".xlsm", ".xls", ".ods")
-ENDINGS = {
-    "files": TEXT_FILES,
-    "json": {".json": "json"},
-    "excel": dict.fromkeys(EXCEL, "excel"),
-    "warc": {".warc": "warc"},
-}
+ENDINGS: dict[str, dict[str, str]] = {}
+for _name, _format in INPUT_FORMATS.items():
+    if _format.setting != "auto":
+        ENDINGS.setdefault(_format.setting, {}).update(dict.fromkeys(_format.endings, _name))
+# Files that are a document each, by the ends of their names.
+TEXT_FILES = ENDINGS["files"]
+EXCEL = INPUT_FORMATS["excel"].endings
 # Formats of documents, which have one column of text.
 _TEXT_FORMATS = ("files", "warc")
+# Ends of the names of files that hold tables.
+TABLE_ENDINGS = tuple(
+    ending
+    for entry in INPUT_FORMATS.values()
+    if entry.setting not in _TEXT_FORMATS
+    for ending in entry.endings
+)
 _COMPRESSED = (".gz", ".zst")
 
 TABLES = ("delta", "iceberg")
+
+if TYPE_CHECKING:
+    _Setting = str
+else:
+    _settings = [
+        name if entry.setting == "auto" else entry.setting for name, entry in INPUT_FORMATS.items()
+    ]
+    _Setting = Literal[tuple(dict.fromkeys(["auto", *_settings, *TABLES]))]
 
 
 def _encodes_text(name: str) -> str:
@@ -75,20 +73,7 @@ class InputConfig(Section, use_attribute_docstrings=True):
     .csv, .tsv (also .gz, .zst), .parquet, .arrow, .json, .xlsx, .xls, .ods. Documents: .txt, .md,
     .html, .pdf, .docx, .pptx, .rtf, .epub, .xml, .eml, .msg. Web archives: .warc
     """
-    format: Literal[
-        "auto",
-        "jsonl",
-        "json",
-        "csv",
-        "tsv",
-        "parquet",
-        "arrow",
-        "excel",
-        "files",
-        "warc",
-        "delta",
-        "iceberg",
-    ] = "auto"
+    format: _Setting = "auto"
     """Format of the files. auto: by their names; json: each .json holds an object or an array;
     excel: the first sheet of a workbook; files: each .txt, .md, .html, .pdf, .docx, .pptx, .rtf,
     .epub, .xml, .eml or .msg is a document with the columns id (its name) and text; warc: each

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from itertools import chain
-from typing import Annotated, Any, ClassVar, Literal, get_args
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, get_args
 
 from pydantic import AfterValidator, Field
 
@@ -12,16 +12,24 @@ from raypd.config.data import InputConfig
 from raypd.decoding import REGISTRY
 from raypd.schema import TYPES, Attribute, Section, bare
 
-# The columns of every row, whatever the task, with their Arrow types.
+
+class OwnColumn(NamedTuple):
+    """A column of every row, whatever the task."""
+
+    # As pyarrow.type_for_alias takes it.
+    arrow_type: str
+    nullable: bool = False
+
+
 OWN_COLUMNS = {
-    "id": "string",
+    "id": OwnColumn("string"),
     # ok or error.
-    "status": "string",
+    "status": OwnColumn("string"),
     # Null if the status is ok.
-    "error": "string",
-    "source": "string",
-    "row": "int64",
-    "attempts": "int32",
+    "error": OwnColumn("string", nullable=True),
+    "source": OwnColumn("string"),
+    "row": OwnColumn("int64"),
+    "attempts": OwnColumn("int32"),
 }
 # What a table with typed columns says about an attribute's value, in columns attribute__detail.
 DETAILS = ("confidence", "status", "span", "window", "model")

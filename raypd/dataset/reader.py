@@ -196,6 +196,8 @@ def _fill(document: Document, fields: Fields, config: RunConfig) -> None:
             f"{source.max_document_bytes}"
         )
     if text_columns and not has_text:
+        if text_columns == ["text"]:
+            raise ValueError("the document has no text")
         raise ValueError(f"no text in {', '.join(text_columns)}")
     document.fields = fields
 

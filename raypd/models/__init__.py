@@ -14,6 +14,7 @@ if TYPE_CHECKING:
         prepare as prepare,
         source as source,
     )
+    from raypd.models.adapter import experts_are_parameters as experts_are_parameters
     from raypd.models.byte_prompt import byte_tokenizer as byte_tokenizer
     from raypd.models.cache import quiet as quiet
     from raypd.models.chat_completion import ENDPOINT_CONTEXT as ENDPOINT_CONTEXT
@@ -64,6 +65,7 @@ if TYPE_CHECKING:
 __getattr__ = LazyExports(
     __name__,
     {
+        "adapter": ("experts_are_parameters",),
         "byte_prompt": ("byte_tokenizer",),
         "cache": ("quiet",),
         "chat_completion": ("ENDPOINT_CONTEXT",),

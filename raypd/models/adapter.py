@@ -5,6 +5,9 @@ The check needs no weights, so that an adapter that does not fit is refused befo
 
 import json
 import os
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -39,6 +42,20 @@ def import_peft() -> None:
             del os.environ[_NO_COMPILER]
         else:
             os.environ[_NO_COMPILER] = before
+
+
+@contextmanager
+def experts_are_parameters() -> Iterator[None]:
+    """Make an adapter without a false warning of peft.
+
+    peft looks for what has a rank of its own among modules, and says that it ignores the rank of
+    experts, which are parameters. It does not ignore it.
+    """
+    with warnings.catch_warnings():
+        warnings.filterwarnings(
+            "ignore", r"The following (rank|alpha)_pattern keys did not match .*\['experts\."
+        )
+        yield
 
 
 @dataclass(frozen=True)
@@ -164,7 +181,8 @@ def _misfit(adapter: Adapter, source: ModelSource, base: PretrainedConfig) -> st
                 base, trust_remote_code=source.trust_remote_code
             )
         try:
-            wrapped = PeftModel(empty, settings, low_cpu_mem_usage=True)
+            with experts_are_parameters():
+                wrapped = PeftModel(empty, settings, low_cpu_mem_usage=True)
         except Exception as error:
             # The model has none of the target modules, or lacks what the settings need.
             return str(error)
@@ -207,9 +225,10 @@ def attach_adapter(model: PreTrainedModel, adapter: Adapter, merge: bool) -> Pre
     """
     from peft import PeftModel
 
-    wrapped: Any = PeftModel.from_pretrained(
-        model, str(adapter.settings.parent), is_trainable=False
-    )
+    with experts_are_parameters():
+        wrapped: Any = PeftModel.from_pretrained(
+            model, str(adapter.settings.parent), is_trainable=False
+        )
     if not merge:
         return wrapped.base_model.model
     with raised_as(ModelError, f"model.adapter {adapter.name!r} cannot be merged", ValueError):

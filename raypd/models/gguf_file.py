@@ -44,6 +44,7 @@ from raypd.models.gguf_metadata import (
     keys_of_model,
     reason_in_keys,
 )
+from raypd.models.gguf_types import add_types, reason_in_types
 
 SUFFIX = ".gguf"
 # Raise it when the conversion changes: old folders are then left alone and new ones made.
@@ -166,6 +167,9 @@ def describe(file: Path, folder: Path) -> PretrainedConfig:
                 f"{file}: architecture {architecture} is not read from GGUF files "
                 f"({', '.join(ARCHITECTURES)} are); {_SERVER}, or take the model's safetensors"
             )
+        reason = reason_in_types(reader)
+        if reason is not None:
+            raise ModelError(f"{file}: {reason}; {_SERVER}")
         with quiet(), quiet_bar():
             config = AutoConfig.from_pretrained(file.parent, gguf_file=file.name)
     keys = keys_of_model(reader)
@@ -323,6 +327,7 @@ def convert_weights(file: Path, folder: Path, dtype: torch.dtype, config: Pretra
     Raises:
         ModelError: If it lacks some, or has some that transformers does not take.
     """
+    add_types()
     with _explained(file), quiet(), quiet_bar():
         model, report = AutoModelForCausalLM.from_pretrained(
             file.parent,

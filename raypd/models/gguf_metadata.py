@@ -22,6 +22,7 @@ ARCHITECTURES = (
     "gemma3",
     "phi3",
     "lfm2",
+    "starcoder2",
 )
 # Keys that do not say what is computed, or that transformers reads into something else.
 _UNCHECKED = {
@@ -55,6 +56,10 @@ _LEFT_OUT = {
 # Layers of the models of Gemma whose scores are scaled by the hidden size of a head, and not by the
 # size of a head. Files do not say it; llama.cpp knows them by this number, too.
 _GEMMA_27B_LAYERS = {"gemma2": 46, "gemma3": 62}
+
+
+# The window of all StarCoder2 of its makers. Files do not say it.
+_STARCODER2_WINDOW = 4096
 
 
 def keys_of_model(reader: Any) -> dict[str, Any]:
@@ -93,6 +98,8 @@ def complete(config: Any, architecture: str, keys: dict[str, Any]) -> None:
     if architecture == "phi3":
         rotated = keys.get("rope.dimension_count", _head_dim(config))
         rope["partial_rotary_factor"] = rotated / _head_dim(config)
+    if architecture == "starcoder2":
+        config.sliding_window = _STARCODER2_WINDOW
     if architecture in _GEMMA_27B_LAYERS:
         config.query_pre_attn_scalar = _head_dim(config)
         if config.num_hidden_layers == _GEMMA_27B_LAYERS[architecture]:
@@ -192,6 +199,7 @@ _EXPECTED: dict[str, Callable[[Any], Any]] = {
     "attention.head_count": _attribute("num_attention_heads"),
     "attention.head_count_kv": _attribute("num_key_value_heads"),
     "attention.layer_norm_rms_epsilon": _attribute("rms_norm_eps", "norm_eps"),
+    "attention.layer_norm_epsilon": _attribute("norm_epsilon"),
     "attention.key_length": _head_dim,
     "attention.value_length": _head_dim,
     "attention.causal": _always(True),

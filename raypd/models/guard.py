@@ -50,6 +50,8 @@ _INT8_TOLERANCE = 0.25
 _FP8_CACHE_TOLERANCE = 0.25
 # What a long-rope has twice: for rows within the length of its training, and for longer ones.
 _LONG_ROPE = ("factor", "mscale")
+# Functions of transformers that make masks with windows.
+_WINDOW_MASKS = ("create_sliding_window_causal_mask", "create_masks_for_generate")
 _NOT_FINITE = "its logits are not finite numbers: the weights are broken or overflow in this dtype"
 
 
@@ -94,10 +96,37 @@ def check_architecture(config: PretrainedConfig, kind: type[PreTrainedModel], na
             f"it has layers of type {', '.join(unsupported)}; every layer must be full or "
             "sliding attention, or a recurrence of a family that raypd knows"
         )
+    elif reason is None and _window_without_mask(text, kind):
+        reason = (
+            f"its config.json has a sliding window of {text.sliding_window} tokens, which "
+            "transformers applies to the cache and not to the attention of this class, so that it "
+            "contradicts itself; to have no window, set `sliding_window` to null in a copy of "
+            "config.json"
+        )
     elif not _takes_attention(kind):
         reason = "its code does not take attention functions from transformers' AttentionInterface"
     if reason is not None:
         raise _refusal(name, config, kind, reason)
+
+
+def _window_without_mask(config: PretrainedConfig, kind: type[PreTrainedModel]) -> bool:
+    """Say whether transformers' cache forgets tokens that the masks of a class do not hide.
+
+    The cache reads the window of any configuration. A pass without a cache then sees more tokens.
+
+    Args:
+        config: The configuration of the text part.
+        kind: The class of the model.
+    """
+    window = getattr(config, "sliding_window", None)
+    if not window or window >= (getattr(config, "max_position_embeddings", None) or sys.maxsize):
+        return False
+    if "sliding_attention" not in (getattr(config, "layer_types", None) or ["sliding_attention"]):
+        return False
+    if not kind.__module__.startswith("transformers.models."):
+        return False
+    module = sys.modules[kind.__module__]
+    return not any(hasattr(module, function) for function in _WINDOW_MASKS)
 
 
 def _takes_attention(kind: type[PreTrainedModel]) -> bool:

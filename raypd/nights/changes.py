@@ -296,7 +296,7 @@ def to_extract(scratch: Scratch, condition: str) -> Iterator[PendingDocuments]:
 
 
 def merged_units(
-    subsets: Iterable[tuple[Unit, PendingDocuments]], most_documents: int, fingerprint: str
+    subsets: Iterable[tuple[Unit, PendingDocuments]], config: RunConfig
 ) -> Iterator[Unit]:
     """Make units of the documents to extract.
 
@@ -306,26 +306,35 @@ def merged_units(
 
     Args:
         subsets: The units that have such documents, in the order of the plan.
-        most_documents: The number of documents, and of parts, that a shared unit has at most.
-        fingerprint: The run's fingerprint.
+        config: The run's configuration, which limits the documents and bytes of a unit.
 
     Yields:
         Units in the order of the plan, except that a unit that stays as it is may come earlier.
     """
+    fingerprint = config.fingerprint()
+    limits = config.cluster
     parts: list[Part] = []
     positions: list[int] = []
     first_number = 0
+    size = 0.0  # bytes of the documents, if all documents of a unit are alike
     for unit, pending in subsets:
-        if len(pending.positions) == pending.documents:
+        count = len(pending.positions)
+        if count == pending.documents:
             yield unit.subset(pending.positions)
             continue
-        has_documents_left = len(positions) + len(pending.positions) <= most_documents
-        has_parts_left = len(parts) + len(unit.parts) <= most_documents
-        if parts and not (has_documents_left and has_parts_left):
+        unit_size = unit.bytes * count / pending.documents
+        is_full = (
+            len(positions) + count > limits.unit_documents
+            or len(parts) + len(unit.parts) > limits.unit_documents
+            or size + unit_size > limits.unit_bytes
+        )
+        if parts and is_full:
             yield make_unit(parts, fingerprint).subset(positions)
             parts = []
             positions = []
             first_number = 0
+            size = 0.0
+        size += unit_size
         parts += unit.parts
         positions += [first_number + position for position in pending.positions]
         first_number += pending.documents

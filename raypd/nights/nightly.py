@@ -407,8 +407,7 @@ class NightRun:
         writer = PlanWriter()
         documents = 0
         subsets = self._subsets(condition, plan, tonight)
-        limit = config.cluster.unit_documents
-        for unit in changes.merged_units(subsets, limit, config.fingerprint()):
+        for unit in changes.merged_units(subsets, config):
             writer.add(unit)
             documents += unit.expected
         planned = writer.finish(0, "", 0, {})

@@ -45,6 +45,8 @@ _SHOWN_CHARACTERS = 60
 _SLOW_PER_SECOND = 0.5
 _LONG_SECONDS = 1800.0
 _CHOICE_TYPES = ("enum", "boolean")
+# Their values are always shorter than any limit.
+_NUMBER_TYPES = ("number", "integer")
 
 Tree = Mapping[str, Any]
 
@@ -198,7 +200,7 @@ def _card(config: Tree) -> Tree:
 class _AnswerFault:
     """A fault of an attribute's answers."""
 
-    kind: str  # same, copied, null, cut or confidence
+    kind: str  # same, copied, null, cut, endless (a number that was cut) or confidence
     text: str
 
 
@@ -252,7 +254,7 @@ def _faults(
         limit = (config.get("decoding") or {}).get("max_value_tokens")
         faults.append(
             _AnswerFault(
-                "cut",
+                "endless" if keys.get("type") in _NUMBER_TYPES else "cut",
                 f"{label} was cut in {count(cut)} of {count(total)} documents: its values are "
                 f"longer than decoding.max_value_tokens ({limit})",
             )
@@ -350,7 +352,7 @@ def _next_step(
     model = config.get("model") or {}
     shown_root = clean(root)
     kinds = {fault.kind for fault in faults}
-    degenerate = kinds & {"same", "copied", "null"}
+    degenerate = kinds & {"same", "copied", "null", "endless"}
     if model.get("name") == "fake":
         return "name a model that reads the documents: `raypd init DATA --for laptop` (or gpu, api)"
     if progress.documents and progress.failed == progress.documents:

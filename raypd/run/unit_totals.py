@@ -5,7 +5,7 @@ They are what a manifest and a bill need of the units, in memory that does not g
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from raypd.run.failure_reasons import OTHER, FailureReason
@@ -18,7 +18,10 @@ _MAX_REASONS = 10_000
 
 @dataclass
 class SessionUnits:
-    """The units that one session committed."""
+    """The units that one session committed.
+
+    A field that is an int is the sum of the field of this name of all summaries.
+    """
 
     units: int = 0
     documents: int = 0
@@ -32,7 +35,7 @@ class SessionUnits:
 
     def add(self, other: "SessionUnits") -> None:
         """Add the units of another part of the session."""
-        for name in ("units", "documents", "ok", "failed", "truncated", "retriable"):
+        for name in ("units", *_SUMMED):
             setattr(self, name, getattr(self, name) + getattr(other, name))
         self.last_commit = max(self.last_commit, other.last_commit)
         for kind, count in other.counts.items():
@@ -41,6 +44,9 @@ class SessionUnits:
             totals = self.usage.setdefault(key, {})
             for kind, value in counts.items():
                 totals[kind] = totals.get(kind, 0) + value
+
+
+_SUMMED = [item.name for item in fields(SessionUnits) if item.type is int and item.name != "units"]
 
 
 class UnitTotals:
@@ -63,19 +69,15 @@ class UnitTotals:
         """Add one unit."""
         self.fingerprints.setdefault(summary.fingerprint, summary.unit)
         self.add_reasons(summary.reasons or [])
-        self.sessions[summary.session].add(
-            SessionUnits(
-                units=1,
-                documents=summary.documents,
-                ok=summary.ok,
-                failed=summary.failed,
-                truncated=summary.truncated,
-                retriable=summary.retriable,
-                last_commit=summary.committed_at,
-                counts=summary.counts,
-                usage=summary.categories,
-            )
+        unit = SessionUnits(
+            units=1,
+            last_commit=summary.committed_at,
+            counts=summary.counts,
+            usage=summary.categories,
         )
+        for name in _SUMMED:
+            setattr(unit, name, getattr(summary, name))
+        self.sessions[summary.session].add(unit)
 
     def add_reasons(self, reasons: Iterable[FailureReason]) -> None:
         """Add the failed documents of a unit by kind of reason."""

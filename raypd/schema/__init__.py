@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from raypd.schema.ranges import (
         asks_for_an_end as asks_for_an_end,
         is_end_of_range as is_end_of_range,
+        is_misread as is_misread,
     )
     from raypd.schema.reading import (
         BARE_VALUE as BARE_VALUE,
@@ -61,7 +62,7 @@ __getattr__ = LazyExports(
             "search_tree",
             "simplified",
         ),
-        "ranges": ("asks_for_an_end", "is_end_of_range"),
+        "ranges": ("asks_for_an_end", "is_end_of_range", "is_misread"),
         "reading": (
             "BARE_VALUE",
             "CheckedValue",

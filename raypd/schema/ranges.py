@@ -1,8 +1,9 @@
-"""Whether a number is only an end of a range in a document, such as 54000 in "54k to 60k".
+"""Whether a number is only a part of what a document says: of a range, or of a longer number.
 
-A model that is asked for one number often writes an end of the range that a document states.
-Nothing says that this end is the answer, so the value is ambiguous, unless the attribute asks for
-an end ("minimum salary") or another attribute of the record has the other end.
+A model that is asked for one number often writes an end of the range that a document states, such
+as 54000 of "54k to 60k". Nothing says that this end is the answer, so the value is ambiguous,
+unless the attribute asks for an end ("minimum salary") or another attribute of the record has the
+other end.
 """
 
 import math
@@ -127,6 +128,48 @@ def is_end_of_range(number: float, text: str, others: Sequence[float] = ()) -> b
     return is_end and not _stands_alone(number, text, ranges)
 
 
+def is_misread(number: float, raw: str, text: str) -> bool:
+    """Return whether a number has the digits of a number in a text, but another value.
+
+    A model that copies "16.303,76" as a number of JSON stops at the comma, which ends a value
+    there, and 16.303 is left. Others write 31.500 where the text has "31,500". Both are wrong by a
+    factor of a thousand.
+
+    Args:
+        number: The number.
+        raw: The number as the model wrote it.
+        text: The text of the document.
+    """
+    answer = _MENTION.search(raw)
+    if answer is None:
+        return False
+    written = answer["digits"]
+    is_misread = False
+    for mention in _mentions(text):
+        if _is_among(number, mention.readings):
+            return False
+        is_beginning = _is_beginning(written, mention.digits)
+        if is_beginning or _only_digits(mention.digits) == _only_digits(written):
+            # A date, a version or a list is not one number.
+            is_misread = is_misread or read_number(mention.digits) is not None
+    return is_misread
+
+
+def _is_beginning(written: str, digits: str) -> bool:
+    """Return whether a number was written up to one of its separators.
+
+    A fraction that was left out does not count, because that is rounding.
+    """
+    rest = digits.removeprefix(written)
+    if rest == digits or not rest or rest[0].isdecimal():
+        return False
+    return rest[0] != "." or not rest[1:].isdecimal()
+
+
+def _only_digits(number: str) -> str:
+    return re.sub(r"\D", "", number)
+
+
 # All numbers of a record are looked for in the same text, one after the other.
 @lru_cache(maxsize=16)
 def _ranges(text: str) -> tuple[_Range, ...]:
@@ -141,12 +184,35 @@ def _ranges(text: str) -> tuple[_Range, ...]:
     return tuple(ranges)
 
 
+class _Mention(NamedTuple):
+    """A number in a text.
+
+    Attributes:
+        begin: Its first character.
+        digits: Its digits with their separators.
+        readings: What it may be read as.
+    """
+
+    begin: int
+    digits: str
+    readings: list[float]
+
+
+@lru_cache(maxsize=16)
+def _mentions(text: str) -> tuple[_Mention, ...]:
+    mentions = []
+    for match in _MENTION.finditer(text):
+        readings = _readings(match["digits"], {_factor(match["factor"])})
+        mentions.append(_Mention(match.start(), match["digits"], readings))
+    return tuple(mentions)
+
+
 def _stands_alone(number: float, text: str, ranges: Sequence[_Range]) -> bool:
     """Return whether a number stands somewhere outside of ranges."""
-    for mention in _MENTION.finditer(text):
-        if any(each.begin <= mention.start() < each.end for each in ranges):
+    for mention in _mentions(text):
+        if any(each.begin <= mention.begin < each.end for each in ranges):
             continue
-        if _is_among(number, _readings(mention["digits"], {_factor(mention["factor"])})):
+        if _is_among(number, mention.readings):
             return True
     return False
 

@@ -24,8 +24,8 @@ from raypd.tasks.record import Row, put_value, value_at
 
 OWN = pa.schema(
     [
-        pa.field(name, pa.type_for_alias(type_name), nullable=name == "error")
-        for name, type_name in OWN_COLUMNS.items()
+        pa.field(name, pa.type_for_alias(column.arrow_type), nullable=column.nullable)
+        for name, column in OWN_COLUMNS.items()
     ]
 )
 

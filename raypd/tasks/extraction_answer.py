@@ -9,7 +9,7 @@ from transformers import PreTrainedTokenizerBase
 
 from raypd.config import RunConfig
 from raypd.decoding import Continuation, Value, Vocabulary
-from raypd.schema import Attribute, asks_for_an_end, is_end_of_range
+from raypd.schema import Attribute, asks_for_an_end, is_end_of_range, is_misread
 from raypd.tasks.base import Record, confidence
 from raypd.tasks.calibration import calibration_of
 from raypd.tasks.columns import value_row
@@ -159,10 +159,10 @@ class ExtractionAnswers:
         blanks = len(source) - len(source.lstrip())
         rows = []
         value_of = {}
-        only_ends = _only_ends(category.attributes, values)
+        ambiguous = _ambiguous_numbers(category.attributes, values)
         for attribute, (text, window, rated) in zip(category.attributes, values, strict=True):
             checked, probability = rated
-            if attribute.name in only_ends:
+            if attribute.name in ambiguous:
                 checked = CheckedValue("ambiguous", None, checked.raw)
             begin = blanks + text.begin
             boxes = first.document.boxes
@@ -193,22 +193,26 @@ class ExtractionAnswers:
         return probability is not None and probability < self._min_confidence
 
 
-def _only_ends(attributes: Sequence[Attribute], values: Sequence[ValueSource]) -> set[str]:
-    """Return the attributes whose number is only an end of a range in the document, although
-    nothing asks for this end.
+def _ambiguous_numbers(attributes: Sequence[Attribute], values: Sequence[ValueSource]) -> set[str]:
+    """Return the attributes whose number is only a part of what the document says: an end of a
+    range, although nothing asks for this end, or the digits of a number with another value.
     """
     numbers: dict[str, float] = {}
     for attribute, source in zip(attributes, values, strict=True):
         number = source.rated[0].value
         if number is not None and attribute.type in _NUMBER_TYPES and not attribute.many:
             numbers[attribute.name] = number
-    ends = set()
+    ambiguous = set()
     for attribute, source in zip(attributes, values, strict=True):
-        if attribute.name not in numbers:
+        number = numbers.get(attribute.name)
+        if number is None:
             continue
+        document = source.text.text
+        if is_misread(number, source.rated[0].raw, document):
+            ambiguous.add(attribute.name)
         if asks_for_an_end(attribute.name, attribute.description):
             continue
-        others = [number for name, number in numbers.items() if name != attribute.name]
-        if is_end_of_range(numbers[attribute.name], source.text.text, others):
-            ends.add(attribute.name)
-    return ends
+        others = [other for name, other in numbers.items() if name != attribute.name]
+        if is_end_of_range(number, document, others):
+            ambiguous.add(attribute.name)
+    return ambiguous

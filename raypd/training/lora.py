@@ -6,7 +6,7 @@ import torch
 from transformers import PreTrainedModel
 
 from raypd.config import RunConfig
-from raypd.models import CONTROL_TOKENS, LoadedModel
+from raypd.models import CONTROL_TOKENS, LoadedModel, experts_are_parameters
 from raypd.training.layers import expert_parameters, experts_per_token, routers_of
 
 # The experts of a mixture had linear layers of these names in transformers 4. For many mixtures
@@ -50,7 +50,8 @@ def with_lora(loaded: LoadedModel, config: RunConfig) -> Any:
         base_model_name_or_path=config.model.name,
         **_targets(model, config),
     )
-    return get_peft_model(model, lora)
+    with experts_are_parameters():
+        return get_peft_model(model, lora)
 
 
 def _targets(model: PreTrainedModel, config: RunConfig) -> dict[str, Any]:

@@ -129,7 +129,11 @@ def after_errors(summary: dead_letters.Summary) -> str:
             f"{counted(summary.retried, 'document')}"
         )
     if summary.documents:
-        return "repair the input, then repeat the command of the run with --all-errors"
+        return (
+            "the input caused these failures. Repair it, and run it into a new output.path; "
+            "`raypd nightly` reads only what has changed. --all-errors repeats what failed for "
+            "another reason, such as a missing package"
+        )
     return f"`raypd report {summary.run}` shows what the run did and cost"
 
 

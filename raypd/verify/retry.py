@@ -286,6 +286,8 @@ def _plan(config: RunConfig, output: str, number: int, everything: bool) -> Retr
 
     planned = PlanWriter()
     plan = planner.plan(config, output)
+    # A file that was replaced is another input, whose units are not those that failed.
+    driver.documents_done(plan, committed, output)
     result.waiting = sum(unit.id not in committed for unit in plan)
     units = (unit for unit in plan if unit.id in failed)
     for errors in storage.in_threads(unit_errors, units, _THREADS):

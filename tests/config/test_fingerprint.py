@@ -53,19 +53,24 @@ DECODING_KEYS = [key for key, _ in keys(DecodingConfig)]
 
 
 def test_it_is_what_it_was() -> None:
-    """A change here makes every user's next nightly do its whole corpus again: is that meant?
-
-    Then raise _ANSWERS.
-    """
-    assert make_config(EXTRACTION).fingerprint() == "ff52ac83d9c2"
-    assert make_config(QUESTIONS).fingerprint() == "ca639d2ca2c5"
+    """A change here makes every user's next nightly do its whole corpus again."""
+    advice = (
+        "is it meant that no run of an earlier raypd can be resumed? Then raise _ANSWERS in "
+        "raypd/config/run.py, write the new fingerprint into this test, and say so in CHANGELOG.md"
+    )
+    assert make_config(EXTRACTION).fingerprint() == "ff52ac83d9c2", advice
+    assert make_config(QUESTIONS).fingerprint() == "ca639d2ca2c5", advice
 
 
 def test_a_column_that_is_new_in_every_table_ends_the_resuming_of_earlier_runs() -> None:
     """One table must not hold units with different columns: raise _ANSWERS with the change."""
     columns = ["id", "status", "error", "source", "row", "attempts"]
-    assert list(OWN_COLUMNS) == columns
-    assert _ANSWERS == 3
+    advice = (
+        "raise _ANSWERS in raypd/config/run.py with every change of OWN_COLUMNS; then write both "
+        "into this test"
+    )
+    assert list(OWN_COLUMNS) == columns, advice
+    assert _ANSWERS == 3, advice
 
 
 @pytest.mark.parametrize(
@@ -171,6 +176,10 @@ COUNTING_OF_METHOD_WHEN_SAMPLED = {"intra_prompt": "options.contexts_per_prompt"
 
 def expected_keys(kind: str, method: str, isolate: str, temperature: float) -> set[str]:
     """Return the keys of `decoding` that must be part of a fingerprint."""
+    assert (kind, method) in COUNTING, (
+        f"add to COUNTING which keys of `decoding` can change an answer of {method}: what its "
+        "answer_keys say in raypd/decoding/methods/registry.py, and its options as options.NAME"
+    )
     keys = {"method", "sampling.temperature", *COUNTING[kind, method].split()}
     if isolate != "none":
         keys -= {"stacked_documents"}

@@ -27,6 +27,7 @@ from raypd.dataset.planner import plan
 from raypd.dataset.reader import read_unit
 from raypd.errors import InputError
 from raypd.run.unit import Part
+from tests.processes import ended, start
 
 KV = """id: mug
 title: Mug of clay
@@ -38,6 +39,36 @@ description: A lamp of brass with a cord of two metres
 
 id: vase
 title broken
+"""
+
+
+# A new class and a new line of the registry, before anything else of raypd is imported.
+ONE_LINE = """
+import sys, types
+from raypd.config.input_formats import INPUT_FORMATS, InputFormat
+
+INPUT_FORMATS["records"] = InputFormat("records:Records", (".rec",))
+INPUT_FORMATS["notes"] = InputFormat("records:Notes", (".note",), setting="files")
+module = types.ModuleType("raypd.dataset.formats.records")
+
+def class_named(name):
+    if name not in ("Records", "Notes"):
+        raise AttributeError(name)
+    from raypd.dataset.formats.csv_files import Csv
+    return type(name, (Csv,), {})
+
+module.__getattr__ = class_named
+sys.modules[module.__name__] = module
+
+from raypd.config import InputConfig
+from raypd.dataset.formats import FORMATS, Detector
+
+assert InputConfig(path="goods", format="records").format == "records"
+assert InputConfig(path="goods/*.note").format == "files"
+assert Detector("auto").detect("goods.rec.gz") == (FORMATS["records"], "gz")
+assert Detector("files").detect("goods.note") == (FORMATS["notes"], None)
+assert Detector("auto").detect("goods.csv") == (FORMATS["csv"], None)
+assert FORMATS["records"].name == "records"
 """
 
 
@@ -122,6 +153,10 @@ def test_an_added_format_is_named_in_the_message_about_a_file_of_unknown_type(kv
     (kv_folder / "goods.kv").rename(kv_folder / "goods.xyz")
     with pytest.raises(InputError, match=r"raypd reads \.jsonl, .*\.kv\b.* \(also with"):
         plan(config(str(kv_folder)))
+
+
+def test_a_line_of_the_registry_tells_the_configuration_and_the_planner_of_a_format():
+    ended(start("-c", ONE_LINE))
 
 
 def test_every_format_is_registered_under_its_name():

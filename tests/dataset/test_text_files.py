@@ -182,7 +182,7 @@ def test_columns_of_html_are_read_as_their_visible_text(tmp_path, config) -> Non
 
 
 BAD = {
-    "empty.txt": (b"", "empty.txt: no text in text"),
+    "empty.txt": (b"", "empty.txt: the document has no text"),
     "latin.txt": (
         b"K\xe4se",
         "latin.txt: not UTF-8: invalid continuation byte at byte 1; set input.encoding",
@@ -201,7 +201,7 @@ BAD = {
         b"<meta charset=klingon><p>x",
         "charset.html: its charset 'klingon' is unknown to Python",
     ),
-    "nothing.html": (b" <!-- x -->", "nothing.html: no text in text"),
+    "nothing.html": (b" <!-- x -->", "nothing.html: the document has no text"),
     "cut.pdf": (b"%PDF-1.4 nothing", "cut.pdf: the PDF cannot be read: "),
     "locked.pdf": (
         pdf("x", password="secret"),

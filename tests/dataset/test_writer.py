@@ -60,7 +60,10 @@ def test_the_writer_fills_every_column_that_all_tables_have() -> None:
         Record(0),
         attempts=2,
     )
-    assert list(row) == columns.OWN.names
+    assert list(row) == columns.OWN.names, (
+        "own_columns (raypd/tasks/columns.py) must return a value for each column of OWN_COLUMNS "
+        "(raypd/config/tasks.py), in the same order"
+    )
     assert row["row"] == 7
     assert row["attempts"] == 2
 

@@ -83,3 +83,13 @@ def test_half_a_character_of_a_server_is_left_out():
     answer = extracted("Nurse", '{"Title": "a\ud83d", "Salary": 1, "Years": 2, "Tags": []}')
     assert answer.error is None
     assert answer.value["Title"] == "a"
+
+
+def test_a_number_that_was_misread_by_a_factor_of_a_thousand_is_no_value():
+    names = [{"name": "net", "type": "number"}, {"name": "salary", "type": "number"}]
+    document = "Netto 16.303,76 EUR, salary USD 31,500"
+    answer = extracted(document, '{"net": 16.303, "salary": 31.500}', attributes=names)
+    assert answer.value == {"net": None, "salary": None}
+    assert answer.status == {"net": "ambiguous", "salary": "ambiguous"}
+    answer = extracted(document, '{"net": 16303.76, "salary": 31500}', attributes=names)
+    assert answer.value == {"net": 16303.76, "salary": 31500}

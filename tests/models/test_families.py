@@ -13,6 +13,8 @@ def test_the_page_has_the_table_of_the_registry() -> None:
     printed, _, last_line = output.rpartition("\n")
     assert last_line.startswith("Next: ")
     assert printed == families_table()
-    assert printed in (ROOT / "docs" / "models.md").read_text()
+    assert printed in (ROOT / "docs" / "models.md").read_text(), (
+        "put the table that `raypd model list` prints into docs/models.md, under Families"
+    )
     for family in FAMILIES:
         assert f"| {family.name} |" in printed

@@ -85,6 +85,7 @@ KINDS: dict[str, dict[str, object]] = {
         "sliding_window": 7,
         "rope_parameters": {"rope_theta": 2e4, "partial_rotary_factor": 0.5},
     },
+    "starcoder2": {"sliding_window": 4096},
     "lfm2": {"block_auto_adjust_ff_dim": False},
     "qwen3_5_text": {},
     "qwen3_5_moe_text": {"vocab_size": 264},
@@ -140,17 +141,49 @@ def test_the_scale_of_scores_is_that_of_each_gemma(
     assert config.query_pre_attn_scalar == expected
 
 
-@torch.no_grad()
-@pytest.mark.parametrize(
-    "quantization", ["Q4_1", "Q5_0", "Q5_1", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS"]
+def test_the_window_of_starcoder2_is_that_of_its_makers() -> None:
+    """As bigcode/starcoder2-3b, 7b and 15b have it in config.json; files leave it out."""
+    config = AutoConfig.for_model("starcoder2")
+    assert config.sliding_window is None
+    complete(config, "starcoder2", {})
+    assert config.sliding_window == 4096
+
+
+# All that the package of llama.cpp dequantizes.
+TYPES = (
+    *("F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K"),
+    *("Q6_K", "IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S", "IQ4_NL"),
+    *("IQ4_XS", "TQ1_0", "TQ2_0", "MXFP4", "NVFP4"),
 )
-def test_all_types_of_numbers(tmp_path: Path, quantization: str) -> None:
-    kind = gguf.GGMLQuantizationType[quantization]
-    model = write_gguf(tmp_path / "tiny.gguf", "llama", kind, **WIDE)
+
+
+@torch.no_grad()
+# transformers reads them in two ways.
+@pytest.mark.parametrize("kind", ["llama", "lfm2"])
+@pytest.mark.parametrize("quantization", TYPES)
+def test_all_types_of_numbers(tmp_path: Path, quantization: str, kind: str) -> None:
+    settings = WIDE | KINDS.get(kind, {})
+    number_type = gguf.GGMLQuantizationType[quantization]
+    model = write_gguf(tmp_path / "tiny.gguf", kind, number_type, **settings)
     loaded = load_model(config_of(tmp_path / "tiny.gguf"))
     logits = model(TOKENS).logits
     assert logits.isfinite().all()
+    assert float(logits.std()) > 0
     assert torch.allclose(loaded.model(TOKENS).logits, logits, atol=1e-4 * float(logits.std()))
+
+
+@pytest.mark.parametrize("quantization", ["Q8_1", "Q8_K", "Q1_0", "I32"])
+def test_a_type_of_numbers_that_is_not_read_is_refused_by_name(
+    tmp_path: Path, quantization: str
+) -> None:
+    number_type = gguf.GGMLQuantizationType[quantization]
+    numbers, size = gguf.GGML_QUANT_SIZES[number_type]
+    blocks = np.zeros((4, 256 // numbers * size), dtype=np.uint8)
+    file = tmp_path / "tiny.gguf"
+    write_gguf(file, raw_tensors={"blk.0.ffn_extra.weight": (blocks, number_type)})
+    message = refused(file)
+    assert f"its tensor blk.0.ffn_extra.weight has the type {quantization}" in message
+    assert "a server of llama.cpp may answer in its place (model.endpoint)" in message
 
 
 @pytest.mark.parametrize(

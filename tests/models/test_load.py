@@ -692,6 +692,19 @@ def test_a_window_that_only_masks_of_transformers_have_is_refused() -> None:
     check_decodable(tiny_model("phimoe", sliding_window=4096))
 
 
+@pytest.mark.parametrize("kind", ["olmoe", "llama"])
+def test_a_window_that_only_the_cache_of_transformers_has_is_refused(kind: str) -> None:
+    model = tiny_model(kind, sliding_window=7)
+    # It answers otherwise with a cache than without one.
+    texts = [
+        model.generate(TOKENS, max_new_tokens=12, do_sample=False, use_cache=use_cache).tolist()
+        for use_cache in (True, False)
+    ]
+    assert texts[0] != texts[1]
+    assert "set `sliding_window` to null in a copy of config.json" in refusal(model)
+    check_decodable(tiny_model(kind, sliding_window=4096))
+
+
 def test_a_family_that_loses_a_window_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(MixtralLayer, "attention_source", PreNormLayer.attention_source)
     assert "its layers [0, 1] have a sliding window" in refusal(

@@ -38,7 +38,7 @@ from raypd.nights.state import NightState, Shard
 from raypd.nights.table_check import verify_table
 from raypd.report import data, page, terminal
 from raypd.report.status import Watch
-from raypd.run import load, manifest, records
+from raypd.run import Part, load, make_unit, manifest, records
 from raypd.run.lease import RunLease
 from raypd.tasks.base import Record, Request
 from raypd.verify import dead_letters
@@ -304,6 +304,19 @@ def test_a_unit_of_changed_documents_has_at_most_unit_documents(write, run) -> N
     write("a.jsonl", documents | changed)
     assert units_of(config, night(config)) == [2, 4, 4]
     assert titles(config) == documents | changed
+
+
+def test_a_unit_of_changed_documents_has_at_most_unit_bytes(run) -> None:
+    units = []
+    for number in range(6):
+        part = Part("p", f"{number}", "v", "s", 4000, "jsonl", None, expected=4, bytes=4000)
+        pending = nightly.changes.PendingDocuments(number, 4, [1])
+        units.append((make_unit([part], "f"), pending))
+    config = run(unit_documents=100, unit_bytes=2500)
+    # A document takes 1,000 bytes.
+    merged = list(nightly.changes.merged_units(units, config))
+    assert [unit.only for unit in merged] == [(1, 5)] * 3
+    assert [part.name for unit in merged for part in unit.parts] == list("012345")
 
 
 def test_the_last_document_of_an_id_wins_and_the_one_before_comes_back_when_it_goes(

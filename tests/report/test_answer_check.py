@@ -22,6 +22,7 @@ DONE = RunProgress(
 SCHEMA = [
     {"name": "title", "type": "text", "description": "the job's title"},
     {"name": "remote", "type": "boolean", "description": ""},
+    {"name": "years", "type": "number", "description": ""},
 ]
 
 
@@ -162,6 +163,15 @@ def test_the_next_step_fits_the_state_of_the_run(tmp_path, tree, card, values, p
     record = RunRecord("f", tree, model_card=card)
     check = answer_check.check(str(tmp_path), record, sample_of("title", values), progress)
     assert part in check.next_step
+
+
+def test_numbers_that_do_not_end_need_a_better_model_and_not_a_higher_limit(tmp_path):
+    record = RunRecord("f", config(QWEN))
+    cut = [value("years", f"[{n}]", spread_confidence(n), "truncated") for n in range(20)]
+    sample = sample_of("years", cut)
+    check = answer_check.check(str(tmp_path), record, sample, DONE)
+    assert "max_value_tokens (30)" in check.warnings[0]
+    assert "task.examples" in check.next_step
 
 
 def test_a_running_run_that_answers_well_asks_for_nothing(tmp_path):

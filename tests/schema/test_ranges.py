@@ -1,8 +1,8 @@
-"""A number that stands in a document only as an end of a range."""
+"""A number that stands in a document only as a part of something: of a range, or of a number."""
 
 import pytest
 
-from raypd.schema import asks_for_an_end, is_end_of_range
+from raypd.schema import asks_for_an_end, is_end_of_range, is_misread
 
 
 @pytest.mark.parametrize(
@@ -107,3 +107,48 @@ def test_both_ends_of_a_range_may_be_asked_for():
 )
 def test_an_attribute_may_ask_for_an_end(name, description, asks):
     assert asks_for_an_end(name, description) is asks
+
+
+@pytest.mark.parametrize(
+    ("raw", "number", "text"),
+    [
+        ("16.303", 16.303, "Nettobetrag: 16.303,76 EUR"),
+        ("-16.303", -16.303, "Saldo -16.303,76"),
+        ("2", 2, "Net: 2,642.70"),
+        ("12", 12, "12'500.- CHF, 12.5 kg"),
+        ("31.500", 31.5, "EUR 31,500 a year"),
+        ("$ 36.000", 36, "from 36,000 USD"),
+        ("1.299,", 1.299, "1 299 kr"),
+    ],
+)
+def test_a_number_with_the_digits_of_another_one_is_not_the_number(raw, number, text):
+    assert is_misread(number, raw, text)
+
+
+@pytest.mark.parametrize(
+    ("raw", "number", "text"),
+    [
+        ('"16.303,76"', 16303.76, "16.303,76 EUR"),
+        ("16303.76", 16303.76, "16.303,76 EUR"),
+        ("1.299", 1.299, "1.299 kg"),
+        ("54", 54, "54k to 60k"),
+        # The number stands alone, too.
+        ("2", 2, "2 pieces at 2,642.70"),
+        # No longer number begins with it.
+        ("1", 1, "sizes 1,2,3"),
+        ("12", 12, "12.05.2024"),
+        ("3", 3, "version 3.1.4"),
+        ("6", 6, "16,50"),
+        ("5", 5, "52,50"),
+        ("315", 315, "31500"),
+        # Other units, a share, and rounding.
+        ("2.5", 2.5, "2,500 g"),
+        ("1500", 1500, "1.5 km"),
+        ("0.125", 0.125, "12.5%"),
+        ("3", 3, "3.5 kg"),
+        # The model did not copy it.
+        ("7", 7, "no number"),
+    ],
+)
+def test_a_number_that_was_not_misread_is_one(raw, number, text):
+    assert not is_misread(number, raw, text)

@@ -355,6 +355,7 @@ def test_routers_are_trained_only_if_asked(kind, train_routers, tmp_path):
         assert is_same == (is_router and not train_routers), name
 
 
+@pytest.mark.filterwarnings("error:The following .*_pattern keys did not match")
 @pytest.mark.parametrize("train_routers", [False, True])
 @pytest.mark.parametrize("kind", MIXTURES)
 def test_an_adapter_holds_what_experts_learnt(kind, train_routers, tmp_path):

@@ -260,6 +260,13 @@ def test_what_the_input_itself_makes_fail_is_tried_on_request(run, tmp_path, con
         again(config(str(tmp_path / "a.jsonl"), "nowhere"))
 
 
+def test_a_file_that_was_repaired_is_not_retried_in_the_same_run(run, tmp_path) -> None:
+    (path,) = tmp_path.glob("a.jsonl")
+    path.write_text(path.read_text().replace("{", "{ ", 1))
+    with pytest.raises(ConfigError, match=r"a\.jsonl.*Choose another output\.path"):
+        again(run, everything=True)
+
+
 def test_a_retry_has_what_its_run_has_left_of_the_budget(run, monkeypatch) -> None:
     book.write(run.output.path, Bill("s", 100.0, 3.0))
     run_extract = Mock(side_effect=BudgetReached("reached"))

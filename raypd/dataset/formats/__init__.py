@@ -1,15 +1,15 @@
 """The input formats.
 
-To add a format, write a subclass of `Format` in a file of its own and add it to `FORMATS`.
-`input.format=auto` then takes files by the format's endings. The configuration lists the other
-values of `input.format`.
+To add a format, write a subclass of `Format` in a file of this folder and add its line to
+`INPUT_FORMATS` (`raypd/config/input_formats.py`), from which `FORMATS` is made.
 """
 
 import os
 import re
+from importlib import import_module
+from typing import Any
 
-from raypd.config import TABLES
-from raypd.dataset.formats.arrow import Arrow
+from raypd.config import INPUT_FORMATS, TABLES
 from raypd.dataset.formats.base import (
     Columns,
     Fields,
@@ -19,23 +19,9 @@ from raypd.dataset.formats.base import (
     SourceRow,
     Split,
 )
-from raypd.dataset.formats.csv_files import Csv, Tsv
 from raypd.dataset.formats.custom_reader import CustomReader
-from raypd.dataset.formats.documents import DocumentFormat, Text
-from raypd.dataset.formats.epub import Epub
-from raypd.dataset.formats.html import Html
-from raypd.dataset.formats.json_files import Json
-from raypd.dataset.formats.json_lines import JsonLines
-from raypd.dataset.formats.mail import Eml, Msg
+from raypd.dataset.formats.documents import DocumentFormat
 from raypd.dataset.formats.parquet import Parquet
-from raypd.dataset.formats.pdf import Pdf
-from raypd.dataset.formats.picture import Picture
-from raypd.dataset.formats.rtf import Rtf
-from raypd.dataset.formats.slides import Slides
-from raypd.dataset.formats.warc import Warc
-from raypd.dataset.formats.word import Word
-from raypd.dataset.formats.workbook import Workbook
-from raypd.dataset.formats.xml_files import Xml
 
 __all__ = [
     "FORMATS",
@@ -73,31 +59,26 @@ def _format_of_type(media_type: str) -> DocumentFormat | None:
     return None
 
 
-# The registry: name -> format. Messages list the formats in this order.
+# What finds the formats of documents inside files of these formats.
+_FINDERS = {"eml": _document_format, "msg": _document_format, "warc": _format_of_type}
+
+
+def _format(name: str) -> Format:
+    """Return the format of a line of the registry."""
+    entry = INPUT_FORMATS[name]
+    module, class_name = entry.reader.split(":")
+    kind: Any = getattr(import_module(f"raypd.dataset.formats.{module}"), class_name)
+    kind.name = name
+    kind.endings = entry.endings
+    kind.setting = entry.setting
+    made: Format = kind(_FINDERS[name]) if name in _FINDERS else kind()
+    return made
+
+
+# By name; a function of the user's own is no format that the configuration names.
 FORMATS: dict[str, Format] = {
-    format.name: format
-    for format in (
-        JsonLines(),
-        Csv(),
-        Tsv(),
-        Parquet(),
-        Arrow(),
-        Text(),
-        Html(),
-        Pdf(),
-        Word(),
-        Slides(),
-        Rtf(),
-        Epub(),
-        Xml(),
-        Picture(),
-        Eml(_document_format),
-        Msg(_document_format),
-        Warc(_format_of_type),
-        Json(),
-        Workbook(),
-        CustomReader(),
-    )
+    **{name: _format(name) for name in INPUT_FORMATS},
+    CustomReader.name: CustomReader(),
 }
 
 _COMPRESSIONS = {".gz": "gz", ".zst": "zst"}

@@ -18,8 +18,6 @@ _FILE_MAGIC = b"ARROW1"  # a stream begins with other bytes
 class Arrow(RowFormat):
     """Arrow IPC."""
 
-    name = "arrow"
-    endings = (".arrow",)
     title = "Arrow"
     compressible = False
 

@@ -60,13 +60,14 @@ class Format(ABC):
 
     An instance has no state. Every method raises InputError if the file cannot be read, and OSError
     or an error of pyarrow as the storage and the parser do.
+
+    The registry (`raypd.config.INPUT_FORMATS`) gives each of its formats `name`, `endings` and
+    `setting`, whose meaning it says.
     """
 
-    # `Part.format`, and a value of `input.format` that reads every file as this format.
+    # Also `Part.format`.
     name: ClassVar[str]
-    # Ends of file names in lower case, with the dot. A compressed file has .gz or .zst after it.
     endings: ClassVar[tuple[str, ...]] = ()
-    # The value of `input.format` that takes files of this format by their names.
     setting: ClassVar[str] = "auto"
     # What one file is read as, where `setting` is not auto; for messages.
     reads_as: ClassVar[str] = ""

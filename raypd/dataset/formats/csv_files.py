@@ -20,9 +20,6 @@ class Csv(Format):
     bytes at the records that it notes.
     """
 
-    name = "csv"
-    endings = (".csv",)
-
     def split(
         self, part: Part, source: InputConfig, cluster: ClusterConfig, columns: Columns
     ) -> Split:
@@ -83,9 +80,6 @@ class Csv(Format):
 
 class Tsv(Csv):
     """TSV: as CSV, with a tab between fields."""
-
-    name = "tsv"
-    endings = (".tsv",)
 
 
 def _parts(

@@ -99,8 +99,6 @@ def in_pages(pages: Iterable[str]) -> str:
 class Text(DocumentFormat):
     """Plain text and Markdown."""
 
-    name = "text"
-    endings = (".txt", ".text", ".md", ".markdown")
     media_types = ("text/plain", "text/markdown")
     markup = 1
 

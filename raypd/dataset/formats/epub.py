@@ -11,8 +11,6 @@ from raypd.run import Part
 class Epub(DocumentFormat):
     """EPUB."""
 
-    name = "epub"
-    endings = (".epub",)
     media_types = ("application/epub+zip",)
 
     def text(self, data: bytes, part: Part, source: InputConfig) -> str:

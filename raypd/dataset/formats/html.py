@@ -30,8 +30,6 @@ _READ_AS_CP1252 = ("ascii", "iso8859-1", "cp1252")
 class Html(DocumentFormat):
     """Pages of HTML."""
 
-    name = "html"
-    endings = (".html", ".htm")
     media_types = ("text/html", "application/xhtml+xml")
 
     def text(self, data: bytes, part: Part, source: InputConfig) -> str:

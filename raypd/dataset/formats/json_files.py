@@ -23,9 +23,6 @@ _TOO_LARGE = (
 class Json(ObjectFormat):
     """JSON."""
 
-    name = "json"
-    endings = (".json",)
-    setting = "json"
     reads_as = "an object or an array of them"
     has_schema = False
 

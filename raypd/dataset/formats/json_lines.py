@@ -54,8 +54,6 @@ class JsonLines(Format):
     is cut by lines, and planning reads all of it, because a stream cannot be entered in its middle.
     """
 
-    name = "jsonl"
-    endings = (".jsonl", ".ndjson")
     has_schema = False
 
     def split(

@@ -118,16 +118,12 @@ class MailFormat(DocumentFormat):
 class Eml(MailFormat):
     """Messages as the Internet exchanges them (RFC 5322)."""
 
-    name = "eml"
-    endings = (".eml",)
     media_types = ("message/rfc822",)
 
 
 class Msg(MailFormat):
     """Messages as Outlook saves them."""
 
-    name = "msg"
-    endings = (".msg",)
     media_types = ("application/vnd.ms-outlook",)
 
 

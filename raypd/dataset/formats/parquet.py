@@ -21,8 +21,6 @@ _SAMPLE_BUFFER = 1 << 20
 class Parquet(RowFormat):
     """Parquet; Delta and Iceberg tables are folders of such files."""
 
-    name = "parquet"
-    endings = (".parquet",)
     title = "Parquet"
     compressible = False
     enters_groups = True

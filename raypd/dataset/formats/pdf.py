@@ -17,8 +17,6 @@ _log = logging.getLogger(__name__)
 class Pdf(DocumentFormat):
     """PDF with text; pages without text are scans, which `input.ocr` recognizes."""
 
-    name = "pdf"
-    endings = (".pdf",)
     media_types = ("application/pdf",)
 
     def text(self, data: bytes, part: Part, source: InputConfig) -> str:

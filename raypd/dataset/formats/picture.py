@@ -10,8 +10,6 @@ from raypd.run import Part
 class Picture(DocumentFormat):
     """PNG, JPEG and TIFF, which may have several pages."""
 
-    name = "picture"
-    endings = (".png", ".jpg", ".jpeg", ".tif", ".tiff")
     media_types = ("image/png", "image/jpeg", "image/tiff")
     needs_ocr = True
 

@@ -11,8 +11,6 @@ from raypd.run import Part
 class Rtf(DocumentFormat):
     """RTF."""
 
-    name = "rtf"
-    endings = (".rtf",)
     media_types = ("application/rtf", "text/rtf")
 
     def text(self, data: bytes, part: Part, source: InputConfig) -> str:

@@ -11,8 +11,6 @@ from raypd.run import Part
 class Slides(DocumentFormat):
     """Presentations (.pptx); a slide is a page."""
 
-    name = "pptx"
-    endings = (".pptx",)
     media_types = ("application/vnd.openxmlformats-officedocument.presentationml.presentation",)
 
     def text(self, data: bytes, part: Part, source: InputConfig) -> str:

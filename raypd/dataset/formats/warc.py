@@ -47,9 +47,6 @@ class Warc(Format):
         format_of: Finds the format of a response by its media type.
     """
 
-    name = "warc"
-    endings = (".warc",)
-    setting = "warc"
     reads_as = "a document for each response"
     title = "WARC"
     is_document = True

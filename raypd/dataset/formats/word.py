@@ -11,8 +11,6 @@ from raypd.run import Part
 class Word(DocumentFormat):
     """Word files (.docx)."""
 
-    name = "docx"
-    endings = (".docx",)
     media_types = ("application/vnd.openxmlformats-officedocument.wordprocessingml.document",)
 
     def text(self, data: bytes, part: Part, source: InputConfig) -> str:

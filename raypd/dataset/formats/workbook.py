@@ -5,7 +5,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from raypd.config import EXCEL, InputConfig
+from raypd.config import InputConfig
 from raypd.dataset.formats.base import Fields
 from raypd.dataset.formats.object_rows import ObjectFormat, read_whole
 from raypd.dataset.parser_process import parse
@@ -16,9 +16,6 @@ from raypd.run import Part
 class Workbook(ObjectFormat):
     """Workbooks."""
 
-    name = "excel"
-    endings = EXCEL
-    setting = "excel"
     reads_as = "a table, its first sheet"
 
     def rows(self, part: Part, source: InputConfig) -> Iterator[Any]:

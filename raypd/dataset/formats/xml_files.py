@@ -11,8 +11,6 @@ from raypd.run import Part
 class Xml(DocumentFormat):
     """XML, such as electronic invoices."""
 
-    name = "xml"
-    endings = (".xml",)
     media_types = ("application/xml", "text/xml", "application/rss+xml", "application/atom+xml")
 
     def text(self, data: bytes, part: Part, source: InputConfig) -> str:

@@ -9,7 +9,7 @@ class Gguf(CheckpointFormat):
     """A GGUF file, such as unsloth/Qwen3-4B-GGUF:Q4_K_M."""
 
     name = "GGUF"
-    description = "a file of llama.cpp in any of its types, of 11 architectures; dequantized"
+    description = "a file of llama.cpp in any of its types, of 12 architectures; dequantized"
     read_by_transformers = True
 
     @classmethod
