@@ -1,9 +1,15 @@
 """raypd: structured answers out of very large document collections, decoded in parallel."""
 
 import importlib
+import logging
+import warnings
 from typing import Any
 
 __version__ = "0.1.0"
+# peft's import causes these warnings of bitsandbytes and torch, about which a user can do nothing.
+# Several modules of transformers import peft, so they are switched off here, before any of them.
+logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
+warnings.filterwarnings("ignore", message="`is_gradient_checkpointing`", category=FutureWarning)
 __all__ = [
     "LLM",
     "Answer",

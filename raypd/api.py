@@ -533,7 +533,7 @@ def estimate(
     from raypd.estimation import EstimateOptions, estimate
 
     config = _config("extraction", source, schema, model, output, text, settings, id)
-    return estimate.estimate(config, EstimateOptions(sample=sample))
+    return estimate.estimate(config, EstimateOptions(sample=sample, sample_option="sample"))
 
 
 def tune(config: str | Path, *, settings: Settings = None, **options: Any) -> TuneResult:

@@ -256,7 +256,7 @@ class Processor:
         rows = _sampled_rows(dataset, count, sample)
         _check_columns(rows.column_names, self.run, self.config.prefix)
         profile, node = self._measure(rows, share)
-        check_sample(profile)
+        check_sample(profile, "sample")
         costs = [cost for cost in profile.costs if cost is not None]
         rng = np.random.default_rng(sampling.SEED)
         ones = [1.0] * len(costs)

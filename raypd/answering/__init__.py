@@ -19,7 +19,7 @@ if TYPE_CHECKING:
         WorkerComponents as WorkerComponents,
         build as build,
     )
-    from raypd.answering.progress import ProgressLines as ProgressLines
+    from raypd.answering.progress import ProgressLines as ProgressLines, TimeLeft as TimeLeft
     from raypd.answering.request_queue import (
         Cancelled as Cancelled,
         EngineBroken as EngineBroken,
@@ -34,7 +34,7 @@ __getattr__ = LazyExports(
     {
         "check": ("check_model",),
         "components": ("Build", "WorkerComponents", "build"),
-        "progress": ("ProgressLines",),
+        "progress": ("ProgressLines", "TimeLeft"),
         "request_queue": (
             "Cancelled",
             "EngineBroken",

@@ -45,6 +45,52 @@ class ProgressLines:
             print(line, file=sys.stderr, flush=True)
 
 
+def time_left(answered: int, remaining: int, seconds: float) -> float | None:
+    """Return the seconds that the remaining documents take; None until they can be known.
+
+    Args:
+        answered: Documents that were answered.
+        remaining: Documents that were not.
+        seconds: The time in which documents were answered.
+    """
+    too_early = answered < _LEFT_DOCUMENTS and seconds < _LEFT_SECONDS
+    if not answered or seconds < _RATE_SECONDS or too_early:
+        return None
+    return remaining * seconds / answered
+
+
+class TimeLeft:
+    """The time that is left of a measurement with a time limit."""
+
+    def __init__(self, limit: float) -> None:
+        """Make a clock, which starts with the first update.
+
+        Args:
+            limit: Seconds after which the measurement ends in any case.
+        """
+        self._limit = limit
+        self._started = 0.0
+        self._answered: int | None = None
+
+    def update(self, answered: int, wanted: int) -> str:
+        """Return the time left in words; "" until it can be known.
+
+        Args:
+            answered: Documents that were answered. Where they become fewer, another pass over the
+                sample has begun.
+            wanted: Documents that the pass answers.
+        """
+        now = time.monotonic()
+        if self._answered is None or answered < self._answered:
+            self._started = now
+        self._answered = answered
+        seconds = now - self._started
+        left = time_left(answered, wanted - answered, seconds)
+        if left is None:
+            return ""
+        return f"{duration(max(0.0, min(left, self._limit - seconds)))} left"
+
+
 class _Bar(Progress):
     """A bar with a line below it."""
 
@@ -162,12 +208,11 @@ class RunDisplay:
         Args:
             rate: Documents per second; None if it is too early to tell.
         """
-        seconds = time.monotonic() - self._started
-        answered = self._done - self._done_before
-        too_early = answered < _LEFT_DOCUMENTS and seconds < _LEFT_SECONDS
-        if not rate or too_early:
+        if not rate:
             return ""
-        return f"{duration((self.total - self._done) / rate)} left"
+        seconds = time.monotonic() - self._started
+        left = time_left(self._done - self._done_before, self.total - self._done, seconds)
+        return "" if left is None else f"{duration(left)} left"
 
     def _line(self, rate: float | None, failed: int) -> str:
         parts = [f"{self._done}/{self._planned} documents"]

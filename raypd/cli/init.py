@@ -93,7 +93,9 @@ def run(
     if schema is None:
         suggest = _suggest_command(data, name, str(target.parent / categories_file), columns, html)
         next_step = f"`{suggest}`, then {next_step}"
-    description = look.describe(columns.texts, columns.id_column, columns.columns, html)
+    description = look.describe(
+        columns.texts, columns.id_column, columns.columns, html, columns.files
+    )
     lines = [f"{target}: {description}"]
     if columns.left_out:
         lines.append(columns.left_out)

@@ -313,9 +313,10 @@ def evaluate(
         print(clean(f"wrong values: {path}"))
     labelled = max((measure.documents for measure in evaluation.measures), default=0)
     if evaluation.calibration_error is not None and labelled < LABELS_NEEDED:
+        labels_step = _more_labels(run, LABELS_NEEDED - labelled, evaluation.unlabelled)
         _print_next(
-            f"`raypd review {run}` for {LABELS_NEEDED - labelled} more labels, from which `raypd "
-            "fit` makes a better model; or show the model three of the labels (task.examples)"
+            f"{labels_step}, from which `raypd fit` makes a better model; or show the model three "
+            "of the labels (task.examples)"
         )
     elif evaluation.calibration_error is not None:
         _print_next(
@@ -324,6 +325,22 @@ def evaluate(
         )
     else:
         _print_next(f"`raypd report {run}` shows the run with its time and cost")
+
+
+def _more_labels(run: str, needed: int, unlabelled: int) -> str:
+    """Return how to get more labelled documents.
+
+    Args:
+        run: The folder of the run.
+        needed: The number of documents to label.
+        unlabelled: Documents of the run that have no labels yet.
+    """
+    if unlabelled >= needed:
+        return f"`raypd review {run}` for {needed} more labels"
+    missing = f"extract and label {needed - unlabelled} more documents"
+    if unlabelled:
+        return f"`raypd review {run}` for {unlabelled} more labels, then {missing}"
+    return f"all documents of this run have labels: {missing}"
 
 
 @app.command()
@@ -606,7 +623,7 @@ def review(
     if apply is None:
         page, table = reviews.write(root, documents or LABELS_NEEDED, overrides or [])
         print(clean(f"page:  {page}\ntable: {table}"))
-        _print_next(f"correct one of them, then `raypd review {run} --apply FILE`")
+        _print_next(f"correct the values in either file, then `raypd review {run} --apply FILE`")
         return
     labels, count, new = reviews.apply(root, apply, output, overrides or [])
     print(clean(f"labels: {labels} ({counted(count, 'document')}, {new:,} of them from {apply})"))

@@ -221,10 +221,11 @@ def _report_failures(manifest: Manifest, max_failed_share: float) -> None:
     reason = next(iter(manifest.reasons), None) or dead_letters.most_frequent(manifest.output)
     if reason:
         message += f", most often because: {clean(reason, 300)}"
-    message += (
-        f"\n`raypd errors {manifest.output}` lists them; --retry-errors retries those that may "
-        "succeed"
-    )
+    message += f"\n`raypd errors {manifest.output}` lists them"
+    if dead_letters.has_retriable(manifest.output):
+        message += "; --retry-errors retries those that may succeed"
+    else:
+        message += "; all of them are caused by the input"
     if not manifest.ok:
         raise RunError(f"no document was answered: {message}")
     if manifest.failed > max_failed_share * manifest.documents:

@@ -158,8 +158,9 @@ class FitConfig(Section, use_attribute_docstrings=True):
     )
     labels: Uri | None = None
     """Labelled documents: a file, folder or glob with the input's columns and
-    training.labels_column, or the output folder of a run over the input; relative to this file, as
-    all paths that are read. null: the teacher labels, or the input itself has that column
+    training.labels_column; a file of ids and labels; or the output folder of a run over the input.
+    Relative to this file, as all paths that are read. null: the teacher labels, or the input itself
+    has that column
     """
     teacher: Keys | None = None
     """Dotted keys of the run that makes labels: {model.name: Qwen/Qwen3-8B}, or {model.endpoint:

@@ -2,7 +2,9 @@
 
 import contextlib
 import itertools
+import os
 import re
+from collections import Counter
 from collections.abc import Container, Iterable
 from dataclasses import dataclass, replace
 from statistics import fmean
@@ -19,7 +21,7 @@ from raypd.dataset.listing import InputObject, objects, partition_keys
 from raypd.errors import InputError
 from raypd.run import LeftOut, left_out
 from raypd.tasks import Row, label_columns
-from raypd.text import Say
+from raypd.text import Say, counted
 
 __all__ = [
     "MOST_ROWS",
@@ -35,7 +37,7 @@ __all__ = [
 MOST_ROWS = 500
 _MOST_FILES = 1000  # of a folder, whose sizes tell which format is meant
 _MAX_SHOWN = 8  # columns in a message
-_MOST_FILES = 10_000  # that are listed to say which are left out
+_MOST_LISTED = 10_000  # files that are listed to say which are read and which are left out
 # A column is one of HTML if at least this share of its texts has tags.
 _HTML_SHARE = 0.5
 # A column whose texts are shorter on average holds names, codes or dates.
@@ -100,10 +102,15 @@ class Look:
     texts: list[str]  # columns of text
     html: list[str]  # columns that hold HTML
     left_out: str = ""  # the files that are not read, in words
+    files: str = ""  # the files that are read, in words, if each is a document
 
 
 def describe(
-    texts: list[str], id_column: str | None, columns: list[str], html: Container[str] = ()
+    texts: list[str],
+    id_column: str | None,
+    columns: list[str],
+    html: Container[str] = (),
+    files: str = "",
 ) -> str:
     """Return in words what is read, and which of the columns are not.
 
@@ -112,7 +119,10 @@ def describe(
         id_column: The column of the id; None numbers the documents.
         columns: All columns of the data.
         html: The columns that hold HTML.
+        files: The files in words, if each is a document.
     """
+    if files:
+        return f"reads {files}, one document each; id: path of the file"
     shown = []
     for name in texts:
         shown.append(f"{name} (the visible text of its HTML)" if name in html else name)
@@ -152,17 +162,36 @@ def look(data: str, source: InputConfig | None = None, labels: Container[str] = 
     format = FORMATS[item.format]
     setting = format.setting if format.setting in settings_by_ending() else None
     columns = _DOCUMENT_COLUMNS if format.is_document else _columns(item, source)
-    left_out = _left_out(source.model_copy(update={"format": setting or source.format}))
-    return replace(_choose(data, setting, columns, labels), left_out=left_out)
+    files, left_out = _files(source.model_copy(update={"format": setting or source.format}))
+    chosen = replace(_choose(data, setting, columns, labels), left_out=left_out)
+    if format.is_document:
+        return replace(chosen, files=files)
+    return chosen
 
 
-def _left_out(source: InputConfig) -> str:
-    """Return the files of a folder that are not read, in words; "" if all are."""
-    files = LeftOut()
+def _files(source: InputConfig) -> tuple[str, str]:
+    """Return the files of a folder in words: those that are read, and those that are not.
+
+    The second is "" if all are read.
+    """
+    unread = LeftOut()
+    endings: Counter[str] = Counter()
     with contextlib.suppress(InputError):
-        for _ in itertools.islice(objects(source, files), _MOST_FILES):
-            pass
-    return left_out.describe(files.files())
+        for item in itertools.islice(objects(source, unread), _MOST_LISTED):
+            name = item.name.rpartition("/")[2]
+            if item.compression is not None:
+                name = name.removesuffix(f".{item.compression}")
+            endings[os.path.splitext(name)[1].lower() or "without an ending"] += 1
+    total = endings.total()
+    read = counted(total, "file")
+    if total >= _MOST_LISTED:
+        read = f"{total:,} files or more"
+    if endings:
+        kinds = [f"{ending} {number:,}" for ending, number in endings.most_common(_MAX_SHOWN)]
+        if len(endings) > _MAX_SHOWN:
+            kinds.append("...")
+        read += f" ({', '.join(kinds)})"
+    return read, left_out.describe(unread.files())
 
 
 def look_at_rows(data: str, rows: Iterable[Row], labels: Container[str]) -> Look:
@@ -274,7 +303,9 @@ def look_for_columns(
     # A table in memory with a single column leaves no choice.
     has_choice = rows is None or len(found.columns) > 1
     if source.html_columns or (missing and has_choice):
-        description = describe(texts, source.id_column, found.columns, source.html_columns)
+        description = describe(
+            texts, source.id_column, found.columns, source.html_columns, found.files
+        )
         say(f"{path}: {description}")
 
 

@@ -51,6 +51,12 @@ _PREDICTED = (
     "documents/s, and the HPD paper measured 6.28; docs/estimate.md says why). Choose a GPU by "
     "it, then measure"
 )
+_NEEDS_TRAINING = (
+    "hyper_parallel needs a model that was trained for it (`raypd fit`). Without training, "
+    "decoding.method auto runs guided, which is slower and is not predicted"
+)
+# The fingerprint of an estimate of another model, which no configuration has.
+_OTHER_MODEL = ""
 
 
 def run(config: RunConfig | None, options: EstimateOptions, as_json: bool, verbose: bool) -> None:
@@ -78,6 +84,12 @@ def run(config: RunConfig | None, options: EstimateOptions, as_json: bool, verbo
         print(records.encoded(result).decode(), end="")
         return
     show_estimate(result)
+    if config is not None and path is None:
+        output = output_folder(config)
+        print(
+            f"estimate: not written into {output}, which holds the run or the estimate of another "
+            "model or configuration"
+        )
     if path is not None:
         folder = path.rpartition("/")[0]
         print(f"estimate: {path}")
@@ -116,6 +128,10 @@ def estimate(config: RunConfig | None, options: EstimateOptions, verbose: bool =
         result.fingerprint = config.fingerprint()
         result.model = config.model.name
         result.task = config.task.kind
+        if options.model not in (None, config.model.name):
+            result.fingerprint = _OTHER_MODEL
+    if options.model is not None:
+        result.model = options.model
     return result
 
 
@@ -123,22 +139,33 @@ def _write(result: Estimate, config: RunConfig) -> str | None:
     """Write estimate.json into the run's folder, for its report.
 
     Returns:
-        Its path, or None if the folder belongs to a run with another configuration.
+        Its path, or None if the folder belongs to a run with another configuration, or if the
+        result is of another model than the configuration's and there is an estimate of that one.
     """
     output = output_folder(config)
     path = storage.join(output, layout.ESTIMATE)
     try:
         run_record = records.read(RunRecord, storage.join(output, layout.RUN))
-        if run_record.fingerprint != config.fingerprint():
+        if run_record.fingerprint != result.fingerprint:
             return None
     except FileNotFoundError:
         pass
     except RecordError:
         return None
+    if result.fingerprint == _OTHER_MODEL and _has_own_estimate(path, config):
+        return None
     with raised_as(RunError, f"output.path {output}: cannot be written"):
         storage.make_folder(output)
         records.write(path, result)
     return path
+
+
+def _has_own_estimate(path: str, config: RunConfig) -> bool:
+    """Return whether there is an estimate of a configuration, with its own model."""
+    try:
+        return records.read(Estimate, path).fingerprint == config.fingerprint()
+    except (FileNotFoundError, RecordError):
+        return False
 
 
 def _measured(config: RunConfig, options: EstimateOptions, verbose: bool) -> Estimate:
@@ -154,7 +181,7 @@ def _measured(config: RunConfig, options: EstimateOptions, verbose: bool) -> Est
         limit = max(1.0, deadline - time.monotonic())
         label = f"measure {config.decoding.method}"
         profiled = profiler.profile(config, sample.documents, limit, label)
-        check_sample(profiled)
+        check_sample(profiled, options.sample_option, options.minutes_option)
         speed = speed_of(sample, profiled, notes)
         if options.baseline and config.decoding.method != "autoregressive":
             limit = _BASELINE_SECONDS
@@ -375,6 +402,7 @@ def _with_given_speed(config: RunConfig | None, options: EstimateOptions) -> Est
         notes.append(f"assumed per document: {tokens.describe()} ({source})")
         if kv_cache != "auto":
             notes.append(f"with model.kv_cache {kv_cache}: 1 byte for each number of the KV cache")
+        notes.append(_NEEDS_TRAINING)
         notes.append(_PREDICTED)
     else:
         method = "given"

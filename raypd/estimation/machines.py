@@ -44,6 +44,9 @@ class EstimateOptions:
     nodes: int = 8  # the largest number of nodes in the table
     # The type of the head node, as in infra/cluster.yaml; "none" if there is no head node.
     head: str = "m7i.2xlarge"
+    # What messages call `sample` and `minutes`: a fit has keys for them.
+    sample_option: str = "--sample"
+    minutes_option: str = "--minutes"
 
     def __post_init__(self) -> None:
         for name in self.instances or []:

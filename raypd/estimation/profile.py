@@ -27,6 +27,7 @@ from raypd.answering import (
     Cancelled,
     ProgressLines,
     RequestQueue,
+    TimeLeft,
     UnitState,
     WorkerComponents,
     build,
@@ -584,15 +585,19 @@ class RemoteProfiler(OneWorker):
             UserError: If the configuration cannot be run.
             RunError: If the process dies.
         """
-        with _display(label) as update:
+        with _display(label, limit) as update:
             return self.call(
                 label, "profile", config, list(documents), limit, slow, progress=update
             )
 
 
 @contextlib.contextmanager
-def _display(label: str) -> Iterator[Callable[[tuple[int, int]], None]]:
+def _display(label: str, limit: float) -> Iterator[Callable[[tuple[int, int]], None]]:
     """Show the progress of one profile on stderr: as a bar on a terminal, as lines elsewhere.
+
+    Args:
+        label: The name under which it is shown.
+        limit: Seconds that the measurement may take.
 
     Yields:
         A function that takes (documents answered, documents wanted).
@@ -608,11 +613,16 @@ def _display(label: str) -> Iterator[Callable[[tuple[int, int]], None]]:
     bar = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
     row = bar.add_task(label, total=None, done="")
 
+    left = TimeLeft(limit)
+
     def update(counts: tuple[int, int], at_once: bool = False) -> None:
         answered, wanted = counts
         text = "loading the model, warming up"
         if wanted:
             text = f"{answered / wanted:.0%} done"
+            remaining = left.update(answered, wanted)
+            if remaining:
+                text += f", {remaining}"
         bar.update(row, total=wanted or None, completed=answered, done=text)
         if bar.disable:
             lines.show(f"{label}: {text}", at_once)
@@ -622,8 +632,15 @@ def _display(label: str) -> Iterator[Callable[[tuple[int, int]], None]]:
         yield update
 
 
-def check_sample(profiled: Profile) -> None:
+def check_sample(
+    profiled: Profile, sample_option: str = "--sample", minutes_option: str = "--minutes"
+) -> None:
     """Check that a profile measured something.
+
+    Args:
+        profiled: The profile.
+        sample_option: The user's name for the size of the sample.
+        minutes_option: The user's name for the time limit.
 
     Raises:
         RunError: If no document was answered in time, or every document failed.
@@ -633,14 +650,13 @@ def check_sample(profiled: Profile) -> None:
     if answered and profiled.seconds <= 0:
         raise RunError(
             f"{counted(len(answered), 'document')} took too little time to measure: raise "
-            "--sample; of the fake model, model.fake sets the costs (step_seconds, "
+            f"{sample_option}; of the fake model, model.fake sets the costs (step_seconds, "
             "decode_tokens_per_second)"
         )
     if not answered:
-        advice = "raise --minutes (of a fit: fit.sample_minutes) or lower engine.max_num_seqs"
         raise RunError(
             f"none of {counted(len(profiled.costs), 'document')} was answered within the "
-            f"time limit: {advice}"
+            f"time limit: raise {minutes_option} or lower engine.max_num_seqs"
         )
     if len(failed) == len(answered):
         raise RunError(f"every document of the sample failed, the first because: {failed[0].error}")

@@ -16,7 +16,10 @@ from raypd.estimation.tune import TuneResult, describe
 def show_estimate(result: Estimate) -> None:
     """Print an estimate to stdout, in the width of the terminal."""
     console = Console(highlight=False, markup=False)
-    console.print(f"{_documents(result)}\n")
+    heading = _documents(result)
+    if result.model is not None:
+        heading += f" with {text.clean(result.model, 120)}"
+    console.print(f"{heading}\n", soft_wrap=True)
     console.print(_table(tables.speeds(result)))
     for line in tables.sentences(result):
         console.print(line, soft_wrap=True)

@@ -1,5 +1,6 @@
 """The labels of documents, and the answers of a run, as an evaluation reads them."""
 
+from collections import Counter
 from collections.abc import Collection, Iterable
 from itertools import chain
 from typing import Any
@@ -106,6 +107,33 @@ def asked_attributes(run: str) -> AttributeNames:
         run: The folder of the run.
     """
     return attribute_names(_recorded_config(run).get("task") or {})
+
+
+def shown_in_prompt(run: str) -> set[str]:
+    """Return the ids of the documents that a run's prompts show with their labels.
+
+    With `task.examples.nearest` there are none, because a document is no example for itself. They
+    are known only while the file of examples can be read, and if its rows have ids.
+
+    Args:
+        run: The folder of the run.
+    """
+    config = _recorded_config(run)
+    examples = (config.get("task") or {}).get("examples")
+    if not examples or examples.get("nearest"):
+        return set()
+    source = config.get("input") or {}
+    counts: Counter[str] = Counter()
+    ids = set()
+    try:
+        for _, key, row in label_rows(examples["path"], source.get("id_column")):
+            category = str(row.get(source.get("category_column") or ""))
+            counts[category] += 1
+            if counts[category] <= examples["count"]:
+                ids.add(key)
+    except InputError:
+        return set()
+    return ids
 
 
 def attribute_names(task: Row) -> AttributeNames:

@@ -22,14 +22,14 @@ from raypd.evaluation.labels import (
     category_of,
     flat_values,
     read_labels,
+    shown_in_prompt,
 )
 from raypd.evaluation.outcome import NN, NV, VC, VN, outcome
 from raypd.evaluation.score import Evaluation
 from raypd.report import FULL, ROLES, Chart, Table, charts, marked, page, review, text_in
-from raypd.run import load_run
+from raypd.run import layout, load_run
 from raypd.text import count
 
-PAGE = "evaluation.html"
 _MAX_DOCUMENTS = 200  # shown on the page; those with the most wrong values
 REASONS = (
     "another value",
@@ -124,7 +124,7 @@ def write_page(
         sureness=chart,
         wrong=len(documents),
     )
-    path = storage.join(root, PAGE)
+    path = storage.join(root, layout.EVALUATION)
     page.put(path, html.encode())
     return path
 
@@ -218,6 +218,8 @@ def find_wrong_values(
         InputError: If a file cannot be read.
     """
     gold = read_labels(labels, labels_column, run)
+    for key in gold.keys() & shown_in_prompt(run):
+        del gold[key]
     names = asked_attributes(run)
     documents: list[WrongDocument] = []
     counts: Counts = {}

@@ -35,6 +35,7 @@ from raypd.evaluation.labels import (
     category_of,
     flat_values,
     read_labels,
+    shown_in_prompt,
 )
 from raypd.evaluation.outcome import (
     NN,
@@ -51,6 +52,10 @@ from raypd.evaluation.outcome import (
 from raypd.text import counted
 
 _SEED = 0
+# Below this many documents a line says that the figures tell little.
+_FEW_DOCUMENTS = 10
+# The width of the column with the names of the figures.
+_NAME_WIDTH = 25
 
 
 @dataclass
@@ -86,6 +91,7 @@ class Evaluation:
     unlabelled: int = 0  # documents of the run without labels
     missing: int = 0  # labelled documents that the run does not hold
     failed: int = 0  # documents that the run could not answer: counted as without any value
+    shown: int = 0  # labelled documents that the prompt shows with their labels: left out
     not_asked: int = 0  # labelled values, null or not, of attributes that the run did not extract
     calibration_error: float | None = None  # of the confidences of an extraction
     # (confidence, share right, values) per tenth
@@ -139,13 +145,15 @@ def share(part: list[int], total: list[int]) -> Callable[[np.ndarray], np.ndarra
     return figure
 
 
+# The share of values that would be right if the answer to everything were null.
+IF_ALL_NULL = "if every value were null"
 mean = share([0], [1])  # of parts that are (sum, count)
 METRICS: dict[str, Metric] = {  # by the name that is shown
     "strict F1": Metric("strict", _f1),
     "strict precision": Metric("strict", share([VC], [VC, VW, NV])),
     "strict recall": Metric("strict", share([VC], [VC, VW, VN])),
     "values right": Metric("strict", share([VC, NN], list(OUTCOMES))),
-    "null everywhere": Metric("strict", share([NV, NN], list(OUTCOMES))),
+    IF_ALL_NULL: Metric("strict", share([NV, NN], list(OUTCOMES))),
     "scored F1": Metric("scored", _f1),
     "scored F1, exact": Metric("scored exact", _f1),
     "exact match": Metric("exact match", mean),
@@ -177,6 +185,15 @@ def evaluate(
     """
     gold = read_labels(labels, labels_column, run)
     answers, others = answers_for(run, gold)
+    shown = answers.keys() & gold.keys() & shown_in_prompt(run)
+    for key in shown:
+        del gold[key]
+        del answers[key]
+    if shown and not gold:
+        raise InputError(
+            f"{labels}: the prompt of {run} shows all of these documents (task.examples); label "
+            "others"
+        )
     names = asked_attributes(run)
     with raised_as(
         InputError,
@@ -190,6 +207,7 @@ def evaluate(
         measures_of(scores),
         unlabelled=others,
         missing=len(gold.keys() - answers.keys()),
+        shown=len(shown),
         failed=sum(not rows for rows in answers.values()),
         not_asked=sum(score.not_asked for score in scores.values()),
     )
@@ -238,6 +256,8 @@ def labelled_values(
         InputError: If a file cannot be read.
     """
     gold = read_labels(labels, labels_column, run)
+    for key in gold.keys() & shown_in_prompt(run):
+        del gold[key]
     answers, _ = answers_for(run, gold)
     return _labelled_values(answers, gold, tolerance, asked_attributes(run))
 
@@ -381,7 +401,7 @@ def _differences(scores: list[Score], other_scores: list[Score]) -> list[ScoreDi
         other_table = _table(metric.part, other_scores)
         if table is None or other_table is None:
             continue
-        if name == "null everywhere":  # which depends on the labels alone
+        if name == IF_ALL_NULL:  # which depends on the labels alone
             continue
         weights = _weights(scores)
         values = metric.figure(weights @ table)
@@ -420,29 +440,37 @@ def _interval(draws: np.ndarray) -> tuple[float, float, float]:
 
 def describe(evaluation: Evaluation) -> str:
     """Return an evaluation as a table for the terminal."""
-    lines = [f"{'':<24}{'':<18}{'value':>8}  95% interval    documents"]
+    lines = [f"{'':<24}{'':<{_NAME_WIDTH}}{'value':>8}  95% interval    documents"]
     for measure in evaluation.measures:
         interval = f"{measure.low:.3f} to {measure.high:.3f}"
         lines.append(
-            f"{measure.of:<24.23}{measure.name:<18}{measure.value:8.3f}  {interval:<16}"
+            f"{measure.of:<24.23}{measure.name:<{_NAME_WIDTH}}{measure.value:8.3f}  {interval:<16}"
             f"{measure.documents:>9,}"
         )
     if evaluation.calibration_error is not None:
         values = counted(sum(count for *_, count in evaluation.reliability), "value")
         lines.append(
-            f"{'':<24}{'calibration error':<18}{evaluation.calibration_error:8.3f}  of "
+            f"{'':<24}{'calibration error':<{_NAME_WIDTH}}{evaluation.calibration_error:8.3f}  of "
             f"confidence, {values}"
         )
     if evaluation.differences:
         documents = counted(evaluation.differences[0].documents, "document")
         title = f"over the {documents} of both runs"
-        lines += ["", f"{title:<42}{'value':>8}   other  difference [95%]"]
+        lines += ["", f"{title:<{24 + _NAME_WIDTH}}{'value':>8}   other  difference [95%]"]
     for pair in evaluation.differences:
         lines.append(
-            f"{'':<24}{pair.name:<18}{pair.ours:8.3f}{pair.theirs:8.3f}  "
+            f"{'':<24}{pair.name:<{_NAME_WIDTH}}{pair.ours:8.3f}{pair.theirs:8.3f}  "
             f"{pair.ours - pair.theirs:+.3f} [{pair.low:+.3f} to {pair.high:+.3f}]"
         )
+    scored = max((measure.documents for measure in evaluation.measures), default=0)
+    if 0 < scored < _FEW_DOCUMENTS:
+        says = "says" if scored == 1 else "say"
+        lines.append(
+            f"{counted(scored, 'document')} {says} little, and the intervals are too narrow: "
+            f"label at least {_FEW_DOCUMENTS}, better 60"
+        )
     for count, reason in (
+        (evaluation.shown, "shown in the prompt (task.examples): left out"),
         (evaluation.failed, "failed: each counts as having no values"),
         (evaluation.unlabelled, "without labels: left out"),
         (evaluation.missing, "with labels, not in the run: left out"),

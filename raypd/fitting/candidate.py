@@ -259,7 +259,13 @@ def _estimate(context: FitContext, config: RunConfig, name: str, run: str | None
     if result is None:
         context.say(f"{name}: measuring what the corpus would cost")
         fit = context.config.fit
-        options = EstimateOptions(fit.sample, fit.sample_minutes, run=run)
+        options = EstimateOptions(
+            fit.sample,
+            fit.sample_minutes,
+            run=run,
+            sample_option="fit.sample",
+            minutes_option="fit.sample_minutes",
+        )
         result = estimate.estimate(config, options, context.verbose)
         records.write(path, result)
     return result

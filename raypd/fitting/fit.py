@@ -21,7 +21,7 @@ from raypd.cluster import ray_session
 from raypd.config import RunConfig, deadline_at, load_config, rewrite
 from raypd.errors import ConfigError, UserError
 from raypd.fitting.context import FitContext, is_run, teacher_config, teacher_keys
-from raypd.fitting.labels import UNLABELLED
+from raypd.fitting.labels import UNLABELLED, asks_teacher
 from raypd.fitting.parts import PARTS, parts_of
 from raypd.fitting.result import AS_CONFIGURED, TEACHER, CandidateScore, FitResult
 from raypd.run import Manifest, console, held, layout, read, records
@@ -79,9 +79,13 @@ def run_fit(
         with held(folder, say):
             if not storage.exists(context.part("train")):
                 records.write(result_path, result)
-            # One connection serves all runs and trainings.
-            with console.signals(), ray_session.connected(config.cluster, verbose):
-                Fit(context, result).run()
+            with console.signals():
+                if not asks_teacher(config):
+                    # Too few labels are an error, which need not wait for Ray.
+                    parts_of(context)
+                # One connection serves all runs and trainings.
+                with ray_session.connected(config.cluster, verbose):
+                    Fit(context, result).run()
     except BudgetReached as reached:
         result.stopped = str(reached)
     except (KeyboardInterrupt, console.Interrupted):
@@ -153,8 +157,7 @@ class Fit:
         parts = parts_of(self.context)
         self.result.documents = {part: len(rows) for part, rows in parts.items()}
         labels = self.result.documents["train"]
-        self._add_configured()
-        self._say_how_long(labels)
+        self._add_configured(labels)
         if fit.teacher is not None:
             self._add_teacher()
         for name, changes in self.candidates.items():
@@ -195,10 +198,18 @@ class Fit:
             "the speed of the first run (fewer candidates or fit.curve=[] take less)"
         )
 
-    def _add_configured(self) -> None:
-        """Score the model that the configuration names, without training."""
+    def _add_configured(self, labels: int) -> None:
+        """Score the model that the configuration names, without training.
+
+        Its run tells how long everything takes, which is said before its costs are measured.
+        """
         run = storage.join(self.result.path, "configured")
-        make = partial(candidate.test, self.context, AS_CONFIGURED, {}, run)
+
+        def make() -> CandidateScore:
+            score = candidate.test(self.context, AS_CONFIGURED, {}, run)
+            self._say_how_long(labels)
+            return score
+
         self._add(self.result.scores, AS_CONFIGURED, make)
 
     def _add_teacher(self) -> None:

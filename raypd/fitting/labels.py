@@ -20,6 +20,11 @@ UNLABELLED = "unlabelled-"  # begins the names of the teacher's inputs; fit.docu
 _SHOWN_NAMES = 8
 
 
+def asks_teacher(config: RunConfig) -> bool:
+    """Return whether the labels of a fit are answers that its teacher has to give."""
+    return config.fit.labels is None and config.fit.teacher is not None
+
+
 def labelled_documents(context: FitContext) -> list[Document]:
     """Draw the documents of a fit, with labels in training.labels_column.
 
@@ -34,7 +39,7 @@ def labelled_documents(context: FitContext) -> list[Document]:
     """
     config = context.config
     fit = config.fit
-    if fit.labels is None and fit.teacher is not None:
+    if asks_teacher(config):
         return _labelled_by_teacher(context, _drawn(config, config))
     if fit.labels is None:
         return _drawn(config, config)

@@ -9,6 +9,7 @@ from raypd.errors import InputError
 from raypd.fitting.context import FitContext
 from raypd.fitting.labels import (
     Row,
+    asks_teacher,
     constant_labels,
     labelled_documents,
     usable_rows,
@@ -49,13 +50,31 @@ def parts_of(context: FitContext) -> dict[str, list[Row]]:
         if len(rows) < MIN_DOCUMENTS[part]:
             for path in paths.values():
                 storage.delete(path)
-            total = counted(sum(map(len, parts.values())), "labelled document")
+            total = sum(map(len, parts.values()))
             raise InputError(
-                f"{total}, but {len(rows)} of them are for {part}, which needs "
-                f"{MIN_DOCUMENTS[part]}: label more documents, raise fit.documents, or change "
-                "fit.test_share and training.validation_share"
+                f"{counted(total, 'labelled document')}, but {len(rows)} of them are for {part}, "
+                f"which needs {MIN_DOCUMENTS[part]}: {_advice(context.config, total)}"
             )
     return parts
+
+
+def _advice(config: RunConfig, total: int) -> str:
+    """Return what to do about too few labelled documents.
+
+    Args:
+        config: The configuration of the fit.
+        total: The number of its labelled documents.
+    """
+    documents = config.fit.documents
+    if asks_teacher(config):
+        advice = f"raise fit.documents ({documents}), or add documents to the input"
+    elif total >= documents:
+        advice = f"raise fit.documents ({documents}), or label more documents"
+    else:
+        advice = "label more documents"
+    if total < LABELS_NEEDED:
+        return f"{advice}; {LABELS_NEEDED} are enough with the default shares"
+    return f"{advice}, or change fit.test_share and training.validation_share"
 
 
 def _write_parts(context: FitContext, paths: dict[str, str]) -> None:

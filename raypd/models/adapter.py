@@ -4,7 +4,6 @@ The check needs no weights, so that an adapter that does not fit is refused befo
 """
 
 import json
-import logging
 import os
 import warnings
 from collections.abc import Iterator
@@ -26,9 +25,6 @@ from raypd.models.source import HUB_ID, ModelSource, explained, looks_local
 _SETTINGS = "adapter_config.json"
 _WEIGHTS = "adapter_model.safetensors"
 _NO_COMPILER = "TORCHDYNAMO_DISABLE"
-# Warnings of bitsandbytes and torch that peft's import causes and that a user can do nothing about.
-logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
-warnings.filterwarnings("ignore", message="`is_gradient_checkpointing`", category=FutureWarning)
 
 
 def import_peft() -> None:

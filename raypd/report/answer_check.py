@@ -388,10 +388,17 @@ def _next_step(
         return "a GPU: `raypd estimate CONFIG` says which one, and what it takes"
     if not is_extraction:
         return f"`raypd evaluate {shown_root} LABELS` says how many answers are right"
-    if storage.exists(storage.join(root, layout.LABELS)):
+    has_labels = storage.exists(storage.join(root, layout.LABELS))
+    labels = storage.join(shown_root, layout.LABELS) if has_labels else "LABELS"
+    if storage.exists(storage.join(root, layout.EVALUATION)):
         return (
-            f"`raypd evaluate {shown_root} {storage.join(shown_root, layout.LABELS)}` says how "
-            "many values are right; `raypd fit` trains a model on these labels"
+            f"{storage.join(shown_root, layout.EVALUATION)} shows which values were wrong; `raypd "
+            f"fit CONFIG fit.labels={labels}` trains a better or cheaper model on the labels"
+        )
+    if has_labels:
+        return (
+            f"`raypd evaluate {shown_root} {labels}` says how many values are right; `raypd fit` "
+            "trains a model on these labels"
         )
     if model.get("name") == EMBEDDED and not card:
         return _better_model(shown_root, model, task)

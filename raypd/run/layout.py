@@ -37,6 +37,7 @@ TRAINING = "training.json"  # the result of `raypd train`
 CHECKPOINTS = "checkpoints"  # training checkpoints, by learning rate
 FIT = "fit.json"  # the result of `raypd fit`
 LABELS = "labels.jsonl"  # what `raypd review --apply` makes of corrected values
+EVALUATION = "evaluation.html"  # the page that `raypd evaluate` writes of an extraction
 REPORT = "report.html"  # the page that `raypd report` writes
 
 PUBLISHED = "published.json"  # nightly runs: the table files that other programs read

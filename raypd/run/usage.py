@@ -13,6 +13,10 @@ SECOND = "second"
 _SECOND_SUFFIX = " (second model)"
 # The share of the time for which engines waited for input, from which on the user is told.
 _SHOWN_INPUT_BOUND = 0.05
+# The parts of a bill that are time of workers after startup.
+_ANSWERING = ("decode", "prefill", "idle", "lost")
+# Seconds of these, below which the share says little.
+_SHORT_SECONDS = 60.0
 
 # Documents, prefill_tokens, shared_tokens, decode_tokens and seconds; on a bill also usd.
 Counts = dict[str, int | float]
@@ -115,6 +119,7 @@ class RunCost:
     @property
     def input_bound_note(self) -> str:
         """What to do if engines waited for input; "" if they hardly did."""
-        if self.input_bound < _SHOWN_INPUT_BOUND:
+        answering = sum(self.seconds.get(part, 0.0) for part in _ANSWERING)
+        if self.input_bound < _SHOWN_INPUT_BOUND or answering < _SHORT_SECONDS:
             return ""
         return f"input-bound {self.input_bound:.0%} of the time; add readers (cluster.readers)"

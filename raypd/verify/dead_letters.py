@@ -226,6 +226,13 @@ def _failed_units(output: str) -> list[dict[str, str]]:
     return listed
 
 
+def has_retriable(output: str) -> bool:
+    """Return whether a run has failed documents for which a retry may help."""
+    counter = _Counter()
+    _count_units(counter, output)
+    return counter.retried > 0
+
+
 def most_frequent(output: str) -> str | None:
     """Return why most documents of a run failed; None if none failed."""
     counter = _Counter()

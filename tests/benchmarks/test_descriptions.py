@@ -45,18 +45,25 @@ def folder(tmp_path: Path) -> Path:
     return data
 
 
-def table(folder: Path, documents: int) -> tuple[list[list[str]], Path]:
-    """The cells of the rows that the script prints, and the folder of the runs."""
+def results(folder: Path, name: str = "WDC-PAVE") -> dict[str, descriptions.Result]:
+    """The results of a set with two documents, by prompt."""
+    work = folder.parent / "work"
+    data = descriptions.read_set(name, folder, work, 2)
+    return dict(descriptions.results_of(data, {"name": "fake"}, work, None))
+
+
+def table(folder: Path, documents: int) -> list[list[str]]:
+    """The cells of the rows that the script prints."""
     work = folder.parent / "work"
     arguments = [str(folder), "fake", "--documents", str(documents), "--work", str(work)]
     result = CliRunner().invoke(APP, arguments, catch_exceptions=False)
     assert result.exit_code == 0, result.output
     rows = [line for line in result.output.splitlines() if line.startswith("| fake ")]
-    return [re.split(r" \| ", line.strip("| ")) for line in rows], work / "fake"
+    return [re.split(r" \| ", line.strip("| ")) for line in rows]
 
 
 def test_each_set_is_answered_with_each_prompt(folder):
-    rows, _ = table(folder, 4)
+    rows = table(folder, 4)
     pairs = [(name, prompt) for name in descriptions.SETS for prompt in descriptions.PROMPTS]
     assert [(cells[1], cells[2]) for cells in rows] == pairs
     for cells in rows:
@@ -71,7 +78,8 @@ def test_each_set_is_answered_with_each_prompt(folder):
 
 
 def test_prompts_differ_in_descriptions_and_examples_alone(folder):
-    _, runs = table(folder, 2)
+    results(folder)
+    runs = folder.parent / "work"
     tasks = {
         prompt: load_record(str(runs / "wdcpave-2" / prompt.replace(" ", "-"))).config["task"]
         for prompt in descriptions.PROMPTS
@@ -100,9 +108,9 @@ def test_documents_are_of_all_categories(folder):
 
 
 def test_complete_runs_are_kept(folder, monkeypatch):
-    first, _ = table(folder, 2)
+    first = results(folder)
     monkeypatch.setattr(descriptions, "DecodeWorker", None)
-    assert table(folder, 2)[0] == first
+    assert results(folder) == first
 
 
 def test_a_difference_is_to_names_only(folder, monkeypatch):
@@ -115,21 +123,18 @@ def test_a_difference_is_to_names_only(folder, monkeypatch):
         return right(name, category.model_copy(update={"attributes": attributes}))
 
     monkeypatch.setattr(fake, "_record", better)
-    data = descriptions.read_set("WDC-PAVE", folder, folder.parent / "work", 2)
-    results = dict(descriptions.results_of(data, {"name": "fake"}, folder.parent / "work", None))
-    assert results[descriptions.NAMES].f1 == pytest.approx(2 / 3)
-    assert results[descriptions.DESCRIPTIONS].f1 == 1
-    assert results[descriptions.DESCRIPTIONS].difference == pytest.approx((1 / 3, 1 / 3, 1 / 3))
-    assert results[descriptions.EXAMPLES].difference == (0, 0, 0)
+    by_prompt = results(folder)
+    assert by_prompt[descriptions.NAMES].f1 == pytest.approx(2 / 3)
+    assert by_prompt[descriptions.DESCRIPTIONS].f1 == 1
+    assert by_prompt[descriptions.DESCRIPTIONS].difference == pytest.approx((1 / 3, 1 / 3, 1 / 3))
+    assert by_prompt[descriptions.EXAMPLES].difference == (0, 0, 0)
 
 
-def test_documents_that_fail_end_the_measurement(folder, monkeypatch):
-    texts = (folder / "oamine.test.dev.jsonl").read_text()
-    (folder / "oamine.test.dev.jsonl").write_text(texts.replace("A thing 0", ""))
-    data = descriptions.read_set("OA-Mine", folder, folder.parent / "work", 2)
-    results = descriptions.results_of(data, {"name": "fake"}, folder.parent / "work", None)
+def test_documents_that_fail_end_the_measurement(folder):
+    file = folder / "oamine.test.dev.jsonl"
+    file.write_text(file.read_text().replace("A thing 0", ""))
     with pytest.raises(RunError, match="2 documents failed"):
-        next(results)
+        results(folder, "OA-Mine")
 
 
 def test_the_first_sentence_ends_before_a_period_and_a_blank():

@@ -652,17 +652,26 @@ def test_idle_time_in_which_input_is_read_counts_as_waiting_for_it(
 
 
 @pytest.mark.parametrize(
-    ("input_seconds", "note"),
-    [(12.0, "input-bound 12% of the time; add readers (cluster.readers)"), (4.0, "")],
+    ("input_seconds", "scale", "note"),
+    [
+        (12.0, 1.0, "input-bound 12% of the time; add readers (cluster.readers)"),
+        (4.0, 1.0, ""),
+        # A run of a few seconds tells nothing.
+        (12.0, 0.5, ""),
+    ],
 )
-def test_a_bill_says_if_engines_waited_for_input(input_seconds: float, note: str) -> None:
-    seconds = Seconds(startup=50.0, decode=40.0, idle=60.0)
+def test_a_bill_says_if_engines_waited_for_input(
+    input_seconds: float, scale: float, note: str
+) -> None:
+    input_seconds *= scale
+    seconds = Seconds(startup=50.0, decode=40.0 * scale, idle=60.0 * scale)
     bill = Bill("s", 0.0, 1.0, workers=[WorkerTime("w", "n", 0.0, seconds=seconds)])
     bill.workers[0].input_seconds = input_seconds
+    bill.seconds = {"startup": 50.0, "decode": 40.0 * scale, "idle": 60.0 * scale}
     cost = book.summed([bill], 10)
     assert cost is not None
     assert cost.input_bound_note == note
-    assert cost.input_bound == input_seconds / 100
+    assert cost.input_bound == input_seconds / (100 * scale)
 
 
 def test_a_running_step_is_reported_as_far_as_it_has_come(

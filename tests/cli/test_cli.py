@@ -355,7 +355,7 @@ def test_two_nights_as_a_job(configuration, tmp_path) -> None:
     job += ("cluster.unit_documents=7",)
     assert "0 new, 1 changed, 0 removed, 39 unchanged; 1 extracted" in ended(start(*job))
     assert "nothing new since" in ended(start(*job))
-    files = (tmp_path / "nightly/current/files.txt").read_text().split()
+    files = (tmp_path / "nightly/current/files.txt").read_text().splitlines()
     ids = ds.dataset(files, format="parquet").to_table()["id"].to_pylist()
     assert sorted(ids) == sorted(str(i) for i in range(40))
 
@@ -371,6 +371,12 @@ def test_two_nights_as_a_job(configuration, tmp_path) -> None:
             "6 of 20 documents failed (30%), most often because: no text in title\n"
             "`raypd errors {out}` lists them; --retry-errors retries those that may "
             "succeed\n",
+        ),
+        (
+            ["a"] * 9 + [""] * 3,
+            1.0,
+            0,
+            "`raypd errors {out}` lists them; all of them are caused by the input\n",
         ),
         (
             [""] * 12,

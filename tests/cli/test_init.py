@@ -84,6 +84,17 @@ def test_paths_are_those_that_the_configuration_needs(data, tmp_path, in_process
     says(init.run(data, None, None), words, "input.category_column=null")
 
 
+def test_files_that_are_documents_are_counted_by_their_endings(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    Path("mails/old").mkdir(parents=True)
+    for name in ("a.txt", "b.TXT", "c.md", "old/d.txt", "e.exe"):
+        Path("mails", name).write_text(LONG)
+    words = "reads 4 files (.txt 3, .md 1), one document each; id: path of the file"
+    says(init.run("mails", None, None), f"mails.yaml: {words}\n", "e.exe")
+    config_over("mails", "extraction", [], None, "fake", None, schema="a, b")
+    says(capsys.readouterr().err, f"mails: {words}\n")
+
+
 def test_columns_of_html_are_seen(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     Path("s.json").write_text(SCHEMA)

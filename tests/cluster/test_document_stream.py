@@ -28,7 +28,7 @@ from raypd.config import ClusterConfig, RunConfig
 from raypd.dataset import planner, read_unit
 from raypd.dataset.formats import ranges
 from raypd.report import Watch, data as report_data, page
-from raypd.run import ReadingRecord
+from raypd.run import ReadingRecord, usage
 from raypd.run.unit import Unit
 from tests.cluster import fakes
 from tests.fault_proxy import Proxy
@@ -323,6 +323,7 @@ def test_a_run_shows_what_was_read_ahead_and_how_long_engines_waited(
     hooked, ray_here, monkeypatch, capfd
 ) -> None:
     monkeypatch.setattr(progress, "_LINE_SECONDS", 0.0)
+    monkeypatch.setattr(usage, "_SHORT_SECONDS", 0.0)
     run = hooked(*["slow"] * 4)
     made = driver.run_extract(run, build=fakes.build)
     assert made.documents == 12

@@ -883,6 +883,13 @@ def test_a_fake_model_that_costs_nothing_is_not_told_to_take_longer(tmp_path) ->
     assert "--minutes" not in str(caught.value)
     with pytest.raises(RunError, match="raise --minutes"):
         profile.check_sample(replace(profiled, costs=[None] * 10))
+    # A fit has keys for both.
+    with pytest.raises(RunError, match=r"raise fit\.sample_minutes or lower"):
+        profile.check_sample(
+            replace(profiled, costs=[None] * 10), "fit.sample", "fit.sample_minutes"
+        )
+    with pytest.raises(RunError, match=r"raise fit\.sample;"):
+        profile.check_sample(profiled, "fit.sample", "fit.sample_minutes")
 
 
 @pytest.mark.slow

@@ -16,6 +16,7 @@ from raypd.errors import ConfigError
 from raypd.estimation.data_sheets import GPUS, gpu_named
 from raypd.estimation.prediction import LIMITS, SIZES, sizes_of
 from raypd.estimation.roofline import DocumentTokens, seconds_of
+from raypd.report.data import load
 from tests.decoding.test_families import KINDS
 from tests.decoding.test_size_counter import STOCK, model_of
 from tests.runs import config_tree, extraction
@@ -211,6 +212,36 @@ def test_a_configuration_says_what_the_predicted_cache_holds(tmp_path) -> None:
     done = CliRunner().invoke(app, [*words, "model.kv_cache=fp8"])
     assert done.exit_code == 0
     assert "with model.kv_cache fp8: 1 byte for each number" in " ".join(done.stdout.split())
+
+
+def test_the_estimate_of_another_model_does_not_pass_for_that_of_the_run(tmp_path) -> None:
+    (tmp_path / "in.jsonl").write_text('{"id": "1", "title": "Acme X100"}\n')
+    own = str(save_tiny(tmp_path / "tiny", "qwen3"))
+    output = tmp_path / "out"
+    tree = config_tree(
+        extraction(c=["Brand"]),
+        tmp_path / "in.jsonl",
+        output,
+        model={"name": own},
+        input={"text_columns": ["title"]},
+    )
+    (tmp_path / "run.yaml").write_text(json.dumps(tree))
+    words = ["estimate", str(tmp_path / "run.yaml"), "--instance", "g6e.48xlarge", "--model"]
+    done = CliRunner().invoke(app, [*words, QWEN])
+    assert done.exit_code == 0
+    assert f"1 document with {QWEN}" in done.stdout
+    assert "Without training, decoding.method auto runs guided" in done.stdout
+    forecast = load(str(output)).forecast
+    assert forecast is not None
+    assert forecast.model == QWEN
+    assert not forecast.fingerprint
+
+    CliRunner().invoke(app, [*words, own])
+    own_estimate = (output / "estimate.json").read_bytes()
+    assert json.loads(own_estimate)["model"] == own
+    refused = CliRunner().invoke(app, [*words, QWEN])
+    assert "not written" in refused.stdout
+    assert (output / "estimate.json").read_bytes() == own_estimate
 
 
 def test_a_model_that_does_not_fit_has_no_speed() -> None:

@@ -40,6 +40,7 @@ from raypd.evaluation.outcome import (
     token_f1,
 )
 from raypd.evaluation.score import evaluate, labelled_values
+from raypd.run import layout
 from raypd.tasks.calibration import FILE, Calibration, calibration_of
 from tests.report.browser import PHONE, browser, open_page  # noqa: F401
 from tests.runs import FAKE, TITLES, extraction, run_config, with_keys, write_jsonl, write_rows
@@ -228,7 +229,7 @@ def test_a_run_is_compared_with_its_labels(fake_run, label_rows, tmp_path):
     assert result.unlabelled == 4
     assert result.missing == 1
     assert result.not_asked == 2
-    assert figures["null everywhere"] == 1.0
+    assert figures["if every value were null"] == 1.0
     assert figures["values right"] == 0.0
     for difference in result.differences:
         assert difference.ours == difference.theirs
@@ -329,7 +330,7 @@ def test_a_row_of_the_input_with_its_columns_is_a_label(config, tmp_path, in_pro
     label = json.dumps({**row, "target": {"a": None}}, ensure_ascii=False)
     labels.write_text(label, encoding="utf-8-sig")
     measure = evaluate(run.output.path, str(labels)).measures[-1]
-    assert measure.name == "null everywhere"
+    assert measure.name == "if every value were null"
     assert measure.value == 1
 
 
@@ -395,6 +396,44 @@ def test_a_failed_document_counts_in_the_only_category_of_the_run(run, tmp_path)
     assert counts.keys() == {("shoes", "Brand"), ("shoes", "Size")}
 
 
+def test_documents_that_the_prompt_shows_are_left_out(run, tmp_path):
+    record = json.loads((tmp_path / "run/run.json").read_text())
+    lines = (tmp_path / "labels.jsonl").read_text().splitlines(keepends=True)
+    (tmp_path / "examples.jsonl").write_text("".join(lines[:4]))
+    examples = {"path": str(tmp_path / "examples.jsonl"), "count": 3, "nearest": False}
+    record["config"]["task"]["examples"] = examples
+    (tmp_path / "run/run.json").write_text(json.dumps(record))
+    evaluation = evaluate(*run)
+    assert evaluation.shown == 3
+    assert evaluation.measures[0].documents == len(GOLD) - 3
+    assert "3 documents shown in the prompt" in score.describe(evaluation)
+    documents, _ = page.find_wrong_values(*run, "target", 0.0)
+    assert not {"right", "another", "part"} & {document.id for document in documents}
+
+    # A document is not shown itself as one of the examples that are most like it.
+    record["config"]["task"]["examples"]["nearest"] = True
+    (tmp_path / "run/run.json").write_text(json.dumps(record))
+    assert evaluate(*run).shown == 0
+
+    record["config"]["task"]["examples"] = {"path": run[1], "count": 100}
+    (tmp_path / "run/run.json").write_text(json.dumps(record))
+    with pytest.raises(InputError, match="shows all of these documents"):
+        evaluate(*run)
+
+
+def test_figures_of_few_documents_come_with_a_caution(run, tmp_path):
+    lines = (tmp_path / "labels.jsonl").read_text().splitlines(keepends=True)
+    (tmp_path / "labels.jsonl").write_text("".join(lines[:2]))
+    done = CliRunner().invoke(app, ["evaluate", *run], env={"COLUMNS": "500"})
+    assert "2 documents say little" in done.stdout
+    # The run has six more documents to label, and then others have to be extracted.
+    assert "for 6 more labels, then extract and label 52 more documents" in done.stdout
+    (tmp_path / "labels.jsonl").write_text("".join(lines))
+    done = CliRunner().invoke(app, ["evaluate", *run], env={"COLUMNS": "500"})
+    assert "review" not in done.stdout
+    assert "extract and label 52 more documents" in done.stdout
+
+
 def test_every_wrong_value_has_its_reason(run):
     documents, counts = page.find_wrong_values(*run, "target", 0.0)
     reasons = {}
@@ -444,7 +483,7 @@ def test_figures_are_shown_even_if_the_page_cannot_be_complete(run, tmp_path, lo
     assert "values right" in done.output
     assert message in done.output
     if lost == "in.jsonl":
-        html = Path(tmp_path, "run", page.PAGE).read_text()
+        html = Path(tmp_path, "run", layout.EVALUATION).read_text()
         assert "Without the documents" in html
         assert html.count("<article") == 6
 

@@ -17,14 +17,14 @@ from raypd.answering.components import build
 from raypd.billing import book
 from raypd.billing.bill import Bill
 from raypd.billing.budget import BudgetReached
-from raypd.cluster import driver, one_worker
+from raypd.cluster import driver, one_worker, ray_session
 from raypd.cluster.driver import run_extract
 from raypd.config import RunConfig
 from raypd.config.load import load_config, with_changes
 from raypd.dataset.plan import Plan
 from raypd.errors import ConfigError, InputError, UserError
 from raypd.estimation.records import Figure
-from raypd.fitting import candidate, context as fit_context, labels, page
+from raypd.fitting import candidate, context as fit_context, fit, labels, page, parts as fit_parts
 from raypd.fitting.context import FitContext, teacher_config, teacher_keys
 from raypd.fitting.fit import (
     Fit,
@@ -41,7 +41,7 @@ from raypd.run.console import Interrupted
 from raypd.run.manifest import Manifest
 from raypd.training import teacher
 from raypd.training.job import run_training
-from tests.runs import extraction, run_config, run_here, says, write_rows
+from tests.runs import extraction, run_config, run_here, says, with_keys, write_rows
 from tests.servers import Reply, serving
 from tests.tiny import save_tiny
 from tests.training.data import tree, write_corpus
@@ -128,10 +128,31 @@ def count_documents(parts: dict[str, list[labels.Row]]) -> int:
     return sum(len(rows) for rows in parts.values())
 
 
+@pytest.mark.parametrize(
+    ("documents", "total", "advice"),
+    [
+        (400, 49, "label more documents; 60 are enough with the default shares"),
+        (50, 50, "raise fit.documents (50), or label more documents; 60 are enough"),
+        (400, 90, "label more documents, or change fit.test_share and training.validation_share"),
+    ],
+)
+def test_only_what_helps_against_too_few_labels_is_advised(documents, total, advice) -> None:
+    config = with_keys(run_config(), fit={"documents": documents})
+    assert fit_parts._advice(config, total).startswith(advice)
+
+
 @pytest.mark.timeout(900)
-def test_a_fit_recommends_a_configuration_that_runs(tmp_path, yaml_of, ray_here, one_start):
+def test_a_fit_recommends_a_configuration_that_runs(
+    tmp_path, yaml_of, ray_here, one_start, monkeypatch
+):
+    # The runs of the tiny model are too short to tell a speed.
+    monkeypatch.setattr(fit, "_MEASURABLE", 0.0)
+    lines: list[str] = []
     overrides = ["output.min_confidence=0.3", "cascade.model=fake"]
-    result = run_fit(yaml_of(curve=[]), overrides, say=quiet)
+    result = run_fit(yaml_of(curve=[]), overrides, say=lines.append)
+    (how_long,) = (line for line in lines if "from the speed of the first run" in line)
+    costs = f"{AS_CONFIGURED}: measuring what the corpus would cost"
+    assert lines.index(how_long) < lines.index(costs)
     untrained, full = result.scores
     assert untrained.name == AS_CONFIGURED
     assert not untrained.holds(0.5)
@@ -267,7 +288,7 @@ def test_a_teacher_s_values_are_labels_however_unsure_they_are(taught):
 def test_more_documents_may_be_drawn_after_a_teacher_was_asked(taught):
     few = taught("fit.documents=12")
     records.write(f"{few.folder}/fit.json", _begin(few.config, few.folder))
-    message = r"12 labelled documents, .* raise fit.documents, or change"
+    message = r"12 labelled documents, .* raise fit.documents \(12\).*; 60 are enough"
     with pytest.raises(InputError, match=message):
         parts_of(few)
     with pytest.raises(ConfigError, match="the fit of other documents"):
@@ -378,9 +399,17 @@ class TestLabels:
 
 
 @pytest.mark.parametrize(
-    ("documents", "message"), [(10, "10 labelled documents, but"), (0, "no labelled")]
+    ("documents", "message"),
+    [
+        (10, "10 labelled documents, but .*: label more documents; 60 are enough"),
+        (0, "no labelled"),
+    ],
 )
-def test_too_few_labels_are_refused_with_what_to_do(documents, message, yaml_of, ray_here):
+def test_too_few_labels_are_refused_before_ray_starts(documents, message, yaml_of, monkeypatch):
+    def connected(*_: object) -> None:
+        pytest.fail("Ray was started")
+
+    monkeypatch.setattr(ray_session, "connected", connected)
     path = yaml_of(max(documents, 1))
     overrides = [] if documents else ["training.labels_column=nothing"]
     with pytest.raises(InputError, match=message):
@@ -623,6 +652,21 @@ def test_a_candidate_has_an_estimate_per_settings_of_its_speed_and_cost(yaml_of,
             candidate.add_costs(context, score("full", 0.1, 0.2))
     assert paths[0] == paths[1]  # a budget changes no estimate
     assert len(set(paths)) == 4
+
+
+def test_an_estimate_of_a_fit_names_the_keys_of_the_fit(yaml_of, monkeypatch, tmp_path):
+    seen = []
+
+    def estimate(config, options, verbose):
+        seen.append(options)
+        raise Stopped
+
+    monkeypatch.setattr(candidate.estimate, "estimate", estimate)
+    context = context_of(load_config(yaml_of(), []), tmp_path / "f")
+    with pytest.raises(Stopped):
+        candidate.add_costs(context, score("full", 0.1, 0.2))
+    assert seen[0].sample_option == "fit.sample"
+    assert seen[0].minutes_option == "fit.sample_minutes"
 
 
 def test_missing_says_how_many_documents_and_labels_would_help():

@@ -155,7 +155,7 @@ def night(config: RunConfig, **keys) -> Night:
 
 
 def files(config: RunConfig) -> list[str]:
-    return Path(config.output.path, "current/files.txt").read_text().split()
+    return Path(config.output.path, "current/files.txt").read_text().splitlines()
 
 
 def after(config: RunConfig, **keys) -> dict[str, str | None]:

@@ -186,6 +186,11 @@ def test_labels_in_the_folder_lead_to_their_evaluation(tmp_path):
     record = RunRecord("f", config(QWEN))
     check = answer_check.check(str(tmp_path), record, sample_of("title", GOOD), DONE)
     assert "raypd evaluate" in check.next_step
+    # After the evaluation the step comes that follows it.
+    (tmp_path / "evaluation.html").touch()
+    check = answer_check.check(str(tmp_path), record, sample_of("title", GOOD), DONE)
+    assert f"raypd fit CONFIG fit.labels={tmp_path}/labels.jsonl" in check.next_step
+    assert "raypd evaluate" not in check.next_step
 
 
 @pytest.mark.parametrize(

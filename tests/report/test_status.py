@@ -587,7 +587,7 @@ def test_what_was_estimated_stands_on_the_page(no_charts, tmp_path):
     found = shown(root)
     says(
         found,
-        "Made 2026-09-20 20:00:00 UTC for 1,000 documents.",
+        "Made 2026-09-20 20:00:00 UTC for 1,000 documents with Qwen/Qwen3-1.7B.",
         "hyper_parallel: measured on NVIDIA L40S, 64 documents, 83 s.",
         "hyper_parallel on L40S is 5 [4.71-5.31] times as fast as autoregressive decoding.",
         "0.769 [0.724-0.817]",
@@ -600,6 +600,17 @@ def test_what_was_estimated_stands_on_the_page(no_charts, tmp_path):
         "start-up is as measured here, 48 s",
         f"22 min 28 s ${whole['usd']['value']:.2f} [$",
     )
+
+
+def test_an_estimate_of_another_model_does_not_pass_for_that_of_the_run(no_charts, tmp_path):
+    root = build(tmp_path / "run", Plan(units=40))
+    put(root)
+    assert "This is not the model of the run" not in shown(root)
+    put(root, model="Other/Model", fingerprint="")
+    says(shown(root), "with Other/Model.", "This is not the model of the run")
+    said, _, rows = compared(root)
+    assert "for another configuration" in said
+    assert rows == {}
 
 
 def test_the_bill_is_held_against_the_estimate_for_its_kind_and_number_of_machines(tmp_path):
