@@ -38,7 +38,8 @@ def folder(tmp_path: Path) -> Path:
     for key in descriptions.SETS.values():
         rows = [row(number, category) for category in ("hats", "teas") for number in range(4)]
         write_rows(data / f"{key}.test.dev.jsonl", rows)
-        write_rows(data / f"{key}.train.jsonl", rows)
+        training = [{**each, "id": f"train-{each['id']}"} for each in rows]
+        write_rows(data / f"{key}.train.jsonl", training)
     schema = {"attributes": {"Brand": {"description": SENTENCES}, "Color": {"description": None}}}
     text = json.dumps({"wdc-pave": {"hats": schema, "teas": schema}})
     (data / "attributes.json").write_text(text)
