@@ -183,12 +183,16 @@ def without_halves(text: str) -> str:
     return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "ignore")
 
 
+# Up to here a float holds every whole number exactly.
+_EXACT = 2**53
+
+
 def id_text(value: object) -> str:
     """Return a document's id as text.
 
     pandas keeps a column of whole numbers that has a gap as floats, so 17.0 is the id 17.
     """
-    if isinstance(value, float) and value.is_integer():
+    if isinstance(value, float) and value.is_integer() and abs(value) < _EXACT:
         value = int(value)
     # Half of a surrogate pair could not be written.
     return str(value).encode("utf-8", "replace").decode()
