@@ -297,6 +297,7 @@ def evaluate(
     labels.
     """
     from raypd import evaluation as scoring
+    from raypd.dataset import unit_rows
     from raypd.fitting import LABELS_NEEDED
 
     evaluation = scoring.evaluate(run, labels, against, tolerance, labels_column)
@@ -313,7 +314,10 @@ def evaluate(
         print(clean(f"wrong values: {path}"))
     labelled = max((measure.documents for measure in evaluation.measures), default=0)
     if evaluation.calibration_error is not None and labelled < LABELS_NEEDED:
-        labels_step = _more_labels(run, LABELS_NEEDED - labelled, evaluation.unlabelled)
+        # A document without an answer has nothing to review.
+        failed = unit_rows.count_failed(run) - evaluation.failed
+        unlabelled = max(0, evaluation.unlabelled - failed)
+        labels_step = _more_labels(run, LABELS_NEEDED - labelled, unlabelled)
         _print_next(
             f"{labels_step}, from which `raypd fit` makes a better model; or show the model three "
             "of the labels (task.examples)"
@@ -333,14 +337,14 @@ def _more_labels(run: str, needed: int, unlabelled: int) -> str:
     Args:
         run: The folder of the run.
         needed: The number of documents to label.
-        unlabelled: Documents of the run that have no labels yet.
+        unlabelled: Documents of the run that have an answer and no labels yet.
     """
     if unlabelled >= needed:
         return f"`raypd review {run}` for {needed} more labels"
     missing = f"extract and label {needed - unlabelled} more documents"
     if unlabelled:
         return f"`raypd review {run}` for {unlabelled} more labels, then {missing}"
-    return f"all documents of this run have labels: {missing}"
+    return f"all answered documents of this run have labels: {missing}"
 
 
 @app.command()

@@ -88,6 +88,18 @@ def with_ids(run: str, ids: Collection[str]) -> tuple[Iterator[dict[str, Any]], 
     return _rows_with(paths, ids), documents
 
 
+def count_failed(run: str) -> int:
+    """Count the documents that a run could not answer, from the summaries of its units.
+
+    Args:
+        run: The run's folder.
+    """
+    failed = 0
+    for table in summaries.read(CommittedUnits(storage.absolute(run))):
+        failed += pc.sum(table["failed"]).as_py() or 0
+    return failed
+
+
 def _may_have(first_id: str | None, last_id: str | None, ordered: Sequence[str]) -> bool:
     """Return whether a unit may have one of some ids.
 

@@ -93,9 +93,10 @@ def run(config: RunConfig | None, options: EstimateOptions, as_json: bool, verbo
     if path is not None:
         folder = path.rpartition("/")[0]
         print(f"estimate: {path}")
-        print(
-            f"Next: `raypd report {folder}` shows it as a page, and after the run next to the bill"
-        )
+        next_step = f"Next: `raypd report {folder}` shows it as a page"
+        if result.fingerprint != _OTHER_MODEL:
+            next_step += ", and after the run next to the bill"
+        print(next_step)
 
 
 def estimate(config: RunConfig | None, options: EstimateOptions, verbose: bool = False) -> Estimate:

@@ -659,7 +659,7 @@ def test_a_baseline_for_which_no_time_was_left_is_named_and_one_document_is_one(
     assert tree["baseline"] == []
     assert tree["machines"][0]["bills"][0]["usd"]["value"] > 0
     out = capsys.readouterr().out
-    assert out.startswith("1 document\n")
+    assert out.startswith("1 document with fake\n")
     says(out, "here, 1 document, 10 s", "there was no time to measure autoregressive decoding")
     assert "1 documents" not in out
 

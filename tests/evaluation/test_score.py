@@ -426,8 +426,8 @@ def test_figures_of_few_documents_come_with_a_caution(run, tmp_path):
     (tmp_path / "labels.jsonl").write_text("".join(lines[:2]))
     done = CliRunner().invoke(app, ["evaluate", *run], env={"COLUMNS": "500"})
     assert "2 documents say little" in done.stdout
-    # The run has six more documents to label, and then others have to be extracted.
-    assert "for 6 more labels, then extract and label 52 more documents" in done.stdout
+    # The run has five more documents with answers, and then others have to be extracted.
+    assert "for 5 more labels, then extract and label 53 more documents" in done.stdout
     (tmp_path / "labels.jsonl").write_text("".join(lines))
     done = CliRunner().invoke(app, ["evaluate", *run], env={"COLUMNS": "500"})
     assert "review" not in done.stdout
