@@ -4,7 +4,7 @@ import contextlib
 import itertools
 import re
 from collections.abc import Container, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from statistics import fmean
 
 import pyarrow as pa
@@ -100,10 +100,16 @@ class Look:
     texts: list[str]  # columns of text
     html: list[str]  # columns that hold HTML
     left_out: str = ""  # the files that are not read, in words
+    # Columns of text that are not read because they are named like an attribute.
+    label_texts: list[str] = field(default_factory=list)
 
 
 def describe(
-    texts: list[str], id_column: str | None, columns: list[str], html: Container[str] = ()
+    texts: list[str],
+    id_column: str | None,
+    columns: list[str],
+    html: Container[str] = (),
+    label_texts: Container[str] = (),
 ) -> str:
     """Return in words what is read, and which of the columns are not.
 
@@ -112,6 +118,7 @@ def describe(
         id_column: The column of the id; None numbers the documents.
         columns: All columns of the data.
         html: The columns that hold HTML.
+        label_texts: Columns of text that are named like an attribute.
     """
     shown = []
     for name in texts:
@@ -121,11 +128,27 @@ def describe(
         description += f"id {id_column}"
     else:
         description += "documents are numbered"
-    unread = [name for name in columns if name != id_column and name not in texts]
+    unread = []
+    labels = []
+    for name in columns:
+        if name == id_column or name in texts:
+            continue
+        if name in label_texts:
+            labels.append(name)
+        else:
+            unread.append(name)
     if unread:
         description += f"; not read (input.text_columns): {', '.join(unread[:_MAX_SHOWN])}"
     if len(unread) > _MAX_SHOWN:
         description += f" and {len(unread) - _MAX_SHOWN} more"
+    if labels:
+        names = ", ".join(labels[:_MAX_SHOWN])
+        if len(labels) > _MAX_SHOWN:
+            names += f" and {len(labels) - _MAX_SHOWN} more"
+        description += (
+            f"; not read because it is named like an attribute, and so taken for its label: {names}"
+            " (if it is text, add it to input.text_columns)"
+        )
     return description
 
 
@@ -205,11 +228,15 @@ def _choose(data: str, setting: str | None, columns: _Columns, labels: Container
         if all_are_short or length >= _TEXT_CHARACTERS or _TITLE.fullmatch(name):
             text_columns.append(name)
     without_labels = [name for name in text_columns if name not in labels]
+    label_texts = []
     if without_labels:
+        label_texts = [name for name in text_columns if name in labels]
         text_columns = without_labels
     if not text_columns:
         raise InputError(f"{data}: no column of text; it has {', '.join(columns) or 'no rows'}")
-    return Look(setting, list(columns), id_column, text_columns, html_columns)
+    return Look(
+        setting, list(columns), id_column, text_columns, html_columns, label_texts=label_texts
+    )
 
 
 def _id_column(columns: _Columns) -> str | None:
@@ -274,7 +301,10 @@ def look_for_columns(
     # A table in memory with a single column leaves no choice.
     has_choice = rows is None or len(found.columns) > 1
     if source.html_columns or (missing and has_choice):
-        description = describe(texts, source.id_column, found.columns, source.html_columns)
+        label_texts = [name for name in found.label_texts if name != source.category_column]
+        description = describe(
+            texts, source.id_column, found.columns, source.html_columns, label_texts
+        )
         say(f"{path}: {description}")
 
 
