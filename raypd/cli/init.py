@@ -172,7 +172,7 @@ def _comments(columns: Look) -> str:
         lines.append(f"# Columns that are not read: {', '.join(unread)}")
     if columns.label_texts:
         lines.append(
-            "# Named like an attribute, and so taken for its label: "
+            "# A column that is named like an attribute is taken for its labels: "
             f"{', '.join(columns.label_texts)}. If it is text, add it to text_columns."
         )
     by_lower_case = {column.casefold(): column for column in columns.columns}

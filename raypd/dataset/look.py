@@ -146,8 +146,8 @@ def describe(
         if len(labels) > _MAX_SHOWN:
             names += f" and {len(labels) - _MAX_SHOWN} more"
         description += (
-            f"; not read because it is named like an attribute, and so taken for its label: {names}"
-            " (if it is text, add it to input.text_columns)"
+            "; not read, because a column that is named like an attribute is taken for its labels: "
+            f"{names} (if it is text, add it to input.text_columns)"
         )
     return description
 
