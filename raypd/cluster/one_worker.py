@@ -91,7 +91,10 @@ class OneWorker:
                 f"no worker of the cluster has started within {_START_SECONDS / 60:.0f} minutes"
             ) from None
         except ray.exceptions.RayError as error:
-            raise RunError(f"the worker for the measurement does not start: {error}") from None
+            reason = str(error)
+            if ray_session.killed_for_memory(reason):
+                reason = f"it was {ray_session.KILLED_FOR_MEMORY}"
+            raise RunError(f"the worker for the measurement does not start: {reason}") from None
 
     def call(
         self, label: str, method: str, *arguments: Any, progress: Callable[[tuple[int, int]], None]
@@ -130,5 +133,9 @@ class OneWorker:
                 raise RunError(f"{label}: it failed: {error.cause}") from None
             except ray.exceptions.RayError as error:
                 self._actor = None
+                if ray_session.killed_for_memory(str(error)):
+                    raise RunError(
+                        f"{label}: the worker was {ray_session.KILLED_FOR_MEMORY}"
+                    ) from None
                 reason = str(error).strip().partition("\n")[0] or type(error).__name__
                 raise RunError(f"{label}: the worker died (out of memory?): {reason}") from None

@@ -21,6 +21,10 @@ _START_SECONDS = 300.0  # for Ray to start, or to connect
 _CONNECT_SECONDS = 10
 # Part of Ray's message about a raylet that did not start within its 30 s.
 _SLOW_RAYLET = "timed out during startup"
+# What became of a process whose death Ray explains by memory; it need not have used much itself.
+KILLED_FOR_MEMORY = (
+    "killed by Ray because its machine ran low on memory (other programs may use it)"
+)
 
 
 @dataclass(frozen=True)
@@ -239,6 +243,14 @@ def _stderr_muted() -> Iterator[None]:
         os.close(original)
 
 
+def killed_for_memory(message: str) -> bool:
+    """Return whether Ray's message says that it killed a process because memory was low."""
+    return (
+        "low on memory" in message
+        or "Workers (tasks / actors) killed due to memory pressure" in message
+    )
+
+
 def silence_ray_logs(say: Callable[[str], None], verbose: bool) -> None:
     """Suppress what Ray prints whatever the log level.
 
@@ -249,13 +261,8 @@ def silence_ray_logs(say: Callable[[str], None], verbose: bool) -> None:
 
     def handle(data: dict[str, Any]) -> None:
         text = " ".join(map(str, data.get("lines", [])))
-        low_memory = "running low on memory" in text
-        killed = "Workers (tasks / actors) killed due to memory pressure" in text
-        if low_memory or killed:
-            say(
-                "Ray killed a worker because the machine ran out of memory; its units will be "
-                "retried."
-            )
+        if killed_for_memory(text):
+            say(f"A worker process was {KILLED_FOR_MEMORY}; its units will be retried.")
 
     # The scheduler notices by itself that a worker died.
     if not verbose:

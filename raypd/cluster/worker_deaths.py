@@ -6,6 +6,7 @@ that were in flight, where the next worker reads it (`UnitLog`).
 
 import contextlib
 
+import raypd.cluster.ray_session as ray_session
 from raypd.cluster.nodes import is_alive
 from raypd.cluster.worker import WorkerSpec
 from raypd.cluster.worker_handle import WorkerHandle
@@ -62,13 +63,13 @@ class WorkerDeaths:
         elif units:
             self._record(worker, units)
             self.since_commit += 1
-            cause = ""
-            if "low on memory" in str(error):
-                cause = " because the machine ran out of memory"
-            self._say(f"A worker process died{cause}; its units will be retried.")
+            cause = "died"
+            if ray_session.killed_for_memory(str(error)):
+                cause = f"was {ray_session.KILLED_FOR_MEMORY}"
+            self._say(f"A worker process {cause}; its units will be retried.")
         if not worker.ready and not node_lost:
             self.while_loading += 1
-        self._check(pool_size, workers, self._cause(error, units))
+        self._check(pool_size, workers, error, self._cause(error, units))
 
     def _record(self, worker: WorkerHandle, units: list[Unit]) -> None:
         """Record on storage that a worker died with its units in flight."""
@@ -79,12 +80,13 @@ class WorkerDeaths:
             for unit in units:
                 log.died(unit.id)
 
-    def _check(self, pool_size: int, workers: int, cause: str) -> None:
+    def _check(self, pool_size: int, workers: int, error: Exception, cause: str) -> None:
         """Raise RunError if too many workers have died; `cause` is that of the last death."""
         if self.while_loading >= _MAX_FAILED_STARTS * max(1, pool_size):
-            raise RunError(
-                f"worker processes die while they load the model (out of memory?): {cause}"
-            )
+            guess = " (out of memory?)"
+            if ray_session.killed_for_memory(str(error)):
+                guess = ""
+            raise RunError(f"worker processes die while they load the model{guess}: {cause}")
         if self.since_commit >= _MAX_DEATHS_WITHOUT_COMMIT + workers:
             raise RunError(f"worker processes keep dying and no unit is committed: {cause}")
 
@@ -92,6 +94,9 @@ class WorkerDeaths:
         """Describe why a worker died: Ray's last line, and what the worker wrote before."""
         lines = str(error).strip().splitlines() or [type(error).__name__]
         cause = lines[-1].strip()
+        if ray_session.killed_for_memory(str(error)):
+            # Ray's own explanation has many lines, and the last of them gives advice about Ray.
+            cause = ray_session.KILLED_FOR_MEMORY
         for name in [unit.id for unit in units] or [retry_policy.START]:
             reason = retry_policy.failure_reason(self._spec.output, name)
             if reason:

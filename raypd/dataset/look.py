@@ -6,7 +6,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Container, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from statistics import fmean
 
 import pyarrow as pa
@@ -103,6 +103,8 @@ class Look:
     html: list[str]  # columns that hold HTML
     left_out: str = ""  # the files that are not read, in words
     files: str = ""  # the files that are read, in words, if each is a document
+    # Columns of text that are not read because they are named like an attribute.
+    label_texts: list[str] = field(default_factory=list)
 
 
 def describe(
@@ -111,6 +113,7 @@ def describe(
     columns: list[str],
     html: Container[str] = (),
     files: str = "",
+    label_texts: Container[str] = (),
 ) -> str:
     """Return in words what is read, and which of the columns are not.
 
@@ -120,6 +123,7 @@ def describe(
         columns: All columns of the data.
         html: The columns that hold HTML.
         files: The files in words, if each is a document.
+        label_texts: Columns of text that are named like an attribute.
     """
     if files:
         return f"reads {files}, one document each; id: path of the file"
@@ -131,11 +135,27 @@ def describe(
         description += f"id {id_column}"
     else:
         description += "documents are numbered"
-    unread = [name for name in columns if name != id_column and name not in texts]
+    unread = []
+    labels = []
+    for name in columns:
+        if name == id_column or name in texts:
+            continue
+        if name in label_texts:
+            labels.append(name)
+        else:
+            unread.append(name)
     if unread:
         description += f"; not read (input.text_columns): {', '.join(unread[:_MAX_SHOWN])}"
     if len(unread) > _MAX_SHOWN:
         description += f" and {len(unread) - _MAX_SHOWN} more"
+    if labels:
+        names = ", ".join(labels[:_MAX_SHOWN])
+        if len(labels) > _MAX_SHOWN:
+            names += f" and {len(labels) - _MAX_SHOWN} more"
+        description += (
+            "; not read, because a column that is named like an attribute is taken for its labels: "
+            f"{names} (if it is text, add it to input.text_columns)"
+        )
     return description
 
 
@@ -234,11 +254,15 @@ def _choose(data: str, setting: str | None, columns: _Columns, labels: Container
         if all_are_short or length >= _TEXT_CHARACTERS or _TITLE.fullmatch(name):
             text_columns.append(name)
     without_labels = [name for name in text_columns if name not in labels]
+    label_texts = []
     if without_labels:
+        label_texts = [name for name in text_columns if name in labels]
         text_columns = without_labels
     if not text_columns:
         raise InputError(f"{data}: no column of text; it has {', '.join(columns) or 'no rows'}")
-    return Look(setting, list(columns), id_column, text_columns, html_columns)
+    return Look(
+        setting, list(columns), id_column, text_columns, html_columns, label_texts=label_texts
+    )
 
 
 def _id_column(columns: _Columns) -> str | None:
@@ -303,8 +327,14 @@ def look_for_columns(
     # A table in memory with a single column leaves no choice.
     has_choice = rows is None or len(found.columns) > 1
     if source.html_columns or (missing and has_choice):
+        label_texts = [name for name in found.label_texts if name != source.category_column]
         description = describe(
-            texts, source.id_column, found.columns, source.html_columns, found.files
+            texts,
+            source.id_column,
+            found.columns,
+            source.html_columns,
+            files=found.files,
+            label_texts=label_texts,
         )
         say(f"{path}: {description}")
 

@@ -41,6 +41,9 @@ REASONS = (
 )
 # (category, attribute) -> how many values are "right", and how many are wrong for each reason.
 Counts = dict[tuple[str, str], Counter[str]]
+# Of a point in the chart, and what stands beside its axes, in pixels.
+_SQUARE = 8
+_BESIDE_AXES = 60
 _MEASURES = ("scored F1", "strict F1", "values right")
 
 
@@ -115,8 +118,8 @@ def write_page(
         name=root.rstrip("/").rpartition("/")[2],
         labels=labels,
         measures=measures,
-        heads=["attribute", "right", *REASONS],
-        attributes=_rows(counts),
+        heads=["attribute", "F1", "right", *REASONS],
+        attributes=_rows(counts, evaluation),
         documents=shown,
         categories=page.named_categories(document.category for document in shown),
         position=page.position_of(config.input.model_dump(include={"format", "reader"})),
@@ -146,8 +149,9 @@ def _add_texts(documents: Sequence[WrongDocument], config: RunConfig, root: str)
         document.pieces = list(marked(text, spans))
 
 
-def _rows(counts_by_attribute: Counts) -> list[list[str]]:
+def _rows(counts_by_attribute: Counts, evaluation: Evaluation) -> list[list[str]]:
     """Return the cells of the table of attributes, the one with the most wrong values first."""
+    f1 = {(score.category, score.attribute): score.f1 for score in evaluation.attributes}
     ranked = sorted(
         counts_by_attribute.items(), key=lambda item: item[1]["right"] - item[1].total()
     )
@@ -157,6 +161,7 @@ def _rows(counts_by_attribute: Counts) -> list[list[str]]:
         row = [name]
         if category and category != UNNAMED_CATEGORY:
             row = [f"{category} · {name}"]
+        row.append(f"{f1[key]:.3f}" if key in f1 else "")
         for reason in ("right", *REASONS):
             row.append(str(counts[reason]) if counts[reason] else "")
         rows.append(row)
@@ -184,9 +189,10 @@ def reliability_chart(
             confidences = [point[0] for point in points]
             shares = [point[1] for point in points]
             axes.plot(confidences, shares, color=ROLES[role], linewidth=2)
-            # Short thick lines serve as dots, since `inline` keeps no markers.
+            # Short thick lines serve as squares, since `inline` keeps no markers.
+            half = _SQUARE / 2 / (width - _BESIDE_AXES)
             for x, y, _ in points:
-                axes.plot([x - 0.005, x + 0.005], [y, y], color=ROLES[role], linewidth=7)
+                axes.plot([x - half, x + half], [y, y], color=ROLES[role], linewidth=_SQUARE)
         axes.set(xlim=(0, 1), xlabel="confidence")
         charts.value_axis(axes, 1.0, "share right")
 
@@ -291,12 +297,20 @@ def _reason(value: Any, forms: list[Any], tolerance: float) -> str | None:
         return "no label"
     if kind == VN:
         return "missing"
-    text = str(value).casefold()
-    labels = [str(form).casefold() for form in forms]
-    if any(text in label for label in labels):
-        return "a part of the label"
-    if any(label in text for label in labels):
-        return "more than the label"
+    if isinstance(value, str):
+        # Of numbers, digits in common say nothing: 36 is no part of 36000.
+        text = value.casefold()
+        labels = [form.casefold() for form in forms if isinstance(form, str)]
+        if any(text in label for label in labels):
+            return "a part of the label"
+        if any(label in text for label in labels):
+            return "more than the label"
+    if isinstance(value, list):
+        lists = [form for form in forms if isinstance(form, list)]
+        if any(all(item in form for item in value) for form in lists):
+            return "a part of the label"
+        if any(all(item in value for item in form) for form in lists):
+            return "more than the label"
     return "another value"
 
 

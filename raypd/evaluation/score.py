@@ -56,6 +56,7 @@ _SEED = 0
 _FEW_DOCUMENTS = 10
 # The width of the column with the names of the figures.
 _NAME_WIDTH = 25
+_MOST_ATTRIBUTES = 20  # on the terminal
 
 
 @dataclass
@@ -83,6 +84,17 @@ class ScoreDifference:
 
 
 @dataclass
+class AttributeScore:
+    """How right the values of an attribute are, over all labelled documents."""
+
+    category: str
+    attribute: str
+    f1: float
+    right: int  # values, and nulls
+    values: int  # that have a label, which may be null
+
+
+@dataclass
 class Evaluation:
     """What `raypd evaluate` measured."""
 
@@ -96,6 +108,7 @@ class Evaluation:
     calibration_error: float | None = None  # of the confidences of an extraction
     # (confidence, share right, values) per tenth
     reliability: list[tuple[float, float, int]] = field(default_factory=list)
+    attributes: list[AttributeScore] = field(default_factory=list)  # the lowest F1 first
 
 
 @dataclass
@@ -211,6 +224,7 @@ def evaluate(
         failed=sum(not rows for rows in answers.values()),
         not_asked=sum(score.not_asked for score in scores.values()),
     )
+    evaluation.attributes = _attribute_scores(answers, gold, tolerance, names)
     values = _labelled_values(answers, gold, tolerance, names)
     if values:
         evaluation.reliability = reliability(values)
@@ -339,18 +353,53 @@ def _scores(
     return scores
 
 
-def _score_of_record(
-    rows: list[Row], labels: Row, tolerance: float, names: AttributeNames
-) -> Score:
-    """Return the score of a document of an extraction, whose rows are one row, or none."""
+def _record_and_labels(rows: list[Row], labels: Row, names: AttributeNames) -> tuple[str, Row, Row]:
+    """Return the category of a document, its values, and the labels of what was extracted.
+
+    Args:
+        rows: The row that answers the document, or none.
+        labels: The labels of the document.
+        names: The attributes of the run by category.
+    """
     row = rows[0] if rows else {}
     record = flat_values(json.loads(row["record"])) if rows else {}
     target = flat_values(labels["target"])
     category = category_of(row, labels, names)
-    scored_labels = target
     if category in names:
         extracted = set(names[category].values())
-        scored_labels = {name: label for name, label in target.items() if name in extracted}
+        target = {name: label for name, label in target.items() if name in extracted}
+    return category, record, target
+
+
+def _attribute_scores(
+    answers: Answers, gold: Labels, tolerance: float, names: AttributeNames
+) -> list[AttributeScore]:
+    """Return the scores of each attribute, with all accepted forms of a label."""
+    counts: dict[tuple[str, str], np.ndarray] = {}
+    for key in sorted(answers.keys() & gold.keys()):
+        labels = gold[key]
+        if "target" not in labels:
+            continue
+        category, record, target = _record_and_labels(answers[key], labels, names)
+        for name, label in target.items():
+            forms = (labels.get("accepted") or {}).get(name) or [label]
+            outcomes = counts.setdefault((category, name), np.zeros(len(OUTCOMES)))
+            outcomes[outcome(record.get(name), forms, tolerance)] += 1
+    scores = []
+    for (category, name), outcomes in counts.items():
+        right = int(outcomes[VC] + outcomes[NN])
+        scores.append(
+            AttributeScore(category, name, float(_f1(outcomes)), right, int(outcomes.sum()))
+        )
+    return sorted(scores, key=lambda score: score.f1)
+
+
+def _score_of_record(
+    rows: list[Row], labels: Row, tolerance: float, names: AttributeNames
+) -> Score:
+    """Return the score of a document of an extraction, whose rows are one row, or none."""
+    target = flat_values(labels["target"])
+    category, record, scored_labels = _record_and_labels(rows, labels, names)
     return Score(
         category,
         parts_of_record(record, scored_labels, labels, tolerance),
@@ -482,4 +531,18 @@ def describe(evaluation: Evaluation) -> str:
             f"{counted(evaluation.not_asked, 'label')} of attributes that the run did not ask "
             "for: left out"
         )
-    return "\n".join(lines)
+    return "\n".join(lines + _attribute_lines(evaluation.attributes))
+
+
+def _attribute_lines(scores: list[AttributeScore]) -> list[str]:
+    """Return the lines of the attributes; none if there is one alone."""
+    if len(scores) < 2:
+        return []
+    lines = ["", "by attribute, the lowest F1 first      F1  right"]
+    several = len({score.category for score in scores}) > 1
+    for score in scores[:_MOST_ATTRIBUTES]:
+        name = f"{score.category} · {score.attribute}" if several else score.attribute
+        lines.append(f"  {name:<31.30}{score.f1:8.3f}  {score.right:,} of {score.values:,}")
+    if len(scores) > _MOST_ATTRIBUTES:
+        lines.append(f"  and {counted(len(scores) - _MOST_ATTRIBUTES, 'attribute')} more")
+    return lines

@@ -132,9 +132,10 @@ class Watch:
             failed = manifest.failed
             exact = True
         planned, planned_exact = _planned(files.plan, unit_count, documents, exact)
+        state = files.state_of(sessions)
         status = Status(
             run=self.root,
-            state=files.state_of(sessions),
+            state=state,
             fake=self._fake,
             at=files.now,
             units=unit_count,
@@ -149,7 +150,7 @@ class Watch:
             heard=max((session.ended for session in sessions), default=None),
             unreadable=files.unreadable,
             errors=self._last_errors(units),
-            notes=_notes(files, documents),
+            notes=_notes(files, state, documents),
         )
         if files.plan is not None:
             status.units_planned = max(files.plan.units, unit_count)
@@ -208,8 +209,14 @@ class Watch:
         return self._errors[key]
 
 
-def _notes(files: RunFiles, documents: int) -> list[str]:
-    """Return what a reader of the status should know."""
+def _notes(files: RunFiles, state: str, documents: int) -> list[str]:
+    """Return what a reader of the status should know.
+
+    Args:
+        files: The files of the run.
+        state: How the run is going: `Status.state`.
+        documents: Documents in committed units.
+    """
     notes = []
     if files.unreadable:
         units = counted(files.unreadable, "unit")
@@ -228,7 +235,8 @@ def _notes(files: RunFiles, documents: int) -> list[str]:
         notes += files.bill.cost.notes
         if files.bill.cost.input_bound_note:
             notes.append(files.bill.cost.input_bound_note)
-    else:
+    elif documents or state != "running":
+        # The bill of a run that starts comes with the first documents.
         notes.append("no bill is kept for this run")
     return notes
 

@@ -73,6 +73,8 @@ def marked(text: str, spans: Sequence[tuple[tuple[int, int], str]]) -> Iterator[
     Yields:
         (piece, names of the values that are there).
     """
+    # A form feed ends each page of a PDF; here an empty line does, but for the last page.
+    text = text.rstrip("\n\f").replace("\f", "\n")
     names: dict[tuple[int, int], list[str]] = {}
     for span, name in spans:
         names.setdefault(span, []).append(name)

@@ -87,7 +87,10 @@ def _why_no_run(output: str) -> str:
             "no run here yet, only an estimate. Start the run, or show the estimate with "
             f"`raypd report {output}`"
         )
-    return "no run here (run.json is missing); give the output.path of a run"
+    return (
+        "no run here (run.json is missing): give the output.path of a run, or wait, because a job "
+        "that was submitted may not have started yet (`ray job status ID`)"
+    )
 
 
 def load_run(output: str, overrides: list[str]) -> RunConfig:

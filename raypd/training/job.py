@@ -316,9 +316,9 @@ def _explained(error: Exception) -> UserError:
             return _KINDS[name](message)
     explanation = str(reasons[0])
     last = [line for line in explanation.splitlines() if line.strip()][-1]
-    if "low on memory" in explanation:
+    if ray_session.killed_for_memory(explanation):
         # Ray's own explanation has twenty lines.
-        last = "the machine ran out of memory (a lower training.batch_size takes less)"
+        last = f"{ray_session.KILLED_FOR_MEMORY}; a lower training.batch_size takes less"
     return RunError(
         f"a training worker ended: {last}; run the same command again to resume from the latest "
         "checkpoint"

@@ -29,6 +29,8 @@ _BATCH_ROWS = 2000
 _PART = ".part-"
 # Details of answers that the exported table leaves out.
 _DETAILS = ("span", "window", "model")
+# Below this, a float of 64 bits holds every integer.
+_EXACT_INTEGERS = 2**53
 
 
 def export(run: str, path: str, overrides: Iterable[str] = ()) -> int:
@@ -143,10 +145,13 @@ def _identifier(name: str) -> str:
 
 
 def _csv_schema(schema: pa.Schema) -> pa.Schema:
-    """Return the columns of a CSV, in which lists and objects are JSON."""
+    """Return the columns of a CSV, in which lists and objects are JSON, and numbers texts.
+
+    DuckDB would write 36 as 36.0.
+    """
     fields = []
     for column in schema:
-        if pa.types.is_nested(column.type):
+        if pa.types.is_nested(column.type) or pa.types.is_float64(column.type):
             column = column.with_type(pa.string())
         fields.append(column)
     return pa.schema(fields)
@@ -154,15 +159,35 @@ def _csv_schema(schema: pa.Schema) -> pa.Schema:
 
 def _harmless_table(table: pa.Table, schema: pa.Schema) -> pa.Table:
     """Return a table for a CSV: lists and objects as JSON, and no cell that runs as a formula."""
-    rows = [{name: _cell(value) for name, value in row.items()} for row in table.to_pylist()]
+    numbers = {field.name for field in table.schema if pa.types.is_float64(field.type)}
+    rows = []
+    for row in table.to_pylist():
+        cells = {}
+        for name, value in row.items():
+            cell = _cell(value)
+            if name in numbers and cell is not None:
+                cell = str(_without_fraction(cell))
+            cells[name] = cell
+        rows.append(cells)
     return pa.Table.from_pylist(rows, schema)
 
 
 def _cell(value: object) -> object:
     if isinstance(value, (list, dict)):
-        return clean(json.dumps(value, ensure_ascii=False, default=str))
+        return clean(json.dumps(_without_fraction(value), ensure_ascii=False, default=str))
     if isinstance(value, str):
         return _harmless_text(value)
+    return value
+
+
+def _without_fraction(value: object) -> object:
+    """Return a value whose numbers are integers where they are whole: 36 for 36.0."""
+    if isinstance(value, list):
+        return [_without_fraction(item) for item in value]
+    if isinstance(value, dict):
+        return {name: _without_fraction(item) for name, item in value.items()}
+    if isinstance(value, float) and value.is_integer() and abs(value) < _EXACT_INTEGERS:
+        return int(value)
     return value
 
 

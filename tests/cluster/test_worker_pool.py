@@ -14,7 +14,7 @@ import pytest
 import ray
 
 from raypd.answering.request_queue import UnitProgress
-from raypd.cluster import driver, worker_deaths, worker_pool
+from raypd.cluster import driver, ray_session, worker_deaths, worker_pool
 from raypd.cluster.document_stream import StreamedUnit
 from raypd.cluster.unit_queue import UnitQueue
 from raypd.cluster.worker_deaths import WorkerDeaths
@@ -22,6 +22,7 @@ from raypd.cluster.worker_handle import Assignment, WorkerHandle
 from raypd.cluster.worker_pool import WorkerPool
 from raypd.config import ClusterConfig
 from raypd.dataset import summaries
+from raypd.errors import RunError
 from raypd.run import UnitLog, retry_policy
 from raypd.run.unit import Unit, UnitResult
 from tests.cluster import fakes, flat_memory
@@ -255,7 +256,7 @@ def test_a_worker_killed_for_memory_is_lost_and_its_units_are_retried(tmp_path, 
     monkeypatch.setattr(worker_deaths, "is_alive", lambda node: True)
     assert list(pool._wait()) == []
     assert lines == [
-        "A worker process died because the machine ran out of memory; its units will be retried."
+        f"A worker process was {ray_session.KILLED_FOR_MEMORY}; its units will be retried."
     ]
     assert pool._queue.take(None).unit.id == "u0"
     assert pool.workers == []
@@ -264,6 +265,14 @@ def test_a_worker_killed_for_memory_is_lost_and_its_units_are_retried(tmp_path, 
     attempt = UnitLog(str(tmp_path), "s", "n", "another", lambda node: True).next("u0")
     assert attempt is not None
     assert (attempt.number, attempt.deaths) == (2, 1)
+    # The error of a run whose workers never load their model says it, too.
+    pool._deaths.while_loading = 3
+    loading = WorkerHandle(Actor(), starting=object())
+    pool.workers.append(loading)
+    with pytest.raises(RunError) as ended:
+        pool._lost(loading, ray.exceptions.OutOfMemoryError("low on memory.\nRay's advice"))
+    assert str(ended.value).endswith(f"load the model: {ray_session.KILLED_FOR_MEMORY}")
+    pool._deaths.while_loading = 0
     # A preempted worker does not count as one that cannot start.
     for preempted, deaths in ((True, 0), (False, 1)):
         loading = WorkerHandle(Actor(), starting=object())

@@ -495,6 +495,28 @@ def test_start_and_end_are_reckoned_as_a_bill_does(tmp_path, monkeypatch) -> Non
         assert worker.startup_seconds == 12
 
 
+@pytest.mark.parametrize(
+    ("message", "said"),
+    [
+        ("Task was killed due to the node running low on memory.\nMore", "killed by Ray because"),
+        ("The actor died.\nMore", "died (out of memory?): The actor died."),
+    ],
+)
+def test_the_death_of_the_worker_is_explained(message, said, tmp_path, monkeypatch) -> None:
+    worker = one_worker.OneWorker(corpus(tmp_path, 1), False, lambda _: (object, ()))
+    worker._actor = SimpleNamespace(measure=SimpleNamespace(remote=lambda: None))
+
+    def wait(*_: object, **__: object) -> None:
+        raise one_worker.ray.exceptions.OutOfMemoryError(message)
+
+    monkeypatch.setattr(one_worker.ray, "wait", wait)
+    with pytest.raises(RunError) as died:
+        worker.call("16 documents", "measure", progress=lambda _: None)
+    assert str(died.value).startswith("16 documents: the worker ")
+    assert said in str(died.value)
+    assert "?" not in str(died.value) or "memory?" in said
+
+
 def test_the_start_of_an_earlier_run_is_that_of_its_bills() -> None:
     """A Ray of its own, whose node came after 4 s, and a cluster that was there; both decode 12 s
     after their begin.

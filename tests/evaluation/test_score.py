@@ -457,6 +457,35 @@ def test_every_wrong_value_has_its_reason(run):
     }
 
 
+@pytest.mark.parametrize(
+    ("value", "label", "reason"),
+    [
+        (36, 36000, "another value"),
+        (36000.0, 36.0, "another value"),
+        (True, "not True", "another value"),
+        ("X", "X200", "a part of the label"),
+        ("X200", "X", "more than the label"),
+        (["a"], ["a", "b"], "a part of the label"),
+        (["b", "a"], ["a"], "more than the label"),
+        (["a"], ["ab"], "another value"),
+    ],
+)
+def test_only_texts_and_lists_can_be_a_part_of_their_label(value, label, reason):
+    assert page._reason(value, [label], 0.0) == reason
+
+
+def test_each_attribute_has_an_f1_and_the_lowest_is_first(run):
+    brand, size = evaluate(*run).attributes
+    # Of the brands 3 are right, 3 wrong and 2 missing; of the sizes 4 values and 2 nulls are right,
+    # 1 is invented and 1 missing.
+    assert (brand.attribute, brand.right, brand.values) == ("Brand", 3, 8)
+    assert brand.f1 == pytest.approx(2 * 3 / (2 * 3 + 2 * 3 + 2))
+    assert (size.attribute, size.right, size.values) == ("Size", 6, 8)
+    assert size.f1 == pytest.approx(2 * 4 / (2 * 4 + 1 + 1))
+    described = score.describe(evaluate(*run)).splitlines()
+    assert described[-2].split() == ["Brand", f"{brand.f1:.3f}", "3", "of", "8"]
+
+
 def test_the_page_shows_labels_beside_values_and_runs_nothing(run, browser):  # noqa: F811
     path = Path(page.write_page(*run, evaluate(*run), "target", 0.0))
     tab, requests, errors = open_page(browser, path, viewport=PHONE)
@@ -471,6 +500,12 @@ def test_the_page_shows_labels_beside_values_and_runs_nothing(run, browser):  # 
     first_row = another.locator("tbody tr").first.inner_text()
     assert first_row.split() == ["Brand", "Acme", "Zeta", "another", "value", "0.90"]
     assert tab.evaluate("document.documentElement.scrollWidth") == PHONE["width"]
+    # On a phone every cell of a wrong value is in sight, without scrolling aside.
+    for cell in another.locator("tbody tr").first.locator("th, td").all():
+        box = cell.bounding_box()
+        assert 0 <= box["x"] < box["x"] + box["width"] <= PHONE["width"]
+    first_attribute = tab.locator("section", has_text="By attribute").locator("tbody tr").first
+    assert first_attribute.inner_text().split()[2:5] == ["Brand", "0.429", "3"]
 
 
 @pytest.mark.parametrize(

@@ -228,6 +228,19 @@ def test_without_a_bill_a_look_reads_few_units_and_none_twice(tmp_path, monkeypa
     assert max(map(opened.count, opened)) <= 3
 
 
+@pytest.mark.parametrize(("how", "said"), [("running", False), ("complete", True)])
+def test_a_run_that_has_just_begun_does_not_say_that_it_has_no_bill(how, said, tmp_path):
+    now = time.time()
+    root = build(tmp_path / "run", Plan(units=0, ledger=False, how=how, now=now))
+    look = planned(root, 40, 1000)
+    assert ("no bill is kept" in " ".join(Watch(str(look)).look().notes)) is said
+
+
+def test_the_status_of_a_folder_without_a_run_says_that_a_job_may_not_have_started(tmp_path):
+    with pytest.raises(ConfigError, match="ray job status"):
+        Watch(str(tmp_path))
+
+
 def test_a_unit_that_was_replaced_is_read_again(tmp_path):
     root = build(tmp_path / "run", Plan(units=3, documents=10))
     watch = Watch(str(root))

@@ -482,7 +482,7 @@ def test_a_round_resumes_to_the_same_weights(corpus, tmp_path):
     [
         (
             {"preference": {"samples": "none"}},
-            "training.preference.samples: .*none: no run here .* give the output.path of a run",
+            "training.preference.samples: .*none: no run here .*: give the output.path of a run",
         ),
         (
             {"preference": {"samples": "baseline"}},

@@ -405,6 +405,35 @@ def test_no_cell_or_header_of_a_csv_begins_as_a_formula(tmp_path) -> None:
     assert pq.read_table(tmp_path / "a.parquet").to_pylist() == rows
 
 
+def test_whole_numbers_of_a_csv_have_no_fraction(tmp_path) -> None:
+    schema = pa.schema(
+        {
+            "source": pa.string(),
+            "row": pa.int64(),
+            "Salary": pa.float64(),
+            "Sizes": pa.list_(pa.float64()),
+            "Salary__confidence": pa.float32(),
+        }
+    )
+    numbers = [36.0, 0.5, None, -0.0, 1e300]
+    rows = [
+        {
+            "source": "a",
+            "row": place,
+            "Salary": number,
+            "Sizes": [2.0, 2.5],
+            "Salary__confidence": 0.7,
+        }
+        for place, number in enumerate(numbers)
+    ]
+    export.write_file(str(tmp_path / "a.csv"), schema, [pa.Table.from_pylist(rows, schema)])
+    with (tmp_path / "a.csv").open(newline="") as file:
+        written = list(csv.DictReader(file))
+    assert [row["Salary"] for row in written] == ["36", "0.5", "", "0", "1e+300"]
+    assert {row["Sizes"] for row in written} == {"[2, 2.5]"}
+    assert {row["Salary__confidence"] for row in written} == {"0.7"}
+
+
 def test_a_file_that_a_killed_export_left_is_removed_by_the_next(faulty, tmp_path) -> None:
     host = os.uname().nodename
     orphan = tmp_path / f"errors.csv.part-{host}-99999999-aa"
