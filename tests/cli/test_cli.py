@@ -270,7 +270,7 @@ def test_the_readme_puts_the_command_on_the_path() -> None:
     (line,) = [
         line.strip()
         for line in (ROOT / "README.md").read_text().splitlines()
-        if "/activate" in line
+        if re.match(r"\s+\. .*/activate", line)
     ]
     if not (ROOT / line.split()[1]).exists():
         pytest.skip("needs the virtual environment of `make setup`")
