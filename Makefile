@@ -22,6 +22,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 # Two tests side by side: many of them wait for Ray to start. SIDE= runs one after the other.
 SIDE ?= -n 2 --dist loadscope
+WHICH ?= not slow
 
 MINUTES ?= 60
 SEED ?= 0
@@ -49,7 +50,7 @@ demo: setup
 	$(BIN)/raypd evaluate runs/quickstart configs/quickstart/expected.jsonl --tolerance 0.02 --against runs/quickstart-untrained
 
 test: setup
-	$(BIN)/python -m pytest -m 'not slow' $(SIDE)
+	$(BIN)/python -m pytest -m '$(WHICH)' $(SIDE)
 
 test-slow: setup
 	$(BIN)/python -m pytest -m 'slow and not idle' $(SIDE)

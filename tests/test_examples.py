@@ -70,7 +70,8 @@ def test_examples_run(script: Path, tmp_path: Path) -> None:
     assert ended(start("-c", code, str(script), str(tmp_path)), seconds=3000)
 
 
-@pytest.mark.slow  # in .ci/run by itself
+@pytest.mark.slow
+@pytest.mark.ci
 def test_the_notebook_runs(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     notebook = nbformat.read(ROOT / "examples/notebook.ipynb", 4)

@@ -37,7 +37,10 @@ SHARED_MEMORY = 99 * 1024
 @needs_triton
 @pytest.mark.slow
 @pytest.mark.timeout(1300)
-@pytest.mark.parametrize("which", ["not slow", "slow"], ids=["few", "many"])
+@pytest.mark.parametrize(
+    "which",
+    [pytest.param("not slow", id="few", marks=pytest.mark.ci), pytest.param("slow", id="many")],
+)
 def test_the_kernel_in_the_interpreter(which):
     tests = "tests/decoding/triton_interpreted.py"
     options = ("-m", "pytest", "-p", "no:cacheprovider", "-x", "-m", which)
@@ -56,6 +59,7 @@ def test_the_families_in_the_interpreter() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.ci
 def test_the_tests_for_a_gpu_pass_on_a_cpu() -> None:
     options = ("--noconftest", "-p", "no:cacheprovider", "-p", "tests.decoding.stubbed_gpu")
     needs_gpu = ("triton", "graphs", "packed", "random_pass", "sized_once", "real_model")
