@@ -119,14 +119,15 @@ def test_workers_that_a_deadline_no_longer_needs_end_while_they_are_busy(
     assert driver.run_extract(run, build=fakes.build).ok == 360
     assert {3, 1} <= set(wanted)
     (bill,) = (json.loads(path.read_text()) for path in (tmp_path / "out/ledger").iterdir())
-    assert len(bill["workers"]) == 3
+    # On a busy machine the third one may not start in time.
+    assert len(bill["workers"]) in (2, 3)
     lives = sorted(worker["heard"] - worker["began"] for worker in bill["workers"])
     committed = sorted(worker["ok"] for worker in bill["workers"])
     assert sum(committed) == 360
     # The one that stays does most of the rest; the others have long ended by then.
-    assert committed[2] > 150
+    assert committed[-1] > 150
     ends = sorted(worker["heard"] for worker in bill["workers"])
-    assert bill["until"] - ends[1] > 5, lives
+    assert bill["until"] - ends[-2] > 5, lives
     assert bill["parts"]["lost"] == 0
     check_sums(bill)
 

@@ -899,7 +899,8 @@ def test_a_fake_model_that_costs_nothing_is_not_told_to_take_longer(tmp_path) ->
     free = {"step_seconds": 0, "prefill_tokens_per_second": 1e15, "decode_tokens_per_second": 1e15}
     config = corpus(tmp_path, 20, model={"name": "fake", "fake": free | {"load_seconds": 0}})
     documents = sampling.draw(config, 10).documents
-    profiled = Profiler().profile(config, documents)
+    # On a busy machine, answering takes some time all the same.
+    profiled = replace(Profiler().profile(config, documents), seconds=0.0)
     with pytest.raises(RunError, match=r"too little time to measure.*model\.fake") as caught:
         profile.check_sample(profiled)
     assert "--minutes" not in str(caught.value)
