@@ -48,6 +48,8 @@ SHAPE: dict[str, Any] = {
     "max_position_embeddings": 8192,
     "tie_word_embeddings": True,
 }
+# W1 with `decoding.skeleton: slots`, where a value has a token of its own in place of a key.
+SLOTS = Work(key=1)
 # W6 with fewer questions, so that it takes seconds on two cores.
 QUESTIONS = Questions(shared=400, own=300, attributes=16, key=20, value=10)
 
@@ -110,6 +112,10 @@ def programs_of(documents: int, vocabulary: int) -> dict[str, Programs]:
         for tokens in texts:
             yield work.program(tokens, vocabulary, isolate=True)
 
+    def slots() -> Iterator[Program[Any]]:
+        for tokens in texts:
+            yield SLOTS.program(tokens, vocabulary, isolate=True)
+
     def apart() -> Iterator[Program[Any]]:
         shared = QUESTIONS.shared + QUESTIONS.own
         requests, length = QUESTIONS.single_requests(contexts, vocabulary)
@@ -123,7 +129,8 @@ def programs_of(documents: int, vocabulary: int) -> dict[str, Programs]:
     return {
         "W1 autoregressive": answers,
         "W1 guided": in_order,
-        "W1 hyper_parallel, values": values,
+        "W1 hyper_parallel, keys": values,
+        "W1 hyper_parallel, slots": slots,
         "W6 autoregressive, a prompt a question": apart,
         "W6 intra_prompt": together,
     }
