@@ -57,6 +57,12 @@ _RANGE_OF_WORDS = re.compile(
     re.IGNORECASE,
 )
 _MENTION = re.compile(rf"(?P<digits>{_DIGITS})(?P<factor>{_FACTOR})", re.IGNORECASE)
+_MONEY_BEFORE = re.compile(rf"(?:[{MONEY}]|\b{CURRENCY})\s?$", re.IGNORECASE)
+_MONEY_BEHIND = re.compile(rf"\s?(?:[{MONEY}]|{CURRENCY}\b)", re.IGNORECASE)
+# The characters around a number in which its currency is looked for.
+_AROUND = 10
+# A price such as 1.299 € may be in thousands or have three decimals.
+_THOUSANDS_OR_DECIMALS = re.compile(r"[1-9]\d{0,2}\.\d{3}", re.ASCII)
 _WORD = re.compile(r"[A-Z]*[^\W\d_A-Z]+|[A-Z]+")
 # What asks for an end of a range, in a name or a description. Other words ("from", "first") say so
 # in a name alone, because descriptions have them in other meanings.
@@ -132,7 +138,8 @@ def is_misread(number: float, raw: str, text: str) -> bool:
     """Return whether a number has the digits of a number in a text, but another value.
 
     A model that copies "16.303,76" as a number of JSON stops at the comma, which ends a value
-    there, and 16.303 is left. Others write 31.500 where the text has "31,500". Both are wrong by a
+    there, and 16.303 is left. Others write 31.500 where the text has "31,500", or leave out the
+    currency of "31.500 €", without which nothing says that these are thousands. All are wrong by a
     factor of a thousand.
 
     Args:
@@ -146,6 +153,9 @@ def is_misread(number: float, raw: str, text: str) -> bool:
     written = answer["digits"]
     is_misread = False
     for mention in _mentions(text):
+        if mention.may_be_thousands and number == float(mention.digits):
+            is_misread = True
+            continue
         if _is_among(number, mention.readings):
             return False
         is_beginning = _is_beginning(written, mention.digits)
@@ -191,20 +201,33 @@ class _Mention(NamedTuple):
         begin: Its first character.
         digits: Its digits with their separators.
         readings: What it may be read as.
+        may_be_thousands: Whether it is a price such as 1.299 €, which has either thousands or three
+            decimals.
     """
 
     begin: int
     digits: str
     readings: list[float]
+    may_be_thousands: bool
 
 
 @lru_cache(maxsize=16)
 def _mentions(text: str) -> tuple[_Mention, ...]:
     mentions = []
     for match in _MENTION.finditer(text):
-        readings = _readings(match["digits"], {_factor(match["factor"])})
-        mentions.append(_Mention(match.start(), match["digits"], readings))
+        digits = match["digits"]
+        readings = _readings(digits, {_factor(match["factor"])})
+        may_be_thousands = bool(_THOUSANDS_OR_DECIMALS.fullmatch(digits)) and _is_money(match)
+        mentions.append(_Mention(match.start(), digits, readings, may_be_thousands))
     return tuple(mentions)
+
+
+def _is_money(mention: re.Match[str]) -> bool:
+    """Return whether a currency stands before or behind a number."""
+    text = mention.string
+    before = text[max(0, mention.start() - _AROUND) : mention.start()]
+    behind = text[mention.end() : mention.end() + _AROUND]
+    return bool(_MONEY_BEFORE.search(before) or _MONEY_BEHIND.match(behind))
 
 
 def _stands_alone(number: float, text: str, ranges: Sequence[_Range]) -> bool:

@@ -119,6 +119,9 @@ def test_an_attribute_may_ask_for_an_end(name, description, asks):
         ("31.500", 31.5, "EUR 31,500 a year"),
         ("$ 36.000", 36, "from 36,000 USD"),
         ("1.299,", 1.299, "1 299 kr"),
+        ("20.500", 20.5, "20.500 \u20ac a year"),
+        ("20.500", 20.5, "Gehalt: EUR 20.500, sofort"),
+        ("20.5", 20.5, "20.500 Euro"),
     ],
 )
 def test_a_number_with_the_digits_of_another_one_is_not_the_number(raw, number, text):
@@ -131,6 +134,9 @@ def test_a_number_with_the_digits_of_another_one_is_not_the_number(raw, number, 
         ('"16.303,76"', 16303.76, "16.303,76 EUR"),
         ("16303.76", 16303.76, "16.303,76 EUR"),
         ("1.299", 1.299, "1.299 kg"),
+        ("20500", 20500, "20.500 \u20ac a year"),
+        ("20.50", 20.5, "20.50 \u20ac"),
+        ("20.5", 20.5, "20.500 \u20ac, that is 20.5 thousand"),
         ("54", 54, "54k to 60k"),
         # The number stands alone, too.
         ("2", 2, "2 pieces at 2,642.70"),
