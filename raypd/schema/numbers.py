@@ -55,7 +55,7 @@ _WHOLE = re.compile(
     rf"\d+|[1-9]\d{{0,2}}([.,{_SEPARATORS}])\d{{3}}(\1\d{{3}})*|[1-9]\d?(,\d\d)+,\d{{3}}", re.ASCII
 )
 # A price in dollars or in euros with thousands of either country.
-_THOUSANDS_OR_DECIMALS = re.compile(r"[1-9]\d{0,2}\.\d{3}", re.ASCII)
+THOUSANDS_OR_DECIMALS = re.compile(r"[1-9]\d{0,2}\.\d{3}", re.ASCII)
 _OCTET = r"(?:0|[1-9]\d?|1\d\d|2[0-4]\d|25[0-5])"
 _IP_ADDRESS = re.compile(rf"{_OCTET}(?:\.{_OCTET}){{3}}", re.ASCII)
 _LEADING_ZEROS = re.compile(r"^([-+]?)0+(?=\d)", re.ASCII)
@@ -119,7 +119,7 @@ def read_number(text: str) -> int | float | None:
         if parts["exponent"] or not _WHOLE.fullmatch(digits):
             return None
         plain = re.sub(r"\D", "", digits)
-    elif _THOUSANDS_OR_DECIMALS.fullmatch(digits) and (parts["money"] or _OF_MONEY.search(unit)):
+    elif THOUSANDS_OR_DECIMALS.fullmatch(digits) and (parts["money"] or _OF_MONEY.search(unit)):
         return None
     elif _POINT.fullmatch(digits):
         plain = digits.replace(",", "")

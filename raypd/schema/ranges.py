@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
-from raypd.schema.numbers import CURRENCY, MONEY, read_number
+from raypd.schema.numbers import CURRENCY, MONEY, THOUSANDS_OR_DECIMALS, read_number
 
 _THOUSAND = r"k|tsd\.?|t(?:ausend|housand)|mila|mil|mille|тыс\.?"
 _MILLION = r"m|mi?o\.?|mln\.?|mill?ion(?:en|s|i|e|es)?|mill?ones|млн\.?"
@@ -61,8 +61,6 @@ _MONEY_BEFORE = re.compile(rf"(?:[{MONEY}]|\b{CURRENCY})\s?$", re.IGNORECASE)
 _MONEY_BEHIND = re.compile(rf"\s?(?:[{MONEY}]|{CURRENCY}\b)", re.IGNORECASE)
 # The characters around a number in which its currency is looked for.
 _AROUND = 10
-# A price such as 1.299 € may be in thousands or have three decimals.
-_THOUSANDS_OR_DECIMALS = re.compile(r"[1-9]\d{0,2}\.\d{3}", re.ASCII)
 _WORD = re.compile(r"[A-Z]*[^\W\d_A-Z]+|[A-Z]+")
 # What asks for an end of a range, in a name or a description. Other words ("from", "first") say so
 # in a name alone, because descriptions have them in other meanings.
@@ -217,7 +215,7 @@ def _mentions(text: str) -> tuple[_Mention, ...]:
     for match in _MENTION.finditer(text):
         digits = match["digits"]
         readings = _readings(digits, {_factor(match["factor"])})
-        may_be_thousands = bool(_THOUSANDS_OR_DECIMALS.fullmatch(digits)) and _is_money(match)
+        may_be_thousands = bool(THOUSANDS_OR_DECIMALS.fullmatch(digits)) and _is_money(match)
         mentions.append(_Mention(match.start(), digits, readings, may_be_thousands))
     return tuple(mentions)
 
