@@ -9,6 +9,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from itertools import chain
 from typing import Any
 
@@ -330,6 +331,8 @@ def _stands_in(value: str, prompt: str) -> bool:
     return len(prompt.split()) > 1 and f" {prompt} " in f" {value} "
 
 
+# The same descriptions are compared with every value.
+@lru_cache(maxsize=1024)
 def _normal(text: str) -> str:
     """Return the words of a text in lower case."""
     return " ".join(re.findall(r"\w+", text.replace("'", "").casefold()))

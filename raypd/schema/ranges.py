@@ -149,18 +149,18 @@ def is_misread(number: float, raw: str, text: str) -> bool:
     if answer is None:
         return False
     written = answer["digits"]
-    is_misread = False
+    stands_otherwise = False
     for mention in _mentions(text):
         if mention.may_be_thousands and number == float(mention.digits):
-            is_misread = True
+            stands_otherwise = True
             continue
         if _is_among(number, mention.readings):
             return False
         is_beginning = _is_beginning(written, mention.digits)
         if is_beginning or _only_digits(mention.digits) == _only_digits(written):
             # A date, a version or a list is not one number.
-            is_misread = is_misread or read_number(mention.digits) is not None
-    return is_misread
+            stands_otherwise = stands_otherwise or read_number(mention.digits) is not None
+    return stands_otherwise
 
 
 def _is_beginning(written: str, digits: str) -> bool:
