@@ -377,9 +377,6 @@ class DecodeWorker(EngineActor):
             table = writer.make_table(
                 documents, rows_of(state.records, self.config), self.schema, attempt.number
             )
-            ok, failed = writer.count_documents(table)
-            failures = writer.count_failures(table)
-            first_id, last_id = writer.id_range(table)
             summary = UnitSummary(
                 unit=unit.id,
                 fingerprint=self._fingerprint,
@@ -387,25 +384,21 @@ class DecodeWorker(EngineActor):
                 source=unit.name,
                 start=unit.start,
                 documents=len(documents),
-                ok=ok,
-                failed=failed,
+                ok=0,
+                failed=0,
                 began=began,
                 counts=state.counts,
                 seconds=round(time.monotonic() - started, 3),
                 worker=self.meter.id,
                 categories=usage.categories,
                 busy_seconds=round(usage.prefill + usage.decode, 6),
-                truncated=writer.count_truncated(table),
-                reasons=failures.reasons,
-                retriable=failures.retriable,
-                first_id=first_id,
-                last_id=last_id,
             )
+            summary = writer.with_counts(summary, table)
             commit = writer.commit(output, table, summary, partition)
             if commit is None:
                 # Another attempt committed the unit first.
                 return writer.read_summary(output, unit.id), None
-            self.meter.commit(unit.id, usage, ok, failed)
+            self.meter.commit(unit.id, usage, summary.ok, summary.failed)
             return summary, commit
 
     def _read(self, unit: Unit) -> list[Document]:

@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 
 from raypd import storage
 from raypd.dataset.digests import digest, unit_id_of
-from raypd.dataset.summary_rows import SCHEMA, path_of, summary_of
+from raypd.dataset.summary_rows import SCHEMA, path_of, summary_of, with_columns
 from raypd.errors import Damaged, RunError
 from raypd.run import RecordError, UnitSummary, layout, records
 
@@ -343,7 +343,7 @@ def read_unit_rows(path: str, columns: Sequence[str] | None = None) -> pa.Table:
     try:
         with storage.open_file(path) as file:
             parquet = pq.ParquetFile(file, page_checksum_verification=True)
-            return parquet.read(names).replace_schema_metadata(None)
+            table = parquet.read(names)
     except FileNotFoundError:
         raise TableReplaced(path) from None
     except (pa.ArrowException, OSError) as error:
@@ -354,6 +354,7 @@ def read_unit_rows(path: str, columns: Sequence[str] | None = None) -> pa.Table:
             f"{path}: damaged ({error}); delete the table file with the same number below "
             f"{layout.TABLE}, and the same command of the run processes its documents again"
         ) from None
+    return with_columns(table, pa.schema([UNIT_ROWS.field(name) for name in names]))
 
 
 # ------------------------------------------------------------------------

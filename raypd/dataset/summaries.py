@@ -29,8 +29,10 @@ from raypd.dataset.summary_rows import (
     path_of as path_of,
     row_of,
     summary_of as summary_of,
+    with_columns,
 )
 from raypd.run import (
+    SUMMED,
     Commit,
     FailureReason,
     SessionUnits,
@@ -45,7 +47,6 @@ _FILE_UNITS = 10_000
 _FILE_SECONDS = 600.0
 _CHUNK_UNITS = 500  # summaries that are held as objects
 _THREADS = 32
-_TOTALS = ("documents", "ok", "failed", "truncated", "retriable")
 
 
 class SummaryWriter:
@@ -175,13 +176,7 @@ def _read_file(path: str) -> pa.Table | None:
         if outage is not None:
             raise outage from None
         return None
-    columns = []
-    for column in SCHEMA:
-        if column.name in table.column_names:
-            columns.append(table[column.name].cast(column.type))
-        else:
-            columns.append(pa.nulls(len(table), column.type))
-    return pa.table(columns, schema=SCHEMA)
+    return with_columns(table, SCHEMA)
 
 
 def unseen(units: CommittedUnits, seen: np.ndarray) -> Iterator[storage.Object]:
@@ -240,15 +235,15 @@ def add(result: UnitTotals, table: pa.Table) -> None:
     named = table.group_by("fingerprint").aggregate([("unit", "min")])
     for row in named.to_pylist():
         result.fingerprints.setdefault(row["fingerprint"], row["unit_min"])
-    columns = {name: table[name] for name in ("session", "committed_at", *_TOTALS)}
+    columns = {name: table[name] for name in ("session", "committed_at", *SUMMED)}
     counts = table["counts"].combine_chunks()
     for kind in COUNTS:
         columns[kind] = pc.struct_field(counts, kind)
-    aggregates = [(name, "sum") for name in (*_TOTALS, *COUNTS)]
+    aggregates = [(name, "sum") for name in (*SUMMED, *COUNTS)]
     aggregates += [("session", "count"), ("committed_at", "max")]
     for row in pa.table(columns).group_by("session").aggregate(aggregates).to_pylist():
         session = SessionUnits(units=row["session_count"], last_commit=row["committed_at_max"])
-        for name in _TOTALS:
+        for name in SUMMED:
             setattr(session, name, row[f"{name}_sum"] or 0)
         session.counts = {kind: row[f"{kind}_sum"] or 0 for kind in COUNTS}
         result.sessions[row["session"]].add(session)

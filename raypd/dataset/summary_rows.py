@@ -1,5 +1,7 @@
 """What a committed unit contains, as a row of a table."""
 
+from collections.abc import Iterator
+from dataclasses import fields
 from typing import Any
 
 import pyarrow as pa
@@ -18,34 +20,31 @@ USAGE = {
     "seconds": pa.float64(),
 }
 _REASON = {"reason": pa.string(), "documents": pa.int64(), "can_change": pa.bool_()}
-SCHEMA = pa.schema(
-    {
-        # The object below the folder of the units, and its stamp in a listing.
-        "name": pa.string(),
-        "stamp": pa.string(),
-        "unit": pa.string(),
-        "fingerprint": pa.string(),
-        "session": pa.string(),
-        "source": pa.string(),
-        "start": pa.int64(),
-        "documents": pa.int64(),
-        "ok": pa.int64(),
-        "failed": pa.int64(),
-        "seconds": pa.float64(),
-        "committed_at": pa.float64(),
-        "counts": pa.struct(dict.fromkeys(COUNTS, pa.int64())),
-        "worker": pa.string(),
-        "began": pa.float64(),
-        "busy_seconds": pa.float64(),
-        "categories": pa.list_(pa.struct(USAGE)),
-        "retries": pa.int64(),
-        "truncated": pa.int64(),
-        "reasons": pa.list_(pa.struct(_REASON)),
-        "retriable": pa.int64(),
-        "first_id": pa.string(),
-        "last_id": pa.string(),
-    }
-)
+_NESTED = {
+    "counts": pa.struct(dict.fromkeys(COUNTS, pa.int64())),
+    "categories": pa.list_(pa.struct(USAGE)),
+    "reasons": pa.list_(pa.struct(_REASON)),
+}
+# The columns of all other fields of a summary, by the types of the fields.
+_PLAIN: dict[Any, pa.DataType] = {
+    int: pa.int64(),
+    float: pa.float64(),
+    str: pa.string(),
+    str | None: pa.string(),
+}
+
+
+def _columns() -> Iterator[tuple[str, pa.DataType]]:
+    """Yield the name and type of the column of each field of a summary."""
+    for item in fields(UnitSummary):
+        if item.name in _NESTED:
+            yield item.name, _NESTED[item.name]
+        else:
+            yield item.name, _PLAIN[item.type]
+
+
+# The object below the folder of the units, its stamp in a listing, and its summary.
+SCHEMA = pa.schema([("name", pa.string()), ("stamp", pa.string()), *_columns()])
 
 
 def row_of(commit: Commit) -> dict[str, Any]:
@@ -58,8 +57,24 @@ def row_of(commit: Commit) -> dict[str, Any]:
 
 def summary_of(row: dict[str, Any]) -> UnitSummary:
     """Return the summary in a row of SCHEMA."""
-    counts = {kind: count or 0 for kind, count in (row["counts"] or {}).items()}
-    return from_json(UnitSummary, {**row, "counts": counts}, row["name"])
+    # Null is the default of a field, or of a column that the file does not have.
+    values = {name: value for name, value in row.items() if value is not None}
+    values["counts"] = {kind: count or 0 for kind, count in (row["counts"] or {}).items()}
+    return from_json(UnitSummary, values, row["name"])
+
+
+def with_columns(table: pa.Table, schema: pa.Schema) -> pa.Table:
+    """Return a table in the columns of a schema.
+
+    A column is null if the file of the table is of an earlier version, which did not have it.
+    """
+    columns = []
+    for column in schema:
+        if column.name in table.column_names:
+            columns.append(table[column.name].cast(column.type))
+        else:
+            columns.append(pa.nulls(len(table), column.type))
+    return pa.table(columns, schema=schema)
 
 
 def path_of(output: str, name: str) -> str:

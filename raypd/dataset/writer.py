@@ -10,6 +10,7 @@ import json
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
@@ -176,6 +177,26 @@ def count_failures(table: pa.Table) -> failure_reasons.FailureCounts:
     """Count the failed documents of a unit's rows by kind of reason."""
     failed = table.filter(pc.not_equal(table["status"], "ok"))
     return failure_reasons.count(failed.select(["source", "row", "error"]).to_pylist())
+
+
+def with_counts(summary: UnitSummary, table: pa.Table) -> UnitSummary:
+    """Return a summary with all that is counted in a unit's rows.
+
+    Workers and retries take it from here.
+    """
+    ok, failed = count_documents(table)
+    failures = count_failures(table)
+    first_id, last_id = id_range(table)
+    return replace(
+        summary,
+        ok=ok,
+        failed=failed,
+        truncated=count_truncated(table),
+        reasons=failures.reasons,
+        retriable=failures.retriable,
+        first_id=first_id,
+        last_id=last_id,
+    )
 
 
 def id_range(table: pa.Table) -> tuple[str | None, str | None]:

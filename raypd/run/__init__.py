@@ -61,7 +61,11 @@ if TYPE_CHECKING:
         UnitSummary as UnitSummary,
         make_unit as make_unit,
     )
-    from raypd.run.unit_totals import SessionUnits as SessionUnits, UnitTotals as UnitTotals
+    from raypd.run.unit_totals import (
+        SUMMED as SUMMED,
+        SessionUnits as SessionUnits,
+        UnitTotals as UnitTotals,
+    )
     from raypd.run.unreadable import Unreadable as Unreadable
     from raypd.run.usage import (
         FIRST as FIRST,
@@ -97,7 +101,7 @@ __getattr__ = LazyExports(
             "TrainingRecord",
         ),
         "unit": ("Commit", "Part", "Unit", "UnitResult", "UnitSummary", "make_unit"),
-        "unit_totals": ("SessionUnits", "UnitTotals"),
+        "unit_totals": ("SUMMED", "SessionUnits", "UnitTotals"),
         "unreadable": ("Unreadable",),
         "usage": (
             "Counts",

@@ -35,7 +35,7 @@ class SessionUnits:
 
     def add(self, other: "SessionUnits") -> None:
         """Add the units of another part of the session."""
-        for name in ("units", *_SUMMED):
+        for name in ("units", *SUMMED):
             setattr(self, name, getattr(self, name) + getattr(other, name))
         self.last_commit = max(self.last_commit, other.last_commit)
         for kind, count in other.counts.items():
@@ -46,7 +46,10 @@ class SessionUnits:
                 totals[kind] = totals.get(kind, 0) + value
 
 
-_SUMMED = [item.name for item in fields(SessionUnits) if item.type is int and item.name != "units"]
+# The fields of a summary that are added up.
+SUMMED = tuple(
+    item.name for item in fields(SessionUnits) if item.type is int and item.name != "units"
+)
 
 
 class UnitTotals:
@@ -75,7 +78,7 @@ class UnitTotals:
             counts=summary.counts,
             usage=summary.categories,
         )
-        for name in _SUMMED:
+        for name in SUMMED:
             setattr(unit, name, getattr(summary, name))
         self.sessions[summary.session].add(unit)
 

@@ -363,20 +363,13 @@ def _merged_summary(
     summary: UnitSummary, retried: UnitSummary, table: pa.Table, number: int
 ) -> UnitSummary:
     """Add what a retry took to the summary of an object."""
-    ok, failed = writer.count_documents(table)
-    failures = writer.count_failures(table)
     counts = dict(summary.counts)
     for name, count in retried.counts.items():
         counts[name] = counts.get(name, 0) + count
     return replace(
-        summary,
-        ok=ok,
-        failed=failed,
+        writer.with_counts(summary, table),
         retries=number,
         counts=counts,
-        truncated=writer.count_truncated(table),
-        reasons=failures.reasons,
-        retriable=failures.retriable,
         seconds=round(summary.seconds + retried.seconds, 3),
         busy_seconds=round(summary.busy_seconds + retried.busy_seconds, 6),
         categories=added([*summary.categories.items(), *retried.categories.items()]),

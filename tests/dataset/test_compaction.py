@@ -196,6 +196,18 @@ def test_every_reader_sees_the_same_before_and_after(run, output, tmp_path) -> N
     assert table_folder(output) == storage.join(output, layout.TABLE, result.compaction.id)
 
 
+@pytest.mark.parametrize("output", ["local"], indirect=True)
+def test_the_units_of_a_run_of_an_earlier_version_lack_columns(run, output) -> None:
+    compact(run)
+    for path in Path(output, layout.TABLE_UNITS).rglob("*.parquet"):
+        pq.write_table(pq.read_table(path).drop_columns(["retriable"]), path)
+    forget()
+    units = CommittedUnits(output)
+    assert summaries.totals(summaries.read(units)).total("documents") == DOCUMENTS
+    assert units.table is not None
+    assert {summary.retriable for summary in summaries.some(output, 3)} == {0}
+
+
 def test_a_second_compaction_and_a_resume_do_nothing(run, output) -> None:
     compact(run)
     before = {item.path: item.stamp for item in storage.walk(output)}

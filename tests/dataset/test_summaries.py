@@ -1,5 +1,6 @@
 """Files of summaries: they say what the units' own footers say, or they do not count."""
 
+from dataclasses import fields, replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -7,7 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from raypd import storage
-from raypd.dataset import CommittedUnits, rows_of, summaries, unit_rows, writer
+from raypd.dataset import CommittedUnits, rows_of, summaries, summary_rows, unit_rows, writer
 from raypd.run.failure_reasons import FailureReason
 from raypd.run.unit import Commit, UnitSummary
 from raypd.run.unit_totals import SessionUnits, UnitTotals
@@ -107,6 +108,17 @@ def test_a_row_is_the_summary_of_its_unit(output):
     assert row["name"] == "shop=a/u-003.parquet"
 
 
+def test_a_file_has_and_adds_up_every_field_of_a_summary(output):
+    values = {int: 7, float: 0.5, str: "x", str | None: "x"}
+    plain = {item.name: values[item.type] for item in fields(UnitSummary) if item.type in values}
+    summary = replace(make_summary(1), **plain)
+    row = summary_rows.row_of(Commit(summary, "x.parquet", "stamp"))
+    table = pa.Table.from_pylist([row], summary_rows.SCHEMA)
+    assert summaries.summary_of(table.to_pylist()[0]) == summary
+    assert summaries.totals([table]).sessions == UnitTotals([summary]).sessions
+    assert summaries.totals([table]).total("retriable") == 7
+
+
 def test_what_no_file_has_is_read_from_footers_and_kept(output, monkeypatch):
     summary_writer = summaries.SummaryWriter(output)
     for number in range(6):
@@ -169,7 +181,11 @@ def test_a_file_without_the_newest_columns_is_read(tmp_path):
     (path,) = (tmp_path / "summaries").iterdir()
     pq.write_table(pq.read_table(path).drop_columns(["reasons", "retriable"]), path)
     (table,) = summaries.read(CommittedUnits(output))
-    assert table["reasons"].to_pylist() == [None]
+    (row,) = table.to_pylist()
+    summary = summaries.summary_of(row)
+    assert summary.reasons is None
+    assert summary.retriable == 0
+    assert summary.truncated == 1
 
 
 def test_files_have_a_limited_number_of_units(tmp_path, monkeypatch):
