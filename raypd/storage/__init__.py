@@ -4,7 +4,7 @@ A path is local (or `file://`), `s3://bucket/key`, `gs://bucket/key`, `az://cont
 `abfss://container@account.dfs.core.windows.net/key`. The kind of storage is chosen once from the
 path (`backend`); each function then calls the method of the same name, which `Backend` documents.
 
-To add a kind of storage, write a subclass of `Backend` in a file of its own and add it to `KINDS`.
+docs/architecture.md (A kind of storage) says how to add one.
 """
 
 import itertools

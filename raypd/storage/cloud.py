@@ -114,9 +114,6 @@ class CloudStore(ObjectStore):
         objects = [item["path"].rpartition("/")[2] for item in page["objects"]]
         yield folders, objects
 
-    def is_folder(self, path: str) -> bool:
-        return next(self.walk(path), None) is not None
-
     def head(self, path: str) -> Object:
         return _object(path, path, self._head(path))
 

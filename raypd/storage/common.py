@@ -41,7 +41,8 @@ class Object:
         name: The path below the folder that was listed, which is the same wherever it lies.
         size: Bytes.
         stamp: Changes with the content: on an object store the ETag, locally size and modification
-            time.
+            time. Two contents of a path never have the same stamp, not even if the file was deleted
+            in between.
     """
 
     path: str

@@ -15,7 +15,10 @@ _BUFFER_BYTES = 1 << 20
 
 
 class ObjectStore(Backend):
-    """A backend whose files are objects in buckets: no folders, no renames, whole objects only."""
+    """A backend whose files are objects in buckets: no folders, no renames, whole objects only.
+
+    Its paths are scheme://bucket/key.
+    """
 
     @abstractmethod
     def reader(self, path: str, version: str | None, size: int | None, ahead: bool) -> RangeReader:
@@ -31,7 +34,10 @@ class ObjectStore(Backend):
 
     @abstractmethod
     def objects(self, prefix: str) -> Iterator[Object]:
-        """Yield the objects whose paths begin with a prefix."""
+        """Yield the objects whose paths begin with a prefix, ordered by path.
+
+        The name of each is its path behind the last slash of the prefix (`Object.name`).
+        """
 
     @abstractmethod
     def level(self, folder: str) -> Iterator[tuple[list[str], list[str]]]:
@@ -102,6 +108,9 @@ class ObjectStore(Backend):
         for folders, _ in self.level(folder):
             names += folders
         return sorted(names)
+
+    def is_folder(self, path: str) -> bool:
+        return next(self.walk(path), None) is not None
 
     def exists(self, path: str) -> bool:
         is_bucket = not any(path.split("/", 3)[3:])

@@ -42,9 +42,10 @@ class RangeReader(io.RawIOBase):
 
     @abstractmethod
     def _fetch(self, begin: int, length: int) -> bytes:
-        """Return bytes [begin, begin + length), fewer at the end of the object.
+        """Return bytes [begin, begin + length), fewer at the end of the object and none behind it.
 
-        Sets `version` and, if the answer tells it, `_size`.
+        Sets `version` and, if the answer tells it, `_size`. Raises Changed if the object has
+        another version than `version`, and FileNotFoundError if there is no object.
         """
 
     def readable(self) -> bool:
