@@ -15,8 +15,16 @@ from raypd.config.load import load_config
 from raypd.config.schema import categories_of
 from raypd.dataset import writer
 from raypd.decoding.engine import Engine
+from raypd.errors import ConfigError
 from raypd.run.unit import UnitSummary
-from raypd.schema import TYPES, Attribute, LabelError, record_pattern, record_schema
+from raypd.schema import (
+    TYPES,
+    Attribute,
+    LabelError,
+    UnsupportedSchema,
+    record_pattern,
+    record_schema,
+)
 from raypd.schema.types.formatted import FormattedText
 from raypd.tasks import build_task
 from raypd.tasks.base import Document
@@ -39,11 +47,15 @@ class ColourType(FormattedText):
 
     @classmethod
     def from_json_schema(cls, schema: dict[str, Any]) -> dict[str, Any] | None:
-        is_colour = schema.get("type") == "string" and schema.get("format") == "color"
-        return {"type": "colour"} if is_colour else None
+        if schema.get("type") != "string" or schema.get("format") != "color":
+            return None
+        for keyword in ("pattern", "minLength", "maxLength"):
+            if keyword in schema:
+                raise UnsupportedSchema(keyword, "beside format color it cannot be enforced")
+        return {"type": "colour"}
 
     def json_schema(self) -> dict[str, Any]:
-        return {"type": "string", "format": "color", "pattern": f"^{self.regex}$"}
+        return {**super().json_schema(), "format": "color"}
 
     def hint(self) -> str:
         return "a colour, as #rrggbb"
@@ -149,6 +161,13 @@ def test_a_json_schema_and_a_pydantic_model_become_the_type() -> None:
     assert category["attributes"][0]["type"] == "colour"
     (category,) = categories_of(Car.model_json_schema(), Path()).values()
     assert [attribute["type"] for attribute in category["attributes"]] == ["colour", "colour"]
+
+
+@pytest.mark.parametrize("keyword", ["pattern", "minLength", "maxLength"])
+def test_a_keyword_that_the_type_cannot_enforce_is_refused(keyword: str) -> None:
+    paint = {"type": "string", "format": "color", keyword: "#" if keyword == "pattern" else 7}
+    with pytest.raises(ConfigError, match=rf"paint\.{keyword}: beside format color"):
+        categories_of({"properties": {"paint": paint}}, Path())
 
 
 def test_yaml_names_the_type(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """The types of values, by the names that a configuration gives them.
 
-To add a type, write a `ValueType` in a file of this folder and add its line to `TYPES`.
+To add a type, write a `ValueType` in a file of this folder, import it here and add its line to
+`TYPES`. docs/architecture.md (An attribute type) has the steps.
 """
 
 from raypd.schema.types.base import LabelError, UnsupportedSchema, ValueType

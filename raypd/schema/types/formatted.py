@@ -10,7 +10,7 @@ import regex
 from raypd.decoding import TransitionTable
 from raypd.schema.patterns import ANYTHING, UnsupportedPattern, in_json_string, whole_text
 from raypd.schema.slots import quoted_pattern_automaton
-from raypd.schema.types.base import UnsupportedSchema, ValueType
+from raypd.schema.types.base import Tree, UnsupportedSchema, ValueType
 
 _MATCH_SECONDS = 1.0  # of the processor
 
@@ -30,6 +30,9 @@ class FormattedText(ValueType):
         if not self.attribute.pattern:
             return ""
         return f"it matches {self.attribute.pattern.replace(ANYTHING, '.*')}"
+
+    def json_schema(self) -> Tree:
+        return {"type": "string", "pattern": f"^(?:{self.regex})$"}
 
     def table(self) -> TransitionTable:
         return quoted_pattern_automaton(self.regex, self.regex_is_ours)

@@ -45,9 +45,6 @@ class PatternType(FormattedText):
             return "type pattern needs `pattern`"
         return problem_of_lengths(self) or problem_of_pattern(self.attribute.pattern)
 
-    def json_schema(self) -> Tree:
-        return {"type": "string", "pattern": f"^(?:{self.regex})$"}
-
     def says_null(self, word: str) -> bool:
         if not super().says_null(word):
             return False
