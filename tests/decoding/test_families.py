@@ -239,6 +239,8 @@ LATENT = {
     "mistral4",
     "youtu",
 }
+# Models whose heads together are as large as their hidden states.
+HEADS_OF_HIDDEN_SIZE = {"olmoe", "starcoder2"}
 # Scalings of the rotation from a length on that texts of the tests reach, by kinds of models.
 TRAINED_LENGTH = {"original_max_position_embeddings": 16}
 ROTATIONS: dict[str, tuple[str, dict[str, object]]] = {
@@ -286,8 +288,7 @@ IDS = torch.arange(5, 65)
 
 def tiny(kind: str, head_dim: int = 16) -> PreTrainedModel:
     sizes = {} if kind in LATENT else {"head_dim": head_dim}
-    if kind in ("olmoe", "starcoder2"):
-        # Its heads together are as large as its hidden states.
+    if kind in HEADS_OF_HIDDEN_SIZE:
         sizes["hidden_size"] = 4 * head_dim
     model = tiny_model(type_of(kind), **KINDS[kind], **sizes)
     if hasattr(model, "set_experts_implementation"):
