@@ -54,6 +54,10 @@ hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
 _numbers = itertools.count()  # of buckets
 
 
+# A test may kill processes but not the machine, so that it need not wait for the disk.
+os.fsync = lambda handle: None
+
+
 @pytest.fixture(autouse=True)
 def no_process_is_left() -> Iterator[None]:
     yield

@@ -251,19 +251,17 @@ def _blocks(
     numbers, size = gguf.GGML_QUANT_SIZES[quantization]
     generator = np.random.default_rng(data.size)
     blocks = np.zeros((data.size // numbers, size), dtype=np.uint8)
-    wrong = np.ones(len(blocks), dtype=bool)
+    missing = np.arange(len(blocks))
     # The scales of a block are in halves somewhere in it: draw until its numbers are weights.
-    while wrong.any():
-        blocks[wrong] = generator.integers(
-            256,
-            size=(int(wrong.sum()), size),
-            dtype=np.uint8,
-        )
+    while len(missing):
+        drawn = generator.integers(256, size=(len(missing), size), dtype=np.uint8)
         if quantization is gguf.GGMLQuantizationType.NVFP4:
             # Four scales of a byte, of which few are below 1/12.
-            blocks[:, :4] %= 32
-        largest = np.abs(gguf.quants.dequantize(blocks, quantization)).max(axis=-1)
-        wrong = ~(largest < 1)
+            drawn[:, :4] %= 32
+        largest = np.abs(gguf.quants.dequantize(drawn, quantization)).max(axis=-1)
+        usable = largest < 1
+        blocks[missing[usable]] = drawn[usable]
+        missing = missing[~usable]
     return blocks.reshape(*data.shape[:-1], -1)
 
 

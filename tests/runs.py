@@ -28,7 +28,14 @@ from tests.processes import start
 # Section `input` over what `write_jsonl` writes.
 TITLES = {"text_columns": ["title"], "category_column": None}
 # Section `model` of a run whose answers are made up in almost no time.
-FAKE = {"name": "fake", "fake": {"step_seconds": 0.001}}
+FAKE = {
+    "name": "fake",
+    "fake": {
+        "step_seconds": 0.001,
+        "prefill_tokens_per_second": 10_000_000,
+        "decode_tokens_per_second": 10_000_000,
+    },
+}
 _CLUSTER_KEYS = (
     "readers",
     "cpus_per_worker",

@@ -58,7 +58,8 @@ _DELTA_NET = {
     "linear_num_value_heads": 4,
 }
 _EXPERTS = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
-_MAMBA = {"mamba_n_heads": 8, "mamba_d_state": 16, "mamba_d_head": 16}
+# transformers pads a text to whole chunks, so that a chunk of 256 tokens would take most of a test.
+_MAMBA = {"mamba_n_heads": 8, "mamba_d_state": 16, "mamba_d_head": 16, "mamba_chunk_size": 32}
 _LFM2 = {
     "num_hidden_layers": 4,
     "layer_types": ["conv", "full_attention", "conv", "full_attention"],
@@ -83,6 +84,7 @@ _HYBRIDS: dict[str, dict[str, Any]] = {
         "mamba_num_heads": 8,
         "mamba_head_dim": 16,
         "ssm_state_size": 16,
+        "chunk_size": 32,
         "n_groups": 2,
         "n_routed_experts": 4,
         "moe_intermediate_size": 32,

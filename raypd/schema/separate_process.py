@@ -16,6 +16,8 @@ class Unfinished(Exception):
 def run_apart(file: str, value: Any) -> Any:
     """Run a Python file that limits its own time and memory.
 
+    The same value gets the same answer without another process.
+
     Args:
         file: The file's path.
         value: The process reads it as JSON on standard input.
@@ -26,11 +28,18 @@ def run_apart(file: str, value: Any) -> Any:
     Raises:
         Unfinished: The process failed or did not end.
     """
+    output = _output_of(file, json.dumps(value))
+    return None if output is None else json.loads(output)
+
+
+@lru_cache(128)
+def _output_of(file: str, text: str) -> bytes | None:
+    """Return what a file prints that reads a text, or None if one of its limits ended it."""
     # -P keeps the file's folder off the import path: it has a module called numbers.
     command = [sys.executable, "-P", file]
     try:
         done = subprocess.run(
-            command, input=json.dumps(value).encode(), capture_output=True, timeout=_WALL_SECONDS
+            command, input=text.encode(), capture_output=True, timeout=_WALL_SECONDS
         )
     except subprocess.TimeoutExpired:
         raise Unfinished(f"no end within {_WALL_SECONDS:.0f} s") from None
@@ -38,8 +47,4 @@ def run_apart(file: str, value: Any) -> Any:
         return None
     if done.returncode:
         raise Unfinished(done.stderr.decode(errors="replace").strip()[-300:])
-    return json.loads(done.stdout)
-
-
-# Remembers the answers to values that can be hashed.
-run_once = lru_cache(128)(run_apart)
+    return done.stdout

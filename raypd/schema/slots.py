@@ -8,7 +8,7 @@ from functools import lru_cache
 import raypd.schema.pattern_table as pattern_table
 from raypd.decoding import TransitionTable
 from raypd.schema.patterns import without_anchors
-from raypd.schema.separate_process import Unfinished, run_once
+from raypd.schema.separate_process import Unfinished, run_apart
 
 # What a JSON string has to escape.
 _ESCAPED = '"\\' + "".join(map(chr, range(32)))
@@ -69,7 +69,7 @@ def pattern_edges(
     if is_ours:
         return pattern_table.table_of(pattern, without)
     try:
-        answer = run_once(pattern_table.__file__, (pattern, without))
+        answer = run_apart(pattern_table.__file__, (pattern, without))
     except Unfinished as unfinished:
         answer = [str(unfinished), [], []]
     if answer is None or answer[0] == "":

@@ -78,6 +78,7 @@ def test_each_set_is_answered_with_each_prompt(folder):
         assert cells[5] == ("4 of 8" if cells[1] == "WDC-PAVE" else "0 of 8")
 
 
+@pytest.mark.slow
 def test_prompts_differ_in_descriptions_and_examples_alone(folder):
     results(folder)
     runs = folder.parent / "work"
@@ -108,6 +109,7 @@ def test_documents_are_of_all_categories(folder):
     assert ids == ["hats-0", "hats-2", "teas-0", "teas-2"]
 
 
+@pytest.mark.slow
 def test_complete_runs_are_kept(folder, monkeypatch):
     first = results(folder)
     monkeypatch.setattr(descriptions, "DecodeWorker", None)

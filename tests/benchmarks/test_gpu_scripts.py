@@ -217,6 +217,7 @@ def test_the_requests_of_peers_ask_for_the_same_values():
     assert [request[3490:] for request in requests] == questions
 
 
+@pytest.mark.slow
 def test_vllm_is_searched_for_its_best_form(results_file, capsys, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", f"{FAKE_PEERS}")
     monkeypatch.setattr(peer_rows, "SHAPES", {"Qwen3-8B": SHAPES["Qwen3-8B"]})

@@ -172,7 +172,9 @@ def everything_read(config: RunConfig, tmp_path: Path) -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize("output", ["local", "s3", "gs", "az"], indirect=True)
+@pytest.mark.parametrize(
+    "output", ["local", "s3", pytest.param("gs", marks=pytest.mark.slow), "az"], indirect=True
+)
 def test_every_reader_sees_the_same_before_and_after(run, output, tmp_path) -> None:
     before = everything_read(run, tmp_path)
     assert before["verified"] == (True, 12, DOCUMENTS)

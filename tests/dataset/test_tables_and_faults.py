@@ -26,7 +26,9 @@ def table(request, proxy: Proxy, bucket: str):
     return made
 
 
-@pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.parametrize(
+    "seed", [1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (2, 3))]
+)
 def test_a_tenth_of_all_calls_fails_and_every_row_is_read_once(table, proxy, seed) -> None:
     proxy.faults = Faults(share=0.1, seed=seed)
     assert titles(config(table.format, table.path)) == WANTED

@@ -2,7 +2,7 @@
 
 import copy
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import islice
@@ -817,6 +817,35 @@ CASES: dict[str, Callable[[PreTrainedModel], Case]] = {
     "skeleton_of_thought": _skeleton_of_thought,
     "apar_medusa": _apar_medusa,
 }
+
+# The feeds of these methods differ from those of the others only in their trees, and not in what a
+# model family computes.
+TREE_METHODS = {
+    "apar",
+    "pasta",
+    "space",
+    "medusa",
+    "apar_medusa",
+    "speculative",
+    "speculative, draft model",
+    "skeleton_of_thought",
+}
+SLOW_FAMILIES = frozenset({"qwen3", "phi3", "gemma2", "gemma4_text", "olmo2"})
+
+
+def methods_and(
+    families: list[str],
+    methods: Iterable[str] = CASES,
+    slow_families: Container[str] = SLOW_FAMILIES,
+) -> list:
+    """Pair every method with every family; a tree method with a slow family is a slow test."""
+    parameters = []
+    for method in methods:
+        for kind in families:
+            is_slow = method in TREE_METHODS and kind in slow_families
+            marks = [pytest.mark.slow] if is_slow else []
+            parameters.append(pytest.param(method, kind, marks=marks))
+    return parameters
 
 
 @cache

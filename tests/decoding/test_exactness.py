@@ -10,38 +10,13 @@ from raypd.decoding.engine import Engine
 from raypd.decoding.methods.autoregressive import autoregressive
 from raypd.decoding.methods.space import space
 from raypd.decoding.sampling import Sampling
-from tests.decoding.cases import CASES, FAMILIES, MASK, case_of, pair, run_all
+from tests.decoding.cases import CASES, FAMILIES, MASK, case_of, methods_and, pair, run_all
 from tests.decoding.drivers import never, preempt_at_random, prompts_of
 from tests.decoding.reference import Replay, check_logprobs
 from tests.tiny import in_float64
 
-# The feeds of these methods differ from those of the others only in their trees, and not in what a
-# model family computes.
-TREE_METHODS = {
-    "apar",
-    "pasta",
-    "space",
-    "medusa",
-    "apar_medusa",
-    "speculative",
-    "speculative, draft model",
-    "skeleton_of_thought",
-}
-SLOW_FAMILIES = {"qwen3", "phi3", "gemma2", "gemma4_text", "olmo2"}
 
-
-def methods_and(families: list[str], slow_families: set[str]) -> list:
-    """Pair every method with every family; a tree method with a slow family is a slow test."""
-    parameters = []
-    for method in CASES:
-        for kind in families:
-            is_slow = method in TREE_METHODS and kind in slow_families
-            marks = [pytest.mark.slow] if is_slow else []
-            parameters.append(pytest.param(method, kind, marks=marks))
-    return parameters
-
-
-@pytest.mark.parametrize(("method", "kind"), methods_and(FAMILIES, SLOW_FAMILIES))
+@pytest.mark.parametrize(("method", "kind"), methods_and(FAMILIES))
 def test_exact_beside_other_programs(method, kind):
     model, _ = pair(kind)
     engine = Engine(model, max_num_seqs=4, max_num_batched_tokens=24)
@@ -49,7 +24,9 @@ def test_exact_beside_other_programs(method, kind):
     run_all(engine, {name: case_of(name, kind) for name in names}, 1e-3)
 
 
-@pytest.mark.parametrize(("method", "kind"), methods_and(["qwen3", "gemma2"], {"gemma2"}))
+@pytest.mark.parametrize(
+    ("method", "kind"), methods_and(["qwen3", "gemma2"], slow_families={"gemma2"})
+)
 def test_float64_is_exact_in_the_engine_and_in_an_independent_interpreter_of_feeds(method, kind):
     model, stock = (in_float64(loaded) for loaded in pair(kind))
     case = CASES[method](stock)

@@ -29,7 +29,7 @@ from raypd.decoding.models.decoder import DecoderModel
 from raypd.decoding.models.stock import Stock
 from raypd.decoding.pack import pack_model
 from raypd.decoding.quantized import Fp8Linear, Int8Linear, quantize
-from tests.decoding.cases import CASES, FAMILIES, case_of, eleventh, pair
+from tests.decoding.cases import CASES, FAMILIES, case_of, eleventh, methods_and, pair
 from tests.decoding.drivers import logits_of, never, prompts_of, tokens_of
 from tests.decoding.kernel_cases import random_pass
 from tests.tiny import tiny_model
@@ -247,9 +247,10 @@ def test_a_token_has_the_same_bits_in_every_pass(threads: int) -> None:
 
 @needs_native
 @pytest.mark.usefixtures("without_amx")
-@pytest.mark.parametrize("kind", FAMILIES)
 # The heads of the methods with Medusa compute in float32 only.
-@pytest.mark.parametrize("method", sorted(set(CASES) - {"medusa", "apar_medusa"}))
+@pytest.mark.parametrize(
+    ("method", "kind"), methods_and(FAMILIES, sorted(set(CASES) - {"medusa", "apar_medusa"}))
+)
 def test_answers_are_the_same_bits_whatever_they_are_batched_with(method, kind) -> None:
     model, _ = pair(kind, head_dim=32)
     model = pack_model(model.bfloat16())

@@ -213,8 +213,22 @@ def decoded_logits(
     return {number: rows[query] for number, query in enumerate(gold) if query in rows}
 
 
-@pytest.mark.parametrize("kind", SIZES)
-@pytest.mark.parametrize("method", ["hyper_parallel", "autoregressive"])
+def methods_and_kinds() -> list:
+    """Pair each method with each family.
+
+    A text without branches is a slow test of most families: the gradients of such texts are
+    compared with the unmodified model's below.
+    """
+    parameters = []
+    for method in ("hyper_parallel", "autoregressive"):
+        for kind in SIZES:
+            is_slow = method == "autoregressive" and kind not in {"llama", *WINDOWED, *HYBRIDS}
+            marks = [pytest.mark.slow] if is_slow else []
+            parameters.append(pytest.param(method, kind, marks=marks))
+    return parameters
+
+
+@pytest.mark.parametrize(("method", "kind"), methods_and_kinds())
 def test_a_training_pass_computes_what_decoding_computes(kind, method, tmp_path):
     model = model_of(kind)
     packed = trained(copy.deepcopy(model))
