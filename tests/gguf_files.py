@@ -1,5 +1,7 @@
 """Writes tiny GGUF files with the package of llama.cpp."""
 
+import itertools
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,7 @@ from transformers import PreTrainedModel
 
 from tests.tiny import EOS, tiny_model, tiny_tokenizer
 
+Types = Iterator[gguf.GGMLQuantizationType]
 # Architectures of llama.cpp for transformers' types of model, where they have another name.
 _ARCHITECTURES = {
     "qwen2_moe": "qwen2moe",
@@ -40,7 +43,7 @@ _KEYS = {
 def write_gguf(
     file: Path,
     kind: str = "llama",
-    quantization: gguf.GGMLQuantizationType = gguf.GGMLQuantizationType.Q8_0,
+    quantization: gguf.GGMLQuantizationType | Types = gguf.GGMLQuantizationType.Q8_0,
     tensors: dict[str, np.ndarray[Any, Any]] | None = None,
     raw_tensors: dict[str, tuple[np.ndarray[Any, Any], gguf.GGMLQuantizationType]] | None = None,
     texts: dict[str, str] | None = None,
@@ -53,7 +56,7 @@ def write_gguf(
         file: The file.
         kind: transformers' type of the model: a dense or a mixture of Llama's kind, Gemma 2 or 3,
             Phi-3, LFM2, or Qwen3.5.
-        quantization: The type of the matrices.
+        quantization: The type of the matrices, or that of each in turn.
         tensors: More tensors.
         raw_tensors: More tensors, with the type of their blocks.
         texts: More keys with texts; an empty text leaves a key out.
@@ -73,9 +76,12 @@ def write_gguf(
     for key, number in (numbers or {}).items():
         writer.add_float32(key, number)
     names = _names(architecture, config.num_hidden_layers)
+    types = quantization
+    if isinstance(types, gguf.GGMLQuantizationType):
+        types = itertools.repeat(types)
     with torch.no_grad():
         for name, weight in model.named_parameters():
-            _add_weight(writer, names, kind, config, name, weight, quantization)
+            _add_weight(writer, names, kind, config, name, weight, types)
     for name, data in (tensors or {}).items():
         writer.add_tensor(name, data)
     for name, (blocks, number_type) in (raw_tensors or {}).items():
@@ -139,7 +145,7 @@ def _add_weight(
     config: Any,
     name: str,
     weight: torch.Tensor,
-    quantization: gguf.GGMLQuantizationType,
+    types: Types,
 ) -> None:
     """Write a weight as llama.cpp stores it, and round it in the model likewise."""
     stem = name.removesuffix(".weight").removesuffix(".bias")
@@ -151,15 +157,15 @@ def _add_weight(
         gate, up = np.split(data, 2, axis=1)
         for part, half in (("gate", gate), ("up", up)):
             stored = f"blk.{name.split('.')[2]}.ffn_{part}_exps.weight"
-            half[:] = _add_rounded(writer, stored, half, quantization)
+            half[:] = _add_rounded(writer, stored, half, types)
         weight.copy_(torch.from_numpy(np.concatenate([gate, up], axis=1)))
         return
     if name.endswith("experts.down_proj"):
         stored = f"blk.{name.split('.')[2]}.ffn_down_exps.weight"
-        weight.copy_(torch.from_numpy(_add_rounded(writer, stored, data, quantization)))
+        weight.copy_(torch.from_numpy(_add_rounded(writer, stored, data, types)))
         return
     if ".linear_attn." in name:
-        _add_delta_weight(writer, names, config, name, weight, quantization)
+        _add_delta_weight(writer, names, config, name, weight, types)
         return
     stored = names.get_name(stem) + suffix
     if kind in _OFFSET_NORMS and "norm" in name:
@@ -170,10 +176,10 @@ def _add_weight(
         writer.add_tensor(stored, data[:, 0])
     elif kind == "llama" and projection in heads:
         permuted = _permuted(data, heads[projection])
-        rounded = _add_rounded(writer, stored, permuted, quantization)
+        rounded = _add_rounded(writer, stored, permuted, types)
         weight.copy_(torch.from_numpy(_unpermuted(rounded, heads[projection])))
     else:
-        weight.copy_(torch.from_numpy(_add_rounded(writer, stored, data, quantization)))
+        weight.copy_(torch.from_numpy(_add_rounded(writer, stored, data, types)))
 
 
 def _add_delta_weight(
@@ -182,7 +188,7 @@ def _add_delta_weight(
     config: Any,
     name: str,
     weight: torch.Tensor,
-    quantization: gguf.GGMLQuantizationType,
+    types: Types,
 ) -> None:
     """Write a weight of a gated delta rule, whose value heads llama.cpp has in another order.
 
@@ -218,10 +224,10 @@ def _add_delta_weight(
     elif part in ("dt_bias", "norm"):
         writer.add_tensor(stored, data[order])
     elif part == "out_proj":
-        data[:, order] = _add_rounded(writer, stored, data[:, order].copy(), quantization)
+        data[:, order] = _add_rounded(writer, stored, data[:, order].copy(), types)
         weight.copy_(torch.from_numpy(data))
     else:
-        data[order] = _add_rounded(writer, stored, data[order].copy(), quantization)
+        data[order] = _add_rounded(writer, stored, data[order].copy(), types)
         weight.copy_(torch.from_numpy(data))
 
 
@@ -229,12 +235,13 @@ def _add_rounded(
     writer: gguf.GGUFWriter,
     name: str,
     data: np.ndarray[Any, Any],
-    quantization: gguf.GGMLQuantizationType,
+    types: Types,
 ) -> np.ndarray[Any, Any]:
-    """Write a tensor, matrices in a type, and return what the file holds."""
+    """Write a tensor, a matrix in the next type, and return what the file holds."""
     if data.ndim < 2 or "ffn_gate_inp" in name:
         writer.add_tensor(name, data)
         return data
+    quantization = next(types)
     blocks = _blocks(data, quantization)
     writer.add_tensor(name, blocks, raw_dtype=quantization)
     return gguf.quants.dequantize(blocks, quantization)
