@@ -20,8 +20,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
-# Two tests side by side: many of them wait for Ray to start. SIDE= runs one after the other.
-SIDE ?= -n 2 --dist loadscope
+# Three tests side by side on two cores: many of them wait for Ray. SIDE= runs one after the other.
+SIDE ?= -n 3 --dist loadscope
 WHICH ?= not slow
 
 MINUTES ?= 60
