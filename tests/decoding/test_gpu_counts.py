@@ -168,7 +168,7 @@ def passes(
     kernels = {
         "_choose": (0, 1, 2),
         "_rank": (0, 1),
-        "_place": (0, 1, 2),
+        "_sort": (0, 1, 2),
         "_mix": (0, 1, 1),
     }
     kernels["_grouped"] = ()

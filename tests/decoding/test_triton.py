@@ -348,7 +348,7 @@ def test_the_kernels_around_the_experts_compile(monkeypatch, tmp_path):
     for kernel, more_types, constants in (
         (triton_experts._choose, {}, choice),
         (triton_experts._rank, count, {"BLOCK": triton_experts._ENTRIES}),
-        (triton_experts._place, count, experts),
+        (triton_experts._sort, count, experts),
         (
             triton_experts._mix,
             {},

@@ -299,9 +299,9 @@ class CExperts(Experts):
         torch.cumsum(numbers.flatten().bincount(minlength=self.count), 0, out=starts[1:])
         rows = self.down(self.gate_up(x.index_select(0, order // k), starts), starts)
         # The row of each token's experts.
-        places = torch.empty_like(order)
-        places[order] = torch.arange(len(order))
-        return native.mix(rows, places.view(numbers.shape), weights.float(), residual)
+        sorted_rows = torch.empty_like(order)
+        sorted_rows[order] = torch.arange(len(order))
+        return native.mix(rows, sorted_rows.view(numbers.shape), weights.float(), residual)
 
 
 class GroupedLoop(torch.nn.Module):

@@ -278,13 +278,15 @@ class CudaExperts(Experts):
         residual: torch.Tensor,
     ) -> torch.Tensor:
         k = numbers.shape[1]
-        places = experts_kernels.find_places(numbers, len(self.gate_up.weight))
+        expert_order = experts_kernels.sort_by_expert(numbers, len(self.gate_up.weight))
         rows, scale = self._inputs(x)
         between = experts_kernels.gated_rows(
-            rows, scale, k, places, self.gate_up, self.gate, x.dtype
+            rows, scale, k, expert_order, self.gate_up, self.gate, x.dtype
         )
         rows, scale = self._inputs(between)
-        entries = experts_kernels.weighted_rows(rows, scale, weights, places, self.down, x.dtype)
+        entries = experts_kernels.weighted_rows(
+            rows, scale, weights, expert_order, self.down, x.dtype
+        )
         return experts_kernels.add_entries(entries, k, residual)
 
     def _inputs(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:

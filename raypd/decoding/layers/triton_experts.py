@@ -2,7 +2,8 @@
 
 Nothing is sorted or copied on the host: `counts` has the rows of each expert, and each kernel finds
 out from them where an expert's rows begin. So a CUDA graph can hold them. An entry is a token and
-one of its experts, numbered token by token; its place is its row behind those of earlier experts.
+one of its experts, numbered token by token. A sorted row is the row of an entry once the entries
+are sorted by expert.
 """
 
 from typing import NamedTuple
@@ -15,17 +16,17 @@ from raypd.decoding.attention.plan import power_of_two
 from raypd.decoding.layers.expert_weights import Gate, GateKind
 from raypd.decoding.layers.triton_gates import activated
 
-# Entries that a program of `_rank` and `_place` computes.
+# Entries that a program of `_rank` and `_sort` computes.
 _ENTRIES = 64
 # Numbers that a program of `_mix` computes.
 _BLOCK = 1024
 
 
-class Places(NamedTuple):
-    """Where the entries of a pass stand when they are sorted by expert."""
+class ExpertOrder(NamedTuple):
+    """The entries of a pass, sorted by expert."""
 
     counts: torch.Tensor  # The entries of each expert, int32 [experts].
-    order: torch.Tensor  # The entry at each place, int32 [entries].
+    order: torch.Tensor  # The entry of each sorted row, int32 [entries].
 
 
 class GroupedWeights(NamedTuple):
@@ -59,7 +60,7 @@ def choose(logits: torch.Tensor, k: int, renormalizes: bool) -> tuple[torch.Tens
     return weights, numbers
 
 
-def find_places(numbers: torch.Tensor, experts: int) -> Places:
+def sort_by_expert(numbers: torch.Tensor, experts: int) -> ExpertOrder:
     """Sort entries by expert; `numbers` are the experts of each token, [tokens, k]."""
     entries = numbers.numel()
     counts = torch.zeros(experts, dtype=torch.int32, device=numbers.device)
@@ -69,17 +70,17 @@ def find_places(numbers: torch.Tensor, experts: int) -> Places:
     if entries:
         with torch.cuda.device_of(numbers):
             _rank[grid](numbers, ranks, counts, entries, _ENTRIES)
-            _place[grid](
+            _sort[grid](
                 numbers, ranks, order, counts, entries, experts, power_of_two(experts), _ENTRIES
             )
-    return Places(counts, order)
+    return ExpertOrder(counts, order)
 
 
 def gated_rows(
     x: torch.Tensor,
     x_scale: torch.Tensor | None,
     k: int,
-    places: Places,
+    expert_order: ExpertOrder,
     weights: GroupedWeights,
     gate: Gate,
     dtype: torch.dtype,
@@ -90,17 +91,17 @@ def gated_rows(
         x: [tokens, inputs], maybe in FP8.
         x_scale: The scales of rows in FP8, float32 [tokens, 1].
         k: Experts per token.
-        places: Where the entries stand.
+        expert_order: The entries, sorted by expert.
         weights: Gates first, then what they gate.
         gate: The activation.
         dtype: The dtype of the result.
 
     Returns:
-        [places, outputs / 2]
+        [sorted rows, outputs / 2]
     """
     outputs = weights.weight.shape[1] // 2
-    out = torch.empty(len(places.order), outputs, dtype=dtype, device=x.device)
-    _launch(x, x_scale, weights, places, None, out, k, gate)
+    out = torch.empty(len(expert_order.order), outputs, dtype=dtype, device=x.device)
+    _launch(x, x_scale, weights, expert_order, None, out, k, gate)
     return out
 
 
@@ -108,17 +109,17 @@ def weighted_rows(
     x: torch.Tensor,
     x_scale: torch.Tensor | None,
     entry_weights: torch.Tensor,
-    places: Places,
+    expert_order: ExpertOrder,
     weights: GroupedWeights,
     dtype: torch.dtype,
 ) -> torch.Tensor:
     """Compute the products behind the activation, times the weights of the entries.
 
     Args:
-        x: [places, inputs], maybe in FP8.
-        x_scale: The scales of rows in FP8, float32 [places, 1].
+        x: [sorted rows, inputs], maybe in FP8.
+        x_scale: The scales of rows in FP8, float32 [sorted rows, 1].
         entry_weights: [tokens, k]
-        places: Where the entries stand.
+        expert_order: The entries, sorted by expert.
         weights: The weights.
         dtype: The dtype of the result.
 
@@ -126,8 +127,8 @@ def weighted_rows(
         [entries, outputs]
     """
     outputs = weights.weight.shape[1]
-    out = torch.empty(len(places.order), outputs, dtype=dtype, device=x.device)
-    _launch(x, x_scale, weights, places, entry_weights, out, 1, None)
+    out = torch.empty(len(expert_order.order), outputs, dtype=dtype, device=x.device)
+    _launch(x, x_scale, weights, expert_order, entry_weights, out, 1, None)
     return out
 
 
@@ -146,13 +147,13 @@ def _launch(
     x: torch.Tensor,
     x_scale: torch.Tensor | None,
     weights: GroupedWeights,
-    places: Places,
+    expert_order: ExpertOrder,
     entry_weights: torch.Tensor | None,
     out: torch.Tensor,
     k: int,
     gate: Gate | None,
 ) -> None:
-    entries = len(places.order)
+    entries = len(expert_order.order)
     if entries == 0:
         return
     experts, _, inputs = weights.weight.shape
@@ -166,13 +167,13 @@ def _launch(
         _grouped[blocks, triton.cdiv(outputs, columns)](
             x,
             # What is missing is not read, but needs some tensor in its place.
-            places.counts if x_scale is None else x_scale,
+            expert_order.counts if x_scale is None else x_scale,
             weights.weight,
-            places.counts if weights.scale is None else weights.scale,
-            places.counts if weights.bias is None else weights.bias,
-            places.counts,
-            places.order,
-            places.counts if entry_weights is None else entry_weights,
+            expert_order.counts if weights.scale is None else weights.scale,
+            expert_order.counts if weights.bias is None else weights.bias,
+            expert_order.counts,
+            expert_order.order,
+            expert_order.counts if entry_weights is None else entry_weights,
             out,
             x.stride(0),
             *weights.weight.stride(),
@@ -218,12 +219,12 @@ def _choose(  # type: ignore[no-untyped-def]
     high = tl.max(scores, 0)
     total = tl.sum(tl.exp(scores - high), 0)
     if RENORMALIZE:
-        rest = scores
+        remaining = scores
         total = tl.sum(tl.zeros([BLOCK], WIDE), 0)
         for _ in range(K):
-            best = tl.max(rest, 0)
+            best = tl.max(remaining, 0)
             total += tl.exp(best - high)
-            rest = tl.where(expert == tl.argmax(rest, 0), lowest, rest)
+            remaining = tl.where(expert == tl.argmax(remaining, 0), lowest, remaining)
     for number in range(K):
         best = tl.max(scores, 0)
         chosen = tl.argmax(scores, 0)
@@ -243,7 +244,7 @@ def _rank(numbers, ranks, counts, entries, BLOCK: tl.constexpr):  # type: ignore
 
 
 @triton.jit
-def _place(  # type: ignore[no-untyped-def]
+def _sort(  # type: ignore[no-untyped-def]
     numbers,
     ranks,
     order,
@@ -253,7 +254,7 @@ def _place(  # type: ignore[no-untyped-def]
     EXPERT_BLOCK: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Write each entry to its place."""
+    """Write each entry to its sorted row."""
     entry = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     is_entry = entry < entries
     number = tl.load(numbers + entry, mask=is_entry, other=0)
@@ -296,8 +297,8 @@ def _grouped(  # type: ignore[no-untyped-def]
 ):
     """Compute a block of an expert's rows.
 
-    With a gate, x has a row per token and `out` a row per place; the weights have 2 * OUTPUTS rows.
-    If WEIGHTED, x has a row per place and `out` a row per entry.
+    With a gate, x has a row per token and `out` the sorted rows; the weights have 2 * OUTPUTS rows.
+    If WEIGHTED, x has the sorted rows and `out` a row per entry.
     """
     WIDE: tl.constexpr = tl.float64 if x.dtype.element_ty == tl.float64 else tl.float32
     PARTS: tl.constexpr = 2 if GATE else 1
@@ -315,10 +316,10 @@ def _grouped(  # type: ignore[no-untyped-def]
     start = tl.sum(tl.where(index < expert, count, 0), 0)
     row = (number - first_block) * ROWS + tl.arange(0, ROWS)
     is_row = row < rows_of_expert
-    place = start + row
-    entry = tl.load(order + place, mask=is_row, other=0)
-    source = place if WEIGHTED else entry // K
-    target = entry if WEIGHTED else place
+    sorted_row = start + row
+    entry = tl.load(order + sorted_row, mask=is_row, other=0)
+    source = sorted_row if WEIGHTED else entry // K
+    target = entry if WEIGHTED else sorted_row
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     is_column = column < OUTPUTS
     depth = tl.arange(0, DEPTH)
@@ -333,23 +334,25 @@ def _grouped(  # type: ignore[no-untyped-def]
         left = tl.load(
             x_rows + offset[None, :], mask=is_row[:, None] & is_input[None, :], other=0.0
         )
-        at = weights + offset[:, None].to(tl.int64) * input_stride
+        pointers = weights + offset[:, None].to(tl.int64) * input_stride
         is_weight = is_input[:, None] & is_column[None, :]
-        right = tl.load(at, mask=is_weight, other=0.0)
+        right = tl.load(pointers, mask=is_weight, other=0.0)
         first += tl.dot(left, right, input_precision="ieee", out_dtype=WIDE)
         if GATE:
-            right = tl.load(at + OUTPUTS * output_stride, mask=is_weight, other=0.0)
+            right = tl.load(pointers + OUTPUTS * output_stride, mask=is_weight, other=0.0)
             second += tl.dot(left, right, input_precision="ieee", out_dtype=WIDE)
-    at = expert.to(tl.int64) * (PARTS * OUTPUTS) + column
+    output = expert.to(tl.int64) * (PARTS * OUTPUTS) + column
     if SCALED:
         by = tl.load(x_scale + source, mask=is_row, other=0.0)[:, None]
-        first *= by * tl.load(weight_scale + at, mask=is_column, other=0.0)[None, :]
+        first *= by * tl.load(weight_scale + output, mask=is_column, other=0.0)[None, :]
         if GATE:
-            second *= by * tl.load(weight_scale + at + OUTPUTS, mask=is_column, other=0.0)[None, :]
+            second *= (
+                by * tl.load(weight_scale + output + OUTPUTS, mask=is_column, other=0.0)[None, :]
+            )
     if BIAS:
-        first += tl.load(bias + at, mask=is_column, other=0.0).to(WIDE)[None, :]
+        first += tl.load(bias + output, mask=is_column, other=0.0).to(WIDE)[None, :]
         if GATE:
-            second += tl.load(bias + at + OUTPUTS, mask=is_column, other=0.0).to(WIDE)[None, :]
+            second += tl.load(bias + output + OUTPUTS, mask=is_column, other=0.0).to(WIDE)[None, :]
     if GATE == _CLAMPED:
         first = tl.minimum(first, limit)
         second = tl.maximum(tl.minimum(second, limit), -limit)
@@ -374,6 +377,6 @@ def _mix(  # type: ignore[no-untyped-def]
     is_column = column < DIM
     total = tl.load(residual + token * stride + column, mask=is_column, other=0.0).to(WIDE)
     for number in range(K):
-        at = entries + (token * K + number) * DIM + column
-        total += tl.load(at, mask=is_column, other=0.0).to(WIDE)
+        pointers = entries + (token * K + number) * DIM + column
+        total += tl.load(pointers, mask=is_column, other=0.0).to(WIDE)
     tl.store(residual + token * stride + column, total.to(TYPE), mask=is_column)

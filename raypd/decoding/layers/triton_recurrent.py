@@ -265,9 +265,9 @@ def _convolve(  # type: ignore[no-untyped-def]
     row = tl.program_id(0).to(tl.int64)
     channel = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = channel < CHANNELS
-    own = tl.load(values + row * stride + channel, mask=inside, other=0.0)
+    newest = tl.load(values + row * stride + channel, mask=inside, other=0.0)
     taps = weight + channel * (INPUTS + 1)
-    total = own.to(WIDE) * tl.load(taps + INPUTS, mask=inside, other=0.0).to(WIDE)
+    total = newest.to(WIDE) * tl.load(taps + INPUTS, mask=inside, other=0.0).to(WIDE)
     if BIAS:
         total += tl.load(bias + channel, mask=inside, other=0.0).to(WIDE)
     if SINGLE:
@@ -279,7 +279,7 @@ def _convolve(  # type: ignore[no-untyped-def]
             total += before.to(WIDE) * tl.load(taps + i, mask=inside, other=0.0).to(WIDE)
             if i > 0:
                 tl.store(target + (i - 1) * CHANNELS, before, mask=inside)
-        tl.store(target + (INPUTS - 1) * CHANNELS, own, mask=inside)
+        tl.store(target + (INPUTS - 1) * CHANNELS, newest, mask=inside)
     else:
         for i in tl.static_range(INPUTS):
             number = tl.load(numbers + row * INPUTS + i)
@@ -301,15 +301,15 @@ def _gather(  # type: ignore[no-untyped-def]
     values, store, numbers, out, stride, CHANNELS: tl.constexpr, BLOCK: tl.constexpr
 ):
     """Copy some channels of an input to out [inputs, CHANNELS]; `numbers` are as in `_convolve`."""
-    place = tl.program_id(0).to(tl.int64)
+    index = tl.program_id(0).to(tl.int64)
     channel = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = channel < CHANNELS
-    number = tl.load(numbers + place)
+    number = tl.load(numbers + index)
     fresh = tl.load(values + number * stride + channel, mask=inside & (number >= 0), other=0.0)
     stored = tl.load(
         store + (-1 - number) * CHANNELS + channel, mask=inside & (number < 0), other=0.0
     )
-    tl.store(out + place * CHANNELS + channel, tl.where(number >= 0, fresh, stored), mask=inside)
+    tl.store(out + index * CHANNELS + channel, tl.where(number >= 0, fresh, stored), mask=inside)
 
 
 @triton.jit
@@ -351,21 +351,21 @@ def _delta_scan(  # type: ignore[no-untyped-def]
     is_key = key < KEYS
     is_value = value < VALUES
     inside = is_key[:, None] & is_value[None, :]
-    place = key[:, None] * VALUES + value[None, :]
+    in_state = key[:, None] * VALUES + value[None, :]
     key_head = head // (HEADS // KEY_HEADS)
     speed = tl.exp(tl.load(decay + head).to(tl.float32))
     shift = tl.load(offset + head).to(tl.float32)
     for run in range(tl.load(groups + group), tl.load(groups + group + 1)):
         source = states + (tl.load(starts + run) * HEADS + head) * KEYS * VALUES
-        state = tl.load(source + place, mask=inside, other=0.0)
+        state = tl.load(source + in_state, mask=inside, other=0.0)
         for number in range(tl.load(offsets + run), tl.load(offsets + run + 1)):
             row = tl.load(rows + number)
             base = mixed + row * stride
             query = tl.load(base + key_head * KEYS + key, mask=is_key, other=0.0).to(tl.float32)
             written = base + (KEY_HEADS + key_head) * KEYS + key
             keys = tl.load(written, mask=is_key, other=0.0).to(tl.float32)
-            wanted = base + 2 * KEY_HEADS * KEYS + head * VALUES + value
-            values = tl.load(wanted, mask=is_value, other=0.0).to(tl.float32)
+            value_pointers = base + 2 * KEY_HEADS * KEYS + head * VALUES + value
+            values = tl.load(value_pointers, mask=is_value, other=0.0).to(tl.float32)
             query = query * (scale / tl.sqrt(tl.sum(query * query, 0) + eps))
             keys = keys * (1 / tl.sqrt(tl.sum(keys * keys, 0) + eps))
             write = tl.load(writing + row * rate_stride + head).to(tl.float32)
@@ -377,7 +377,7 @@ def _delta_scan(  # type: ignore[no-untyped-def]
             result = tl.sum(query[:, None] * state, 0)
             tl.store(out + (row * HEADS + head) * VALUES + value, result, mask=is_value)
         target = states + (tl.load(ends + run) * HEADS + head) * KEYS * VALUES
-        tl.store(target + place, state, mask=inside)
+        tl.store(target + in_state, state, mask=inside)
 
 
 @triton.jit
@@ -413,29 +413,29 @@ def _mamba_scan(  # type: ignore[no-untyped-def]
     is_dim = dim < DIM
     is_state = number_in_state < STATE
     inside = is_dim[:, None] & is_state[None, :]
-    place = dim[:, None] * STATE + number_in_state[None, :]
+    in_state = dim[:, None] * STATE + number_in_state[None, :]
     key_group = head // (HEADS // KEY_GROUPS)
     speed = tl.exp(tl.load(decay + head).to(tl.float32))
     shift = tl.load(offset + head).to(tl.float32)
     share = tl.load(through + head).to(tl.float32)
     for run in range(tl.load(groups + group), tl.load(groups + group + 1)):
         source = states + (tl.load(starts + run) * HEADS + head) * DIM * STATE
-        state = tl.load(source + place, mask=inside, other=0.0)
+        state = tl.load(source + in_state, mask=inside, other=0.0)
         for number in range(tl.load(offsets + run), tl.load(offsets + run + 1)):
             row = tl.load(rows + number)
             base = mixed + row * stride
             x = tl.load(base + head * DIM + dim, mask=is_dim, other=0.0).to(tl.float32)
             written = base + HEADS * DIM + key_group * STATE + number_in_state
             keys = tl.load(written, mask=is_state, other=0.0).to(tl.float32)
-            asked = written + KEY_GROUPS * STATE
-            query = tl.load(asked, mask=is_state, other=0.0).to(tl.float32)
+            query_pointers = written + KEY_GROUPS * STATE
+            query = tl.load(query_pointers, mask=is_state, other=0.0).to(tl.float32)
             step = _softplus(tl.load(steps + row * rate_stride + head).to(tl.float32) + shift)
             step = tl.minimum(tl.maximum(step, lowest), highest)
             state = state * tl.exp(-speed * step) + (step * x)[:, None] * keys[None, :]
             result = tl.sum(state * query[None, :], 1) + share * x
             tl.store(out + (row * HEADS + head) * DIM + dim, result, mask=is_dim)
         target = states + (tl.load(ends + run) * HEADS + head) * DIM * STATE
-        tl.store(target + place, state, mask=inside)
+        tl.store(target + in_state, state, mask=inside)
 
 
 @triton.jit
@@ -458,11 +458,11 @@ def _gated_norm(  # type: ignore[no-untyped-def]
     part = tl.program_id(1)
     column = tl.arange(0, BLOCK)
     inside = column < DIM
-    place = (row * PARTS + part) * DIM + column
+    in_row = (row * PARTS + part) * DIM + column
     gates = tl.load(gate + row * stride + part * DIM + column, mask=inside, other=0.0)
     gates = gates.to(tl.float32)
     scaled = gates / (1 + tl.exp(-gates))
-    total = tl.load(x + place, mask=inside, other=0.0)
+    total = tl.load(x + in_row, mask=inside, other=0.0)
     if GATE_FIRST:
         total = total * scaled
     if NORM:
@@ -473,7 +473,7 @@ def _gated_norm(  # type: ignore[no-untyped-def]
         total = total * tl.load(by, mask=inside, other=0.0).to(tl.float32)
     if not GATE_FIRST:
         total = total * scaled
-    tl.store(out + place, total.to(out.dtype.element_ty), mask=inside)
+    tl.store(out + in_row, total.to(out.dtype.element_ty), mask=inside)
 
 
 @triton.jit

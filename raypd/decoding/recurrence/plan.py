@@ -52,10 +52,10 @@ class RunBatch:
 
     def take_masked(self, values: torch.Tensor) -> torch.Tensor:
         """Return the tokens' values [tokens, heads] as [runs, length, heads], 0 for padding."""
-        taken = self.take(values)
+        gathered = self.take(values)
         if self.is_token is None:
-            return taken
-        return taken * self.is_token.to(taken.dtype)
+            return gathered
+        return gathered * self.is_token.to(gathered.dtype)
 
     def put(self, target: torch.Tensor, values: torch.Tensor) -> None:
         """Write values [runs, length, ...] to the tokens' rows in a target [tokens, ...]."""
@@ -89,15 +89,15 @@ class ChunkGroup:
 
     def take(self, values: torch.Tensor) -> torch.Tensor:
         """Return the tokens' values [tokens, heads, ...] as [chunks, heads, size, ...]."""
-        taken = values.index_select(0, self.rows).unflatten(0, (-1, self.size))
-        return taken.transpose(1, 2)
+        gathered = values.index_select(0, self.rows).unflatten(0, (-1, self.size))
+        return gathered.transpose(1, 2)
 
     def take_masked(self, values: torch.Tensor) -> torch.Tensor:
         """Return the tokens' values [tokens, heads] as [chunks, heads, size], 0 for padding."""
-        taken = values.index_select(0, self.rows).unflatten(0, (-1, self.size))
+        gathered = values.index_select(0, self.rows).unflatten(0, (-1, self.size))
         if self.is_token is not None:
-            taken = taken * self.is_token.to(taken.dtype)
-        return taken.transpose(1, 2)
+            gathered = gathered * self.is_token.to(gathered.dtype)
+        return gathered.transpose(1, 2)
 
     def put(self, target: torch.Tensor, values: torch.Tensor) -> None:
         """Write values [chunks, heads, size, ...] to the tokens' rows of [tokens, heads, ...]."""
@@ -416,8 +416,8 @@ class RecurrentPass:
             for tap in range(inputs + 1):
                 behind = inputs - tap
                 out[behind:].addcmul_(values[: len(values) - behind], kernel[tap])
-        taken = sources.index_select(0, plan.taps.flatten()).unflatten(0, plan.taps.shape)
-        out.index_copy_(0, plan.heads, (taken.to(wide) * kernel).sum(1))
+        gathered = sources.index_select(0, plan.taps.flatten()).unflatten(0, plan.taps.shape)
+        out.index_copy_(0, plan.heads, (gathered.to(wide) * kernel).sum(1))
         self.store_inputs(layer, plan, sources)
         if bias is not None:
             out += bias
