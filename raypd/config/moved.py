@@ -1,6 +1,6 @@
 """Keys of earlier releases."""
 
-# Keys of earlier releases: what to write instead.
+# What to write in place of a key that has moved.
 MOVED = {
     **{
         f"storage.{name}": f"storage.options.{name}"
