@@ -10,6 +10,7 @@ from raypd.evaluation.calibration import calibration_error, fit_calibration, rel
 from raypd.evaluation.score import labelled_values
 from raypd.run import load_record
 from raypd.tasks import calibration as tasks_calibration, calibration_of
+from raypd.text import counted
 
 
 def calibrate_run(
@@ -34,7 +35,7 @@ def calibrate_run(
     Raises:
         ConfigError: If the run's confidences are already calibrated or were cut, or the file cannot
             be written.
-        InputError: If the labels cannot be read, or are too few.
+        InputError: If the labels cannot be read, are too few, or all trained the model.
     """
     record = load_record(storage.absolute(run))
     config = record.config
@@ -48,7 +49,7 @@ def calibrate_run(
             f"{run}: its confidences are calibrated already; run it with model.calibration=none"
         )
     path = Path(output) if output is not None else _beside_weights(run, model)
-    values = labelled_values(run, labels, labels_column, tolerance)
+    values, trained = labelled_values(run, labels, labels_column, tolerance)
     calibration = fit_calibration(values)
     calibration.method = method
     calibration.run = made_from
@@ -57,10 +58,16 @@ def calibrate_run(
     share_right = sum(value.right for value in values) / len(values)
     before = calibration_error(reliability(values))
     after = calibration_error(reliability(values, calibration))
+    left_out = ""
+    if trained:
+        left_out = (
+            f"\nleft out: {counted(trained, 'document')} that trained or validated the model, "
+            "because it has seen their labels"
+        )
     return (
         f"{path}: fitted on {len(values):,} values, {share_right:.0%} of them right\n"
         f"calibration error on these: {before:.3f} before, {after:.3f} now; `raypd evaluate` "
-        "measures it on others"
+        f"measures it on others{left_out}"
     )
 
 

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Collection, Iterable
+from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
@@ -10,7 +11,7 @@ from raypd.dataset import label_rows, unit_rows
 from raypd.errors import InputError, raised_as
 from raypd.run import NoRun, load_record
 from raypd.schema import Attribute
-from raypd.tasks import labels_of
+from raypd.tasks import labels_of, trained_on_of
 
 Row = dict[str, Any]
 Answers = dict[str, list[Row]]  # document id -> the rows that answer it; no rows if it failed
@@ -134,6 +135,59 @@ def shown_in_prompt(run: str) -> set[str]:
     except InputError:
         return set()
     return ids
+
+
+def seen_in_training(run: str, labels: Labels) -> set[str]:
+    """Return the ids of the labelled documents that a run's model was trained or validated on.
+
+    They are known only for a model that raypd trained, and while its folder is there.
+
+    Args:
+        run: The folder of the run.
+        labels: The labels by document id.
+
+    Raises:
+        ModelError: If the file beside the model's weights cannot be read.
+    """
+    config = _recorded_config(run)
+    source = config.get("input") or {}
+    columns = source.get("text_columns") or []
+    if source.get("html_columns"):
+        # Labels have the markup, and a model is trained on the text.
+        columns = []
+    seen = set()
+    for model in (config.get("model"), (config.get("cascade") or {}).get("model")):
+        documents = trained_on_of(model or {})
+        if documents.ids:
+            seen |= documents.among(labels, columns)
+    return seen
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """The labelled documents that say nothing about the quality of a run's answers."""
+
+    shown: frozenset[str] = frozenset()  # in the prompt
+    trained: frozenset[str] = frozenset()  # of the others, those that trained the model
+
+    @property
+    def ids(self) -> frozenset[str]:
+        """The ids of all of them."""
+        return self.shown | self.trained
+
+
+def left_out(run: str, labels: Labels) -> LeftOut:
+    """Return which labelled documents an evaluation of a run leaves out.
+
+    Args:
+        run: The folder of the run.
+        labels: The labels by document id.
+
+    Raises:
+        ModelError: If the file beside the model's weights cannot be read.
+    """
+    shown = frozenset(labels.keys() & shown_in_prompt(run))
+    return LeftOut(shown, frozenset(seen_in_training(run, labels) - shown))
 
 
 def attribute_names(task: Row) -> AttributeNames:

@@ -21,8 +21,8 @@ from raypd.evaluation.labels import (
     asked_attributes,
     category_of,
     flat_values,
+    left_out,
     read_labels,
-    shown_in_prompt,
 )
 from raypd.evaluation.outcome import NN, NV, VC, VN, outcome
 from raypd.evaluation.score import Evaluation
@@ -224,12 +224,12 @@ def find_wrong_values(
         InputError: If a file cannot be read.
     """
     gold = read_labels(labels, labels_column, run)
-    for key in gold.keys() & shown_in_prompt(run):
+    answers, _ = answers_for(run, gold)
+    for key in left_out(run, {key: gold[key] for key in answers.keys() & gold.keys()}).ids:
         del gold[key]
     names = asked_attributes(run)
     documents: list[WrongDocument] = []
     counts: Counts = {}
-    answers, _ = answers_for(run, gold)
     for key, rows in answers.items():
         if "target" not in gold.get(key, {}):
             continue

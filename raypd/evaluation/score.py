@@ -28,14 +28,15 @@ from raypd.evaluation.labels import (
     Answers,
     AttributeNames,
     Labels,
+    LeftOut,
     Row,
     answers_for,
     asked_attributes,
     attribute_names,
     category_of,
     flat_values,
+    left_out,
     read_labels,
-    shown_in_prompt,
 )
 from raypd.evaluation.outcome import (
     NN,
@@ -57,6 +58,10 @@ _FEW_DOCUMENTS = 10
 # The width of the column with the names of the figures.
 _NAME_WIDTH = 25
 _MOST_ATTRIBUTES = 20  # on the terminal
+_OTHER_LABELS = (
+    "label others. After `raypd fit`, test.jsonl in its folder holds the documents that its models "
+    "have not seen"
+)
 
 
 @dataclass
@@ -104,6 +109,10 @@ class Evaluation:
     missing: int = 0  # labelled documents that the run does not hold
     failed: int = 0  # documents that the run could not answer: counted as without any value
     shown: int = 0  # labelled documents that the prompt shows with their labels: left out
+    trained: int = 0  # labelled documents that the model was trained or validated on: left out
+    # Labelled documents that the other run's prompt shows, or its model was trained on: left out of
+    # the differences.
+    other_left_out: int = 0
     not_asked: int = 0  # labelled values, null or not, of attributes that the run did not extract
     calibration_error: float | None = None  # of the confidences of an extraction
     # (confidence, share right, values) per tenth
@@ -194,19 +203,14 @@ def evaluate(
         labels_column: The column that is read in place of `target`.
 
     Raises:
-        InputError: If a file cannot be read, or no document stands in both.
+        InputError: If a file cannot be read, no document stands in both, or the model has seen all
+            that do.
+        ModelError: If the file beside the model's weights cannot be read.
     """
     gold = read_labels(labels, labels_column, run)
     answers, others = answers_for(run, gold)
-    shown = answers.keys() & gold.keys() & shown_in_prompt(run)
-    for key in shown:
-        del gold[key]
-        del answers[key]
-    if shown and not gold:
-        raise InputError(
-            f"{labels}: the prompt of {run} shows all of these documents (task.examples); label "
-            "others"
-        )
+    out = left_out(run, {key: gold[key] for key in answers.keys() & gold.keys()})
+    _leave_out(run, labels, out, answers, gold)
     names = asked_attributes(run)
     with raised_as(
         InputError,
@@ -220,7 +224,8 @@ def evaluate(
         measures_of(scores),
         unlabelled=others,
         missing=len(gold.keys() - answers.keys()),
-        shown=len(shown),
+        shown=len(out.shown),
+        trained=len(out.trained),
         failed=sum(not rows for rows in answers.values()),
         not_asked=sum(score.not_asked for score in scores.values()),
     )
@@ -231,8 +236,15 @@ def evaluate(
         evaluation.calibration_error = calibration_error(evaluation.reliability)
     if other_run is not None:
         other_answers, _ = answers_for(other_run, gold)
+        other_out = left_out(other_run, {key: gold[key] for key in scores}).ids
+        evaluation.other_left_out = len(other_out & other_answers.keys())
         other_scores = _scores(other_answers, gold, tolerance, names)
-        common = sorted(scores.keys() & other_scores.keys())
+        common = sorted((scores.keys() & other_scores.keys()) - other_out)
+        if not common and scores.keys() & other_scores.keys():
+            raise InputError(
+                f"{labels}: all documents of {run} that are left trained the model of {other_run} "
+                f"or are shown in its prompt (task.examples); {_OTHER_LABELS}"
+            )
         if not common:
             raise InputError(
                 f"{other_run}: it has no document in common with {run}; give two runs over the "
@@ -242,6 +254,24 @@ def evaluate(
             [scores[key] for key in common], [other_scores[key] for key in common]
         )
     return evaluation
+
+
+def _leave_out(run: str, labels: str, out: LeftOut, answers: Answers, gold: Labels) -> None:
+    """Remove the documents that are left out; raise InputError if no label would remain."""
+    for key in out.ids:
+        del gold[key]
+        del answers[key]
+    if answers.keys() & gold.keys() or not out.ids:
+        return
+    if not out.trained:
+        raise InputError(
+            f"{labels}: the prompt of {run} shows all of these documents (task.examples); label "
+            "others"
+        )
+    raise InputError(
+        f"{labels}: the model of {run} was trained on all of these documents, or they are shown in "
+        f"its prompt; {_OTHER_LABELS}"
+    )
 
 
 def _no_labels(run: str, labels: str, labels_column: str, has_ids: bool) -> InputError:
@@ -256,8 +286,13 @@ def _no_labels(run: str, labels: str, labels_column: str, has_ids: bool) -> Inpu
 
 
 def labelled_values(
-    run: str, labels: str, labels_column: str = "target", tolerance: float = 0.0
-) -> list[LabelledValue]:
+    run: str,
+    labels: str,
+    labels_column: str = "target",
+    tolerance: float = 0.0,
+    *,
+    with_trained: bool = False,
+) -> tuple[list[LabelledValue], int]:
     """Return the values of an extraction that have a confidence and a label.
 
     Args:
@@ -265,15 +300,24 @@ def labelled_values(
         labels: The file of labels, as for `evaluate`.
         labels_column: The column that is read in place of `target`.
         tolerance: The share by which a number may differ from its label.
+        with_trained: Whether documents that the model was trained or validated on count, too.
+
+    Returns:
+        The values, and the number of labelled documents that are left out because the model was
+        trained or validated on them.
 
     Raises:
-        InputError: If a file cannot be read.
+        InputError: If a file cannot be read, or the model has seen all of the documents.
+        ModelError: If the file beside the model's weights cannot be read.
     """
     gold = read_labels(labels, labels_column, run)
-    for key in gold.keys() & shown_in_prompt(run):
-        del gold[key]
     answers, _ = answers_for(run, gold)
-    return _labelled_values(answers, gold, tolerance, asked_attributes(run))
+    out = left_out(run, {key: gold[key] for key in answers.keys() & gold.keys()})
+    if with_trained:
+        out = LeftOut(out.shown)
+    _leave_out(run, labels, out, answers, gold)
+    values = _labelled_values(answers, gold, tolerance, asked_attributes(run))
+    return values, len(out.trained)
 
 
 def _labelled_values(
@@ -520,6 +564,14 @@ def describe(evaluation: Evaluation) -> str:
         )
     for count, reason in (
         (evaluation.shown, "shown in the prompt (task.examples): left out"),
+        (
+            evaluation.trained,
+            "trained or validated the model: left out, because it has seen their labels",
+        ),
+        (
+            evaluation.other_left_out,
+            "trained the model of the other run, or are in its prompt: left out of the comparison",
+        ),
         (evaluation.failed, "failed: each counts as having no values"),
         (evaluation.unlabelled, "without labels: left out"),
         (evaluation.missing, "with labels, not in the run: left out"),

@@ -174,16 +174,18 @@ def _calibrate(context: FitContext, score: CandidateScore, weights: Path, folder
     _run(context, score.changes, "validation", validation)
     column = context.config.training.labels_column
     try:
-        calibration = fit_calibration(
-            labelled_values(validation, context.part("validation"), column)
-        )
+        # The candidate's learning rate was chosen on these documents, and it was not trained on
+        # them.
+        part = context.part("validation")
+        values, _ = labelled_values(validation, part, column, with_trained=True)
+        calibration = fit_calibration(values)
     except UserError as error:
         # With few labels, or without scikit-learn, confidences stay as the model has them.
         context.say(f"{score.name}: not calibrated: {error}")
         return
     calibration.method = score.method
     calibration.write(weights / tasks_calibration.FILE)
-    values = labelled_values(storage.join(folder, "test"), context.part("test"), column)
+    values, _ = labelled_values(storage.join(folder, "test"), context.part("test"), column)
     for points in (reliability(values), reliability(values, calibration)):
         score.calibration_error.append(calibration_error(points))
         score.reliability.append([list(point) for point in points])

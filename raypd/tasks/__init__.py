@@ -92,6 +92,11 @@ if TYPE_CHECKING:
         record_of as record_of,
         value_in as value_in,
     )
+    from raypd.tasks.training_documents import (
+        TrainedOn as TrainedOn,
+        trained_on as trained_on,
+        trained_on_of as trained_on_of,
+    )
 
 __getattr__ = LazyExports(
     __name__,
@@ -133,6 +138,7 @@ __getattr__ = LazyExports(
         "openai_batch": ("BadRequest", "RESPONSE_FORMAT", "SCHEMA", "TOO_LONG", "read_request"),
         "prompting": ("DOCUMENTS", "check_template", "encode", "end_of_turn", "messages"),
         "record": ("Row", "lacks", "record_of", "value_in"),
+        "training_documents": ("TrainedOn", "trained_on", "trained_on_of"),
     },
     modules=("calibration", "columns", "labels", "values"),
 )

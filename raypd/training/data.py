@@ -13,7 +13,7 @@ from raypd.config import RunConfig
 from raypd.dataset import planner, read_unit
 from raypd.errors import ConfigError, InputError
 from raypd.run import TrainingData
-from raypd.tasks import Document, label_columns
+from raypd.tasks import Document, TrainedOn, label_columns, trained_on
 from raypd.training.example import Example, Examples, listed
 from raypd.training.extraction import ExtractionExamples
 from raypd.training.generation import GenerationExamples
@@ -76,7 +76,7 @@ def check_input(config: RunConfig) -> None:
 
 def prepare(
     config: RunConfig, tokenizer: PreTrainedTokenizerBase, context_length: int
-) -> tuple[TrainingData, list[list[Example]], list[list[Example]]]:
+) -> tuple[TrainingData, TrainedOn, list[list[Example]], list[list[Example]]]:
     """Read the documents and make the passes of a training.
 
     Args:
@@ -85,7 +85,8 @@ def prepare(
         context_length: The number of positions of the model.
 
     Returns:
-        A description of the data, the passes of an epoch, and the passes of a validation.
+        A description of the data, its documents as an evaluation knows them again, the passes of
+        an epoch, and the passes of a validation.
 
     Raises:
         InputError: If no document can be used, or more than `training.max_skipped_share` cannot.
@@ -112,7 +113,8 @@ def prepare(
         skipped=skipped,
         digest=_digest(all_documents),
     )
-    return data, passes, _passes(validation, config, 0)
+    documents_seen = trained_on(all_documents, config.text_columns())
+    return data, documents_seen, passes, _passes(validation, config, 0)
 
 
 def _split_documents(config: RunConfig) -> tuple[list[Document], list[Document]]:

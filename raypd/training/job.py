@@ -38,7 +38,14 @@ from raypd.run import (
     manifest,
     records,
 )
-from raypd.tasks import calibration as tasks_calibration, check_task, check_template, write_card
+from raypd.tasks import (
+    TrainedOn,
+    calibration as tasks_calibration,
+    check_task,
+    check_template,
+    trained_on_of,
+    write_card,
+)
 from raypd.training.data import check_input, check_training, prepare
 from raypd.training.weights import check_weights, export, kind_of_weights, load_for_training
 
@@ -53,6 +60,7 @@ class _Outcome:
 
     attempt: TrainingAttempt
     data: TrainingData
+    trained_on: TrainedOn
     checkpoint: Any  # Ray Train's, with the lowest validation loss
 
 
@@ -189,9 +197,9 @@ def _fit(
     checkpoint, metrics = min(
         result.best_checkpoints, key=lambda candidate: candidate[1]["eval_loss"]
     )
-    data, steps, tokens = result.return_value
+    data, documents, steps, tokens = result.return_value
     attempt = TrainingAttempt(rate, metrics["eval_loss"], steps, tokens, curve)
-    return _Outcome(attempt, data, checkpoint)
+    return _Outcome(attempt, data, documents, checkpoint)
 
 
 def _ray_trainer(
@@ -259,14 +267,15 @@ def _name(config: RunConfig, rate: float) -> str:
     return f"{rate:g}-{digest[:12]}"
 
 
-def _train_on_worker(arguments: dict[str, Any]) -> tuple[TrainingData, int, int]:
+def _train_on_worker(arguments: dict[str, Any]) -> tuple[TrainingData, TrainedOn, int, int]:
     """Train on one worker; Ray Train calls this function on each.
 
     Args:
         arguments: The `train_loop_config` of `_ray_trainer`.
 
     Returns:
-        The description of the data, the steps, and the tokens that went through the model.
+        The description of the data, its documents, the steps, and the tokens that went through the
+        model.
     """
     import ray.train
     import torch
@@ -281,7 +290,9 @@ def _train_on_worker(arguments: dict[str, Any]) -> tuple[TrainingData, int, int]
         if arguments["resources"].gpus and config.model.device == "auto":
             check_gpu()
         loaded = load_for_training(config)
-        data, train, validation = prepare(config, loaded.tokenizer, loaded.context_length)
+        data, documents, train, validation = prepare(
+            config, loaded.tokenizer, loaded.context_length
+        )
     except UserError as error:
         # Ray Train passes on nothing but text; `_explained` reads it.
         raise RuntimeError(json.dumps([type(error).__name__, str(error)])) from None
@@ -300,7 +311,8 @@ def _train_on_worker(arguments: dict[str, Any]) -> tuple[TrainingData, int, int]
             with checkpoint.as_directory() as folder:
                 latest = Path(folder, RayTrainReportCallback.CHECKPOINT_NAME)
                 trainer.train(resume_from_checkpoint=str(latest))
-    return data, trainer.state.global_step, int(trainer.state.num_input_tokens_seen)
+    state = trainer.state
+    return data, documents, state.global_step, int(state.num_input_tokens_seen)
 
 
 def _ignore(progress: TrainingProgress) -> None:
@@ -383,6 +395,9 @@ def _finish(config: RunConfig, output: str, outcomes: list[_Outcome]) -> Trainin
             best.attempt.learning_rate,
             best.attempt.validation_loss,
         )
+        # What the model had been trained on before still is something that it has seen.
+        best.trained_on.merge(trained_on_of(config.model.model_dump()))
+        best.trained_on.write(exported)
         for file in sorted(exported.iterdir()):
             storage.put(storage.join(weights, file.name), file.read_bytes())
     bills = book.bills(output)

@@ -6,7 +6,8 @@ calibrations with known chances.
 
 import gzip
 import json
-from collections.abc import Iterator
+import shutil
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -41,6 +42,7 @@ from raypd.evaluation.outcome import (
 )
 from raypd.evaluation.score import evaluate, labelled_values
 from raypd.run import layout
+from raypd.tasks import Document, trained_on
 from raypd.tasks.calibration import FILE, Calibration, calibration_of
 from tests.report.browser import PHONE, browser, open_page  # noqa: F401
 from tests.runs import FAKE, TITLES, extraction, run_config, with_keys, write_jsonl, write_rows
@@ -421,6 +423,99 @@ def test_documents_that_the_prompt_shows_are_left_out(run, tmp_path):
         evaluate(*run)
 
 
+def set_in_record(folder: Path, section: str, **keys) -> None:
+    """Change the configuration that a run has recorded."""
+    record = json.loads((folder / "run.json").read_text())
+    record["config"][section] |= keys
+    (folder / "run.json").write_text(json.dumps(record))
+
+
+def write_trained_on(weights: Path, names: Iterable[str], titles: dict[str, str]) -> None:
+    """Write weights that were trained on documents, with the title of each."""
+    weights.mkdir(exist_ok=True)
+    documents = [Document(0, name, {"title": titles.get(name, name)}) for name in names]
+    trained_on(documents, ["title"]).write(weights)
+
+
+def test_documents_that_trained_the_model_are_left_out_and_named(run, tmp_path):
+    folder = tmp_path / "run"
+    weights = tmp_path / "adapter"
+    expected = evaluate(*run)
+    assert expected.trained == 0
+    write_trained_on(weights, ["right", "another", "not labelled"], {})
+    set_in_record(folder, "model", adapter=str(weights))
+    evaluation = evaluate(*run)
+    assert evaluation.trained == 2
+    assert evaluation.measures[0].documents == len(GOLD) - 2
+    assert evaluation.measures[0].value < expected.measures[0].value
+    assert "2 documents trained or validated the model: left out" in score.describe(evaluation)
+    documents, _ = page.find_wrong_values(*run, "target", 0.0)
+    assert not {"right", "another"} & {document.id for document in documents}
+    _, trained = labelled_values(*run)
+    assert trained == 2
+
+    write_trained_on(weights, GOLD, {})
+    for measure in (evaluate, labelled_values):
+        with pytest.raises(InputError, match=r"was trained on all of these .* test\.jsonl in its"):
+            measure(*run)
+
+
+def test_documents_that_trained_the_other_model_are_left_out_of_the_comparison(run, tmp_path):
+    other = tmp_path / "other"
+    shutil.copytree(tmp_path / "run", other)
+    write_trained_on(tmp_path / "adapter", ["right", "part", "more"], {})
+    set_in_record(other, "model", adapter=str(tmp_path / "adapter"))
+    evaluation = evaluate(*run, str(other))
+    assert evaluation.trained == 0
+    assert evaluation.other_left_out == 3
+    assert evaluation.measures[0].documents == len(GOLD)
+    assert {pair.documents for pair in evaluation.differences} == {len(GOLD) - 3}
+    assert "3 documents trained the model of the other run" in score.describe(evaluation)
+    write_trained_on(tmp_path / "adapter", GOLD, {})
+    with pytest.raises(InputError, match="trained the model of"):
+        evaluate(*run, str(other))
+
+
+def test_the_texts_of_labels_tell_documents_with_equal_ids_apart(run, tmp_path):
+    """Without texts, ids decide. With texts of which none was trained on, the ids are others'."""
+    folder = tmp_path / "run"
+    set_in_record(folder, "model", adapter=str(tmp_path / "adapter"))
+    set_in_record(folder, "input", text_columns=["title"])
+    titles = {name: f"A text of {name}" for name in GOLD}
+    rows = [json.loads(line) for line in (tmp_path / "labels.jsonl").read_text().splitlines()]
+    for row in rows:
+        row["title"] = titles[row["id"]]
+    write_rows(tmp_path / "labels.jsonl", rows)
+    # Another id and the same text, with other spaces and punctuation.
+    write_trained_on(tmp_path / "adapter", ["x"], {"x": "a text, of  RIGHT"})
+    assert evaluate(*run).trained == 1
+    # The same ids, and other texts.
+    write_trained_on(tmp_path / "adapter", ["right", "part"], {})
+    assert evaluate(*run).trained == 0
+    # One text is known, so an edited text is the document that its id says.
+    write_trained_on(tmp_path / "adapter", ["right", "part"], {"right": titles["right"]})
+    assert evaluate(*run).trained == 2
+    # The text of HTML is not its markup.
+    write_trained_on(tmp_path / "adapter", ["right", "part"], {})
+    set_in_record(folder, "input", html_columns=["title"])
+    assert evaluate(*run).trained == 2
+
+
+def test_the_documents_of_an_earlier_fit_are_known_by_its_parts(run, tmp_path):
+    weights = tmp_path / "fit/candidates/lora-1/100/training/adapter"
+    weights.mkdir(parents=True)
+    set_in_record(tmp_path / "run", "model", adapter=str(weights))
+    (tmp_path / "fit/train.jsonl").write_text('{"id": "right"}\n{"id": "part"}\n')
+    (tmp_path / "fit/validation.jsonl").write_text('{"id": "more"}\n')
+    (tmp_path / "fit/test.jsonl").write_text('{"id": "another"}\n')
+    assert evaluate(*run).trained == 0
+    (tmp_path / "fit/fit.json").write_text("{}")
+    assert evaluate(*run).trained == 3
+    (weights / "trained_on.json").write_text("[]")
+    with pytest.raises(ModelError, match="trained on cannot be read"):
+        evaluate(*run)
+
+
 def test_figures_of_few_documents_come_with_a_caution(run, tmp_path):
     lines = (tmp_path / "labels.jsonl").read_text().splitlines(keepends=True)
     (tmp_path / "labels.jsonl").write_text("".join(lines[:2]))
@@ -656,9 +751,10 @@ class TestCalibrateRun:
     def calibration(self, configured, labels, tmp_path, monkeypatch):
         """The path of a calibration of the run, fitted on drawn values."""
         output = str(tmp_path / "calibration-of-run.json")
-        monkeypatch.setattr(calibration_file, "labelled_values", lambda *_: drawn(400, 0))
+        monkeypatch.setattr(calibration_file, "labelled_values", lambda *_: (drawn(400, 0), 3))
         text = calibration_file.calibrate_run(configured.output.path, labels, output)
         assert "fitted on 400 values" in text
+        assert "left out: 3 documents that trained or validated the model" in text
         return output
 
     def test_it_needs_a_file_if_the_weights_lie_in_no_folder(self, configured, labels):
@@ -677,6 +773,7 @@ class TestCalibrateRun:
         monkeypatch.setattr(calibration_file, "calibration_of", lambda *_: existing)
         text = calibration_file.calibrate_run(configured.output.path, labels, calibration)
         assert "fitted on 400 values" in text
+        assert "left out: 3 documents that trained or validated the model" in text
 
     def test_it_refuses_a_calibrated_run(self, configured, labels, calibration, tmp_path):
         run = with_keys(
@@ -759,7 +856,7 @@ def test_values_are_joined_with_their_labels_by_attribute(monkeypatch):
     monkeypatch.setattr(score, "answers_for", lambda run, ids: ({"0": [row], "1": []}, 0))
     monkeypatch.setattr(score, "read_labels", lambda *_: {"0": gold})
     monkeypatch.setattr(score, "asked_attributes", lambda run: {"shoes": names})
-    labelled = {value.attribute: value for value in labelled_values("run", "labels")}
+    labelled = {value.attribute: value for value in labelled_values("run", "labels")[0]}
     assert list(labelled) == ["Size", "Color", "Fit", "Sport"]
     assert [value.null for value in labelled.values()] == [False, True, True, False]
     assert [value.right for value in labelled.values()] == [True, True, False, False]

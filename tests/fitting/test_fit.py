@@ -24,6 +24,7 @@ from raypd.config.load import load_config, with_changes
 from raypd.dataset.plan import Plan
 from raypd.errors import ConfigError, InputError, UserError
 from raypd.estimation.records import Figure
+from raypd.evaluation import evaluate
 from raypd.fitting import candidate, context as fit_context, fit, labels, page, parts as fit_parts
 from raypd.fitting.context import FitContext, teacher_config, teacher_keys
 from raypd.fitting.fit import (
@@ -173,6 +174,10 @@ def test_a_fit_recommends_a_configuration_that_runs(
     run = one_start(config)
     assert run.ok == 96
     assert run.failed == 0
+    # The corpus holds the labels. Those that trained or validated the model measure nothing.
+    measured = evaluate(run_folder(result), str(tmp_path / "corpus.jsonl"))
+    assert measured.trained == result.documents["train"] + result.documents["validation"]
+    assert measured.measures[0].documents == result.documents["test"]
     with pytest.raises(ConfigError, match="holds the fit of other documents"):
         run_fit(yaml_of(curve=[]), ["fit.documents=95"], say=quiet)
 

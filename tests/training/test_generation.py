@@ -182,7 +182,7 @@ def test_a_validation_always_has_the_same_masks(tmp_path, mask_groups):
     path = write_rows(tmp_path / "in.jsonl", rows)
     training = {"mask_groups": mask_groups, "validation": str(path)}
     tree = generation_tree("space", training, path, mask_tokens=3)
-    _, _, validation = prepare(RunConfig.model_validate(tree), tokenizer, 4096)
+    _, _, _, validation = prepare(RunConfig.model_validate(tree), tokenizer, 4096)
     first = [pack(group) for group in validation]
     second = [pack(group) for group in validation]
     assert any(mask in batch["input_ids"] for batch in first)
@@ -441,7 +441,7 @@ def test_a_teacher_s_run_marks_the_responses(tmp_path):
         }
         records.append(Record(number, row))
     committed(tmp_path / "marked", config, documents, records)
-    data, train, validation = prepare(config, tiny_tokenizer(), 4096)
+    data, _, train, validation = prepare(config, tiny_tokenizer(), 4096)
     assert data.skipped == {"responses that the teacher changed": 1}
     raw = TAGGED
     for topic, length in (("Porto", 40), ("Vienna", 50)):

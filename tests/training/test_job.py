@@ -20,6 +20,7 @@ from raypd.config.model_card_file import CARD
 from raypd.errors import InputError, ModelError
 from raypd.run.console import Interrupted
 from raypd.run.training import TrainingAttempt, TrainingData, TrainingProgress
+from raypd.tasks.training_documents import FILE, TrainedOn, trained_on_of
 from raypd.training import job
 from raypd.training.job import _train_on_worker, run_training
 from tests.tiny import save_tiny
@@ -57,10 +58,28 @@ def test_new_weights_do_not_keep_the_calibration_of_earlier_ones(tmp_path, monke
     outcome = job._Outcome(
         attempt=TrainingAttempt(1e-3, 0.1, 1, 1, []),
         data=TrainingData(1, 1, 1, 1, {}, "digest"),
+        trained_on=TrainedOn(),
         checkpoint=SimpleNamespace(as_directory=lambda: nullcontext("checkpoint")),
     )
     record = job._finish(config, str(tmp_path), [outcome])
-    assert [file.name for file in Path(record.weights).iterdir()] == [CARD]
+    assert {file.name for file in Path(record.weights).iterdir()} == {CARD, FILE}
+
+
+def test_weights_know_the_documents_of_the_weights_that_they_were_made_from(tmp_path, monkeypatch):
+    base = tmp_path / "base"
+    base.mkdir()
+    TrainedOn(["a"], ["b"], ["title"]).write(base)
+    config = make_config(tree(tmp_path / "corpus.jsonl", tmp_path, str(base)))
+    monkeypatch.setattr(job, "export", lambda config, checkpoint, target: target.mkdir())
+    outcome = job._Outcome(
+        attempt=TrainingAttempt(1e-3, 0.1, 1, 1, []),
+        data=TrainingData(1, 1, 1, 1, {}, "digest"),
+        trained_on=TrainedOn(["c"], ["d"], ["title"]),
+        checkpoint=SimpleNamespace(as_directory=lambda: nullcontext("checkpoint")),
+    )
+    record = job._finish(config, str(tmp_path), [outcome])
+    known = trained_on_of({"name": record.weights})
+    assert known == TrainedOn(["a", "c"], ["b", "d"], ["title"])
 
 
 def ignore(line):

@@ -380,7 +380,7 @@ def trainer_of(corpus, tmp_path, model, rate=1e-3, training=None, **keys):
     config = corpus.config(preference=keys, **training)
     loaded = loaded_tiny(model)
     make_trainable(loaded, config)
-    _, train, validation = prepare(config, loaded.tokenizer, 4096)
+    _, _, train, validation = prepare(config, loaded.tokenizer, 4096)
     trainer = make_trainer(loaded, config, train, validation, tmp_path / "trainer", rate, ignore)
     return trainer, train
 
@@ -629,7 +629,7 @@ def steps(corpus, monkeypatch):
             committed(path, config, documents, records)
 
     def train(config, verbose):
-        data, _, _ = prepare(config, corpus.tokenizer, 4096)
+        data, _, _, _ = prepare(config, corpus.tokenizer, 4096)
         name = Path(config.output.path).name
         steps.append(f"{name}, {data.documents} prompts")
         return SimpleNamespace(weights=f"weights of {name}")
