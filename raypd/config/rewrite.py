@@ -49,16 +49,33 @@ def write(
     target: Path,
     why: str,
     by: str = "raypd tune",
+    *,
+    keep_comments: bool = True,
 ) -> RunConfig:
-    """Writes a configuration with overrides and changes (dotted key -> value); relative paths keep
-    their meaning. why: the comment at the top. Returns what the file reads as. Raises RunError: it
-    cannot be written or read back.
+    """Write a configuration with overrides and changes; relative paths keep their meaning.
+
+    Args:
+        source: The user's file.
+        overrides: key=value, each of which replaces a key of the file.
+        changes: The new value of each dotted key.
+        target: The file that is written.
+        why: The comment at the top.
+        by: The command that writes.
+        keep_comments: Whether the user's comments are kept, which may not be true of the changes.
+
+    Returns:
+        What the file reads as.
+
+    Raises:
+        RunError: If the file cannot be written or read back.
     """
     roundtrip = YAML()
     roundtrip.preserve_quotes = True
     roundtrip.width = 4096
     roundtrip.indent(mapping=2, sequence=4, offset=2)
     tree = roundtrip.load(source.read_text(encoding="utf-8"))
+    if not keep_comments:
+        tree = _without_comments(tree)
     typed = {
         key: value_of(value)
         for key, _, value in (override.partition("=") for override in overrides)
@@ -91,3 +108,12 @@ def write(
         if held != (type(held).model_validate(value) if isinstance(held, Section) else value):
             raise RunError(f"{target}: {key} does not read back as {value!r}; set it by hand")
     return made
+
+
+def _without_comments(tree: Any) -> Any:
+    """Return a tree of a round trip as plain mappings and lists, which have no comments."""
+    if isinstance(tree, dict):
+        return {key: _without_comments(value) for key, value in tree.items()}
+    if isinstance(tree, list):
+        return [_without_comments(item) for item in tree]
+    return tree

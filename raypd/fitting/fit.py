@@ -121,6 +121,7 @@ def _write_recommended(result: FitResult, path: str, overrides: list[str]) -> No
     choice = result.choice or result.best_score
     if choice is None or choice.f1 is None:
         return
+    output = load_config(path, overrides).output.path.rstrip("/") + "-fitted"
     comment = (
         f"{choice.name}: {result.measure} {choice.f1.value:.3f} on "
         f"{result.documents['test']} documents"
@@ -133,9 +134,18 @@ def _write_recommended(result: FitResult, path: str, overrides: list[str]) -> No
         result.best_configuration = str(target)
     else:
         result.configuration = str(target)
-    # The model was scored without a cascade, and with every value.
-    changes = {**choice.changes, "cascade.model": None, "output.min_confidence": 0.0}
-    rewrite.write(Path(path), overrides, changes, target, comment, "raypd fit")
+    if choice.labels:
+        comment += f"\nIts model was trained on {choice.labels} labelled documents of this fit."
+    comment += f"\nMade from {path}, without its comments. Answers go to {output}."
+    changes = {
+        **choice.changes,
+        # The model was scored without a cascade, and with every value.
+        "cascade.model": None,
+        "output.min_confidence": 0.0,
+        # The folder of the user's configuration may hold the run that was reviewed.
+        "output.path": output,
+    }
+    rewrite.write(Path(path), overrides, changes, target, comment, "raypd fit", keep_comments=False)
 
 
 class Fit:
@@ -347,7 +357,6 @@ def _begin(config: RunConfig, folder: str) -> FitResult:
         gold=config.fit.teacher is None if labels is None else not is_run(labels),
         task=config.task.kind,
         model=config.model.name,
-        output=config.output.path,
     )
     try:
         before = records.read(FitResult, storage.join(folder, layout.FIT))

@@ -53,7 +53,7 @@ def write(result: FitResult, reason: str) -> str:
         result=result,
         name=result.path.rpartition("/")[2],
         why=reason,
-        command=f"raypd extract {result.configuration}",
+        command=_run_command(result.configuration),
         heads=_HEADS,
         rows=[_cells(score) for score in result.scores],
         note=note,
@@ -104,23 +104,19 @@ def describe(result: FitResult, reason: str) -> str:
     return "\n".join(lines)
 
 
-def _run_command(result: FitResult, configuration: str | None) -> str:
-    """Return the command that runs a configuration into a folder of its own."""
-    words = ["raypd", "extract", str(configuration)]
-    if result.output:
-        # The folder of the user's configuration may hold the run that was reviewed.
-        words.append(f"output.path={result.output.rstrip('/')}-fitted")
-    return shlex.join(words)
+def _run_command(configuration: str | None) -> str:
+    """Return the command that runs a configuration, which names a folder of its own."""
+    return shlex.join(["raypd", "extract", str(configuration)])
 
 
 def _next_step(result: FitResult) -> str:
     """Return how to run the recommended model, or what would most likely lift the F1."""
     if result.choice is not None:
-        return f"`{_run_command(result, result.configuration)}` runs it"
+        return f"`{_run_command(result.configuration)}` runs it"
     best = result.best_score
     if best is None or result.best_configuration is None:
         return "run the same command again, which resumes, or change what the messages above name"
-    command = f"`{_run_command(result, result.best_configuration)}` runs it as it is"
+    command = f"`{_run_command(result.best_configuration)}` runs it as it is"
     if best.f1 is not None and best.f1.value >= result.floor:
         return f"more test documents (fit.documents) may show that it is above the floor; {command}"
     curve = [score for score in result.curve if score.name == best.name and score.f1 is not None]

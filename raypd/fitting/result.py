@@ -60,7 +60,6 @@ class FitResult:
     # The score with the best F1 if none is recommended, and the YAML that was written for it.
     best: str | None = None
     best_configuration: str | None = None
-    output: str = ""  # output.path of the user's configuration
     stopped: str | None = None  # why it ended early
     usd: float = 0.0  # of all its runs and trainings
 

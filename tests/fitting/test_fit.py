@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 import shlex
 import time
@@ -698,10 +699,10 @@ def test_terminal_and_page_show_what_failed_and_run_nothing(tmp_path):
     )
     result = result_of(score("good", 0.8, 0.9), bad, gold=False)
     result.path = str(tmp_path)
-    html = Path(page.write(result, "because")).read_text()
-    assert "<script>alert" not in html
-    assert "<img" not in html
-    assert "&lt;img" in html
+    written = Path(page.write(result, "because")).read_text()
+    assert "<script>alert" not in written
+    assert "<img" not in written
+    assert "&lt;img" in written
     shown = page.describe(result, "because")
     says(shown, "agreement with the teacher", "none is certain to reach fit.f1_floor, 0.7: because")
 
@@ -712,7 +713,6 @@ def test_below_the_floor_the_best_is_written_and_named_as_such(yaml_of, tmp_path
     better.changes = {"model.name": "Qwen/Qwen3-1.7B"}
     result = result_of(score("worse", 0.3, 0.4), better)
     result.path = str(tmp_path)
-    result.output = "runs/my tickets"
     result.recommended = recommend(result)
     assert result.recommended is None
     _write_recommended(result, path, [])
@@ -724,19 +724,28 @@ def test_below_the_floor_the_best_is_written_and_named_as_such(yaml_of, tmp_path
     assert "not certain to reach fit.f1_floor" in written.read_text()
     shown = page.describe(result, "because")
     says(shown, "best nevertheless: better", "a larger model would help most")
-    assert f"{written} 'output.path=runs/my tickets-fitted'`" in shown
+    assert f"`raypd extract {written}`" in shown
 
 
-def test_the_printed_command_runs_beside_the_run_that_was_there(yaml_of, tmp_path):
-    path = yaml_of()
-    result = result_of(score("good", 0.8, 0.9))
-    result.path = str(tmp_path)
-    result.output = load_config(path).output.path
+def test_the_command_of_terminal_and_page_runs_beside_the_run_that_was_there(yaml_of, tmp_path):
+    path = Path(yaml_of())
+    path.write_text("# The model is a toy, not trained for your documents.\n" + path.read_text())
+    good = score("good", 0.8, 0.9)
+    good.labels = 55
+    result = result_of(good)
+    result.path = str(tmp_path / "a fit")
+    Path(result.path).mkdir()
     result.recommended = recommend(result)
-    _write_recommended(result, path, [])
+    _write_recommended(result, str(path), ["output.path=runs/my tickets"])
     last = [line for line in page.describe(result, "").splitlines() if line.startswith("Next:")]
     (command,) = last
     words = shlex.split(command.split("`")[1])
+    shown = html.unescape(Path(page.write(result, "")).read_text())
+    assert f"<code>{shlex.join(words)}</code>" in shown
+    assert words[:2] == ["raypd", "extract"]
     config = load_config(words[2], words[3:])
-    assert config.output.path != load_config(path).output.path
+    assert config.output.path == "runs/my tickets-fitted"
+    written = Path(words[2]).read_text()
+    assert "not trained for your documents" not in written
+    says(written, "good: ", "Its model was trained on 55 labelled documents", f"Made from {path}")
     assert not (tmp_path / "best.yaml").exists()
