@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from typer import Argument, Option
@@ -21,10 +21,13 @@ import raypd
 import raypd.cli.options as o
 from raypd import storage
 from raypd.cli.run import config_over, run_task
-from raypd.config import RunConfig, leaves_method_open, load_config, render
+from raypd.config import LABELS_NEEDED, RunConfig, leaves_method_open, load_config, render
 from raypd.errors import ConfigError, RunError, UserError, raised_as
 from raypd.run import layout, load
 from raypd.text import clean, counted, said
+
+if TYPE_CHECKING:
+    from raypd.evaluation import Evaluation
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -297,8 +300,6 @@ def evaluate(
     labels.
     """
     from raypd import evaluation as scoring
-    from raypd.dataset import unit_rows
-    from raypd.fitting import LABELS_NEEDED
 
     evaluation = scoring.evaluate(run, labels, against, tolerance, labels_column)
     if as_json:
@@ -312,39 +313,35 @@ def evaluate(
         path = f"no page: {error}"
     if path is not None:
         print(clean(f"wrong values: {path}"))
+    _print_next(_after_evaluation(run, labels, evaluation, labels_column, tolerance))
+
+
+def _after_evaluation(
+    run: str, labels: str, evaluation: "Evaluation", labels_column: str, tolerance: float
+) -> str:
+    """Return what to do after an evaluation: only commands that work."""
+    from raypd.dataset import unit_rows
+    from raypd.evaluation import calibrate_command
+    from raypd.report import fit_step
+
+    report_step = f"`raypd report {run}` shows the run with its time and cost"
+    if evaluation.calibration_error is None:
+        return report_step
     labelled = max((measure.documents for measure in evaluation.measures), default=0)
-    if evaluation.calibration_error is not None and labelled < LABELS_NEEDED:
-        # A document without an answer has nothing to review.
-        failed = unit_rows.count_failed(run) - evaluation.failed
-        unlabelled = max(0, evaluation.unlabelled - failed)
-        labels_step = _more_labels(run, LABELS_NEEDED - labelled, unlabelled)
-        _print_next(
-            f"{labels_step}, from which `raypd fit` makes a better model; or show the model three "
-            "of the labels (task.examples)"
-        )
-    elif evaluation.calibration_error is not None:
-        _print_next(
-            f"`raypd calibrate {run} {labels}` makes confidences probabilities; `raypd fit CONFIG` "
-            "looks for a better or cheaper model"
-        )
-    else:
-        _print_next(f"`raypd report {run}` shows the run with its time and cost")
-
-
-def _more_labels(run: str, needed: int, unlabelled: int) -> str:
-    """Return how to get more labelled documents.
-
-    Args:
-        run: The folder of the run.
-        needed: The number of documents to label.
-        unlabelled: Documents of the run that have an answer and no labels yet.
-    """
-    if unlabelled >= needed:
-        return f"`raypd review {run}` for {needed} more labels"
-    missing = f"extract and label {needed - unlabelled} more documents"
-    if unlabelled:
-        return f"`raypd review {run}` for {unlabelled} more labels, then {missing}"
-    return f"all answered documents of this run have labels: {missing}"
+    labelled += evaluation.trained
+    # A document without an answer has nothing to review.
+    failed = unit_rows.count_failed(run) - evaluation.failed
+    unlabelled = max(0, evaluation.unlabelled - failed)
+    better = fit_step(run, labels, labelled, unlabelled, labels_column)
+    if labelled < LABELS_NEEDED:
+        return f"{better}; or show the model three of the labels (task.examples)"
+    steps = []
+    command = calibrate_command(run, labels, evaluation.reliability, labels_column, tolerance)
+    if command is not None:
+        steps.append(f"`{command}` makes confidences probabilities")
+    if not evaluation.trained:
+        steps.append(better)
+    return "; ".join(steps) or report_step
 
 
 @app.command()
@@ -621,7 +618,6 @@ def review(
     values into labels for `raypd evaluate`, `raypd calibrate`, `raypd fit` (fit.labels) and `raypd
     train` (input.path).
     """
-    from raypd.fitting import LABELS_NEEDED
     from raypd.report import review as reviews
 
     root = storage.absolute(run)

@@ -89,7 +89,10 @@ if TYPE_CHECKING:
         QuestionAnsweringConfig as QuestionAnsweringConfig,
         TaskSection as TaskSection,
     )
-    from raypd.config.training import PreferenceConfig as PreferenceConfig
+    from raypd.config.training import (
+        LABELS_NEEDED as LABELS_NEEDED,
+        PreferenceConfig as PreferenceConfig,
+    )
     from raypd.config.yaml_file import dump as dump
 
 __getattr__ = LazyExports(
@@ -160,7 +163,7 @@ __getattr__ = LazyExports(
             "QuestionAnsweringConfig",
             "TaskSection",
         ),
-        "training": ("PreferenceConfig",),
+        "training": ("LABELS_NEEDED", "PreferenceConfig"),
         "yaml_file": ("dump",),
     },
     modules=("model_card_file", "render", "rewrite"),

@@ -12,6 +12,8 @@ from raypd.config.options import OptionsOf
 from raypd.config.secrets import Uri, check_secrets
 from raypd.schema import Section
 
+# Labelled documents from which a fit has enough in each part, with the default shares.
+LABELS_NEEDED = 60
 _SECTIONS = ("model", "decoding", "training", "engine")  # that a candidate of a fit may change
 
 

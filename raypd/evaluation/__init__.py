@@ -14,7 +14,10 @@ if TYPE_CHECKING:
         fit_calibration as fit_calibration,
         reliability as reliability,
     )
-    from raypd.evaluation.calibration_file import calibrate_run as calibrate_run
+    from raypd.evaluation.calibration_file import (
+        calibrate_command as calibrate_command,
+        calibrate_run as calibrate_run,
+    )
     from raypd.evaluation.cascade import (
         describe_cascade as describe_cascade,
         tune_cascade as tune_cascade,
@@ -45,7 +48,7 @@ __getattr__ = LazyExports(
     __name__,
     {
         "calibration": ("calibration_error", "fit_calibration", "reliability"),
-        "calibration_file": ("calibrate_run",),
+        "calibration_file": ("calibrate_command", "calibrate_run"),
         "cascade": ("describe_cascade", "tune_cascade"),
         "labels": ("asked_attributes", "flat_values", "read_answers", "read_labels"),
         "page": ("reliability_chart", "write_page"),

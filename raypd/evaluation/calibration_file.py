@@ -1,12 +1,15 @@
 """The command `raypd calibrate`: write a calibration file from a run and labels."""
 
+import importlib.util
+import shlex
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from raypd import storage
 from raypd.config import ModelConfig
-from raypd.errors import ConfigError, raised_as
-from raypd.evaluation.calibration import calibration_error, fit_calibration, reliability
+from raypd.errors import ConfigError, UserError, raised_as
+from raypd.evaluation.calibration import MIN_VALUES, calibration_error, fit_calibration, reliability
 from raypd.evaluation.score import labelled_values
 from raypd.run import load_record
 from raypd.tasks import calibration as tasks_calibration, calibration_of
@@ -38,11 +41,10 @@ def calibrate_run(
         InputError: If the labels cannot be read, are too few, or all trained the model.
     """
     record = load_record(storage.absolute(run))
-    config = record.config
     made_from = f"{record.fingerprint} {record.created}"
-    model = ModelConfig.model_validate(config["model"])
-    method = (config.get("decoding") or {}).get("method", "")
-    _check_confidences(run, config)
+    model = ModelConfig.model_validate(record.config["model"])
+    method = (record.config.get("decoding") or {}).get("method", "")
+    _check_confidences(run, record.config)
     existing = calibration_of(model, method)
     if existing is not None and existing.run != made_from:
         raise ConfigError(
@@ -69,6 +71,51 @@ def calibrate_run(
         f"calibration error on these: {before:.3f} before, {after:.3f} now; `raypd evaluate` "
         f"measures it on others{left_out}"
     )
+
+
+def calibrate_command(
+    run: str,
+    labels: str,
+    points: Sequence[tuple[float, float, int]],
+    labels_column: str = "target",
+    tolerance: float = 0.0,
+) -> str | None:
+    """Return the command that calibrates a run's model.
+
+    Args:
+        run: The folder of the run.
+        labels: The file of labels, as for `evaluate`.
+        points: The reliability of the run's confidences over these labels.
+        labels_column: The column that is read in place of `target`.
+        tolerance: The share by which a number may differ from its label.
+
+    Returns:
+        The command; None if it would not work, or if the confidences are calibrated already.
+    """
+    values = sum(count for *_, count in points)
+    right = round(sum(share_right * count for _, share_right, count in points))
+    has_package = importlib.util.find_spec("sklearn") is not None
+    if values < MIN_VALUES or right in (0, values) or not has_package or storage.is_remote(run):
+        return None
+    words = ["raypd", "calibrate", run, labels]
+    try:
+        config = load_record(storage.absolute(run)).config
+        model = ModelConfig.model_validate(config["model"])
+        _check_confidences(run, config)
+        method = (config.get("decoding") or {}).get("method", "")
+        if calibration_of(model, method) is not None:
+            return None
+    except (UserError, ValueError, KeyError):
+        return None
+    try:
+        _beside_weights(run, model)
+    except ConfigError:
+        words += ["--output", storage.join(run, tasks_calibration.FILE)]
+    if labels_column != "target":
+        words += ["--labels-column", labels_column]
+    if tolerance:
+        words += ["--tolerance", f"{tolerance:g}"]
+    return shlex.join(words)
 
 
 def _check_confidences(run: str, config: dict[str, Any]) -> None:

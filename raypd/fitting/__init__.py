@@ -11,7 +11,6 @@ from raypd.lazy import LazyExports
 if TYPE_CHECKING:
     from raypd.fitting.fit import missing as missing, run_fit as run_fit
     from raypd.fitting.page import describe as describe
-    from raypd.fitting.parts import LABELS_NEEDED as LABELS_NEEDED
     from raypd.fitting.result import FitResult as FitResult
 
 __getattr__ = LazyExports(
@@ -19,7 +18,6 @@ __getattr__ = LazyExports(
     {
         "fit": ("missing", "run_fit"),
         "page": ("describe",),
-        "parts": ("LABELS_NEEDED",),
         "result": ("FitResult",),
     },
 )

@@ -4,7 +4,7 @@ import hashlib
 import json
 
 from raypd import storage
-from raypd.config import RunConfig
+from raypd.config import LABELS_NEEDED, RunConfig
 from raypd.errors import InputError
 from raypd.fitting.context import FitContext
 from raypd.fitting.labels import (
@@ -21,8 +21,6 @@ from raypd.text import counted
 PARTS = ("train", "validation", "test")
 # The number of documents with which the figures mean something.
 MIN_DOCUMENTS = {"train": 16, "validation": 4, "test": 30}
-# Labelled documents with which the parts have enough, with the default shares.
-LABELS_NEEDED = 60
 _MAX_TEST_SHARE = 0.6
 # The fractional parts of its multiples are spread evenly over 0 to 1.
 _GOLDEN_RATIO = 0.6180339887498949

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
         terminal as terminal,
         texts as texts,
     )
+    from raypd.report.advice import fit_step as fit_step
     from raypd.report.charts import FULL as FULL, Chart as Chart, Table as Table
     from raypd.report.status import Watch as Watch
     from raypd.report.svg import ROLES as ROLES
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 __getattr__ = LazyExports(
     __name__,
     {
+        "advice": ("fit_step",),
         "charts": ("Chart", "FULL", "Table"),
         "status": ("Watch",),
         "svg": ("ROLES",),

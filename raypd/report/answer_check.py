@@ -17,6 +17,7 @@ from raypd import storage
 from raypd.config import ModelConfig, card_of
 from raypd.dataset import unit_objects
 from raypd.errors import UserError
+from raypd.report.advice import fit_step
 from raypd.report.sample import AnswerSample, SampleAttribute, first_rows
 from raypd.run import RunRecord, layout, read, read_record
 from raypd.tasks import calibration_of
@@ -391,24 +392,29 @@ def _next_step(
         return "a GPU: `raypd estimate CONFIG` says which one, and what it takes"
     if not is_extraction:
         return f"`raypd evaluate {shown_root} LABELS` says how many answers are right"
-    has_labels = storage.exists(storage.join(root, layout.LABELS))
-    labels = storage.join(shown_root, layout.LABELS) if has_labels else "LABELS"
-    if storage.exists(storage.join(root, layout.EVALUATION)):
-        return (
-            f"{storage.join(shown_root, layout.EVALUATION)} shows which values were wrong; `raypd "
-            f"fit CONFIG fit.labels={labels}` trains a better or cheaper model on the labels"
-        )
-    if has_labels:
-        return (
-            f"`raypd evaluate {shown_root} {labels}` says how many values are right; `raypd fit` "
-            "trains a model on these labels"
-        )
+    labelled = _count_labels(root)
+    if labelled:
+        labels = storage.join(shown_root, layout.LABELS)
+        unlabelled = progress.documents - progress.failed - labelled
+        then = fit_step(shown_root, labels, labelled, unlabelled)
+        if storage.exists(storage.join(root, layout.EVALUATION)):
+            page = storage.join(shown_root, layout.EVALUATION)
+            return f"{page} shows which values were wrong; {then}"
+        return f"`raypd evaluate {shown_root} {labels}` says how many values are right; {then}"
     if model.get("name") == EMBEDDED and not card:
         return _better_model(shown_root, model, task)
     return (
         f"`raypd review {shown_root}` lets you correct some values; then `raypd evaluate` says how "
         "many are right"
     )
+
+
+def _count_labels(root: str) -> int:
+    """Return how many labelled documents are in the run's folder."""
+    path = storage.join(root, layout.LABELS)
+    if not storage.exists(path):
+        return 0
+    return len(storage.read(path).splitlines())
 
 
 def _better_model(root: str, model: Tree, task: Tree) -> str:

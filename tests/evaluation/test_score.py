@@ -6,6 +6,7 @@ calibrations with known chances.
 
 import gzip
 import json
+import shlex
 import shutil
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -18,6 +19,7 @@ from typer.testing import CliRunner
 
 from raypd import storage
 from raypd.answering.components import build
+from raypd.cli import main
 from raypd.cli.main import app
 from raypd.cluster import driver
 from raypd.config import ModelConfig
@@ -476,6 +478,24 @@ def test_documents_that_trained_the_other_model_are_left_out_of_the_comparison(r
         evaluate(*run, str(other))
 
 
+def test_the_next_step_after_an_evaluation_works(run, tmp_path):
+    """The run has eight documents; the figures stand for larger ones."""
+    evaluation = evaluate(*run)
+    more = main._after_evaluation(*run, evaluation, "target", 0.0)
+    assert more.startswith("all answered documents of this run have labels: extract and label 52")
+    for measure in evaluation.measures:
+        measure.documents = 62
+    evaluation.reliability = [(0.5, 0.5, 300)]
+    first, second = main._after_evaluation(*run, evaluation, "gold", 0.0).split("; ")
+    made = storage.join(run[0], FILE)
+    assert first.startswith(f"`raypd calibrate {run[0]} {run[1]} --output {made} --labels-column g")
+    assert second.startswith(f"`raypd fit CONFIG fit.labels={run[1]} training.labels_column=gold`")
+    evaluation.trained = 178
+    set_in_record(tmp_path / "run", "output", min_confidence=0.5)
+    after = main._after_evaluation(*run, evaluation, "target", 0.0)
+    assert after.startswith("`raypd report")
+
+
 def test_the_texts_of_labels_tell_documents_with_equal_ids_apart(run, tmp_path):
     """Without texts, ids decide. With texts of which none was trained on, the ids are others'."""
     folder = tmp_path / "run"
@@ -774,6 +794,30 @@ class TestCalibrateRun:
         text = calibration_file.calibrate_run(configured.output.path, labels, calibration)
         assert "fitted on 400 values" in text
         assert "left out: 3 documents that trained or validated the model" in text
+
+    def test_it_is_advised_where_the_command_works(self, configured, labels, tmp_path, monkeypatch):
+        run = configured.output.path
+        points = [(0.5, 0.5, 400)]
+        command = calibration_file.calibrate_command(run, labels, points, tolerance=0.02)
+        monkeypatch.setattr(calibration_file, "labelled_values", lambda *_: (drawn(400, 0), 0))
+        result = CliRunner().invoke(app, shlex.split(command or "")[1:])
+        assert result.exit_code == 0, result.output
+        made = storage.join(run, FILE)
+        assert f"{made}: fitted on 400 values" in result.output
+
+        def command_for(points=points, **model):
+            set_in_record(Path(run), "model", **model)
+            return calibration_file.calibrate_command(run, labels, points)
+
+        assert command_for([(0.5, 0.5, 49)]) is None
+        assert command_for([(0.5, 1.0, 400)]) is None
+        assert command_for(calibration=made) is None
+        weights = tmp_path / "weights"
+        weights.mkdir()
+        beside = command_for(calibration=None, adapter=str(weights))
+        assert beside == shlex.join(["raypd", "calibrate", run, labels])
+        set_in_record(Path(run), "output", min_confidence=0.5)
+        assert command_for() is None
 
     def test_it_refuses_a_calibrated_run(self, configured, labels, calibration, tmp_path):
         run = with_keys(

@@ -182,15 +182,36 @@ def test_a_running_run_that_answers_well_asks_for_nothing(tmp_path):
 
 
 def test_labels_in_the_folder_lead_to_their_evaluation(tmp_path):
-    (tmp_path / "labels.jsonl").write_text("{}\n")
+    (tmp_path / "labels.jsonl").write_text("{}\n" * 60)
     record = RunRecord("f", config(QWEN))
     check = answer_check.check(str(tmp_path), record, sample_of("title", GOOD), DONE)
     assert "raypd evaluate" in check.next_step
+    assert f"raypd fit CONFIG fit.labels={tmp_path}/labels.jsonl" in check.next_step
     # After the evaluation the step comes that follows it.
     (tmp_path / "evaluation.html").touch()
     check = answer_check.check(str(tmp_path), record, sample_of("title", GOOD), DONE)
     assert f"raypd fit CONFIG fit.labels={tmp_path}/labels.jsonl" in check.next_step
     assert "raypd evaluate" not in check.next_step
+
+
+@pytest.mark.parametrize(
+    ("documents", "part"),
+    [
+        (100, "/run` for 54 more labels, from which `raypd fit` makes a better model"),
+        (20, "/run` for 14 more labels, then extract and label 40 more documents"),
+        (6, "all answered documents of this run have labels: extract and label 54 more"),
+    ],
+)
+def test_a_fit_is_advised_once_its_labels_are_enough(tmp_path, documents, part):
+    root = tmp_path / "run"
+    root.mkdir()
+    (root / "labels.jsonl").write_text("{}\n" * 6)
+    progress = RunProgress("complete", documents, 0, 5.0)
+    check = answer_check.check(
+        str(root), RunRecord("f", config(QWEN)), sample_of("title", GOOD), progress
+    )
+    assert part in check.next_step
+    assert "fit CONFIG" not in check.next_step
 
 
 @pytest.mark.parametrize(
