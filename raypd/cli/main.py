@@ -622,8 +622,10 @@ def review(
 
     root = storage.absolute(run)
     if apply is None:
-        page, table = reviews.write(root, documents or LABELS_NEEDED, overrides or [])
+        page, table, left_out = reviews.write(root, documents or LABELS_NEEDED, overrides or [])
         print(clean(f"page:  {page}\ntable: {table}"))
+        if left_out:
+            print(f"left out: {counted(left_out, 'document')} with labels in the run's folder")
         _print_next(f"correct the values in either file, then `raypd review {run} --apply FILE`")
         return
     labels, count, new = reviews.apply(root, apply, output, overrides or [])

@@ -9,7 +9,7 @@ import io
 import json
 import random
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -102,8 +102,8 @@ class ReviewDocument:
     boxes: dict[str, ReviewBox]
 
 
-def write(root: str, documents: int, overrides: Sequence[str] = ()) -> tuple[str, str]:
-    """Write page and CSV into the run's folder.
+def write(root: str, documents: int, overrides: Sequence[str] = ()) -> tuple[str, str, int]:
+    """Write page and CSV into the run's folder, without documents that have labels there.
 
     Args:
         root: The folder of the run.
@@ -111,17 +111,23 @@ def write(root: str, documents: int, overrides: Sequence[str] = ()) -> tuple[str
         overrides: Keys of the configuration that have changed, as key=value.
 
     Returns:
-        The paths of page and CSV.
+        The paths of page and CSV, and the number of labelled documents that were left out.
 
     Raises:
-        ConfigError: If the run is not an extraction, if nothing is answered yet, or if the CSV
-            holds corrections that would be lost.
+        ConfigError: If the run is not an extraction, if nothing is answered yet, if all that is
+            answered has labels, or if the CSV holds corrections that would be lost.
         InputError: If its input cannot be read.
     """
     config = _config(root, overrides)
     table_path = storage.join(root, TABLE)
     _check_no_corrections(table_path, root, config)
-    rows = _chosen_rows(root, documents)
+    labelled = _labels_in_folder(root)
+    rows, left_out = _chosen_rows(root, documents, labelled.keys())
+    if left_out and not rows:
+        raise ConfigError(
+            f"{root}: all {left_out:,} answered documents have labels already, in "
+            f"{storage.join(root, layout.LABELS)}"
+        )
     if not rows:
         raise ConfigError(f"{root}: no document is answered yet")
     texts = documents_at(config, root, rows)
@@ -136,6 +142,7 @@ def write(root: str, documents: int, overrides: Sequence[str] = ()) -> tuple[str
         position=page.position_of(config.input.model_dump(include={"format", "reader"})),
         name=root.rstrip("/").rpartition("/")[2],
         root=root,
+        left_out=left_out,
         columns=COLUMNS,
         script_of="review.js",
     )
@@ -143,21 +150,52 @@ def write(root: str, documents: int, overrides: Sequence[str] = ()) -> tuple[str
     page.put(page_path, html.encode())
     # Spreadsheets recognise UTF-8 by its byte order mark.
     page.put(table_path, _table(shown).encode("utf-8-sig"))
-    return page_path, table_path
+    return page_path, table_path, left_out
+
+
+def _labels_in_folder(root: str) -> dict[str, dict[str, Any]]:
+    """Return the rows of the run's file of labels by document id."""
+    path = storage.join(root, layout.LABELS)
+    if not storage.exists(path):
+        return {}
+    return {key: row for _, key, row in label_rows(path, None)}
 
 
 def _check_no_corrections(path: str, root: str, config: RunConfig) -> None:
-    """Refuse to replace a CSV that a person has worked on."""
+    """Refuse to replace a CSV with corrections that are not in the run's labels."""
     if not storage.exists(path):
         return
     lines = _rows(path, root, config)
-    reviewed = {_position(cells) for _, cells in lines if was_reviewed(cells)}
-    if reviewed:
+    reviewed = {_position(cells): cells["id"] for _, cells in lines if was_reviewed(cells)}
+    if reviewed and not _are_applied(reviewed, lines, path, root, config):
         raise ConfigError(
             f"{path}: holds the review of {counted(len(reviewed), 'document')}, which a new file "
             f"would replace: `raypd review {root} --apply {path}` makes labels of it; then move or "
             "delete the file"
         )
+
+
+def _are_applied(
+    reviewed: Mapping[Position, str],
+    lines: Sequence[tuple[int, dict[str, str]]],
+    path: str,
+    root: str,
+    config: RunConfig,
+) -> bool:
+    """Return whether the run's labels hold the corrections of all reviewed documents of a CSV."""
+    labels = _Labels(path, config.extraction.categories)
+    try:
+        for line, cells in lines:
+            if _position(cells) in reviewed:
+                labels.add(line, cells)
+    except InputError:
+        return False
+    known = _labels_in_folder(root)
+    for position, values in labels.values.items():
+        label = known.get(reviewed[position], {}).get(config.training.labels_column)
+        if label != labels.record(position, values):
+            return False
+    return True
 
 
 def _review_document(
@@ -335,20 +373,36 @@ def _config(root: str, overrides: Sequence[str]) -> RunConfig:
     return config
 
 
-def _chosen_rows(root: str, documents: int) -> dict[Position, dict[str, Any]]:
-    """Choose rows of evenly spread units: half of them the least certain, half at random."""
+def _chosen_rows(
+    root: str, documents: int, labelled: Collection[str] = ()
+) -> tuple[dict[Position, dict[str, Any]], int]:
+    """Choose rows of evenly spread units: half of them the least certain, half at random.
+
+    Args:
+        root: The folder of the run.
+        documents: How many rows to choose.
+        labelled: The ids of documents that are left out.
+
+    Returns:
+        The rows, and the number of documents of these units that were left out.
+    """
     rows: dict[Position, dict[str, Any]] = {}
+    left_out = 0
     objects = spread(sorted(writer.objects(root)), _UNITS)
     for table in unit_rows.of_paths(path for _, path in objects):
         for position, (row,) in by_document(writer.as_records(table)).items():
-            if row["status"] == "ok":
-                rows[position] = record_row(row)
+            if row["status"] != "ok":
+                continue
+            if row["id"] in labelled:
+                left_out += 1
+                continue
+            rows[position] = record_row(row)
     by_confidence = sorted(rows, key=lambda position: (_confidence(rows[position]), position))
     least_certain = by_confidence[: documents // 2]
     candidates = sorted(rows.keys() - set(least_certain))
     count = min(documents - len(least_certain), len(candidates))
     drawn = random.Random(0).sample(candidates, count)
-    return {position: rows[position] for position in [*least_certain, *drawn]}
+    return {position: rows[position] for position in [*least_certain, *drawn]}, left_out
 
 
 def _with_uncertain(value: RowValue, category: Category) -> RowValue:

@@ -78,7 +78,7 @@ def saved(
 
 
 def test_corrections_become_labels_that_evaluate_reads(run, tmp_path):
-    page, table = review.write(run, 12)
+    page, table, _ = review.write(run, 12)
     html = Path(page).read_text()
     assert "<b>Shoe" not in html
     assert html.count("<article") == 12
@@ -106,8 +106,10 @@ def test_corrections_become_labels_that_evaluate_reads(run, tmp_path):
     where, _, _ = review.apply(run, saved(seen, tmp_path / "some.csv", delimiter=";"), None)
     labels = [json.loads(line) for line in Path(where).read_text().splitlines()]
     assert [row["target"] for row in labels] == [{"Color": None}] * 12
-    # The same are drawn again.
-    assert Path(review.write(run, 12)[1]).read_bytes() == Path(table).read_bytes()
+    # The same are drawn again, if none has labels in the run's folder.
+    Path(where).unlink()
+    drawn = Path(table).read_bytes()
+    assert Path(review.write(run, 12)[1]).read_bytes() == drawn
 
 
 @pytest.mark.parametrize(
@@ -127,7 +129,7 @@ def test_an_unsure_value_stands_in_its_box_as_the_model_gave_it(run, monkeypatch
         RowValue("", "Color", None, "unsure", 0.2, '"Red"'),
     ]
     monkeypatch.setattr(review, "row_values", lambda row: unsure)
-    page, table = review.write(run, 1)
+    page, table, _ = review.write(run, 1)
     assert [(row["attribute"], row["correct"]) for row in corrected(table)] == [
         ("Size", "7.5"),
         ("Color", "red"),
@@ -138,7 +140,7 @@ def test_an_unsure_value_stands_in_its_box_as_the_model_gave_it(run, monkeypatch
 def test_half_of_them_are_the_least_sure(run, monkeypatch):
     monkeypatch.setattr(review, "_confidence", lambda row: 1 / (1 + row["row"]))  # the last ones
     rows = sorted({int(row["row"]) for row in corrected(review.write(run, 8)[1])})
-    last = sorted(place for _, place in review._chosen_rows(run, 40))
+    last = sorted(place for _, place in review._chosen_rows(run, 40)[0])
     assert set(last[-4:]) <= set(rows)
     assert set(last[-8:]) != set(rows)  # the others are drawn
 
@@ -236,7 +238,7 @@ def test_a_browser_saves_what_was_looked_at(run, tmp_path, browser):
 
 
 def test_documents_that_nobody_reviewed_become_no_labels(run, tmp_path):
-    _, table = review.write(run, 6)
+    _, table, _ = review.write(run, 6)
     with pytest.raises(InputError, match="nobody has reviewed"):
         review.apply(run, table, None)
     with open(table, encoding="utf-8-sig", newline="") as file:
@@ -281,19 +283,36 @@ def test_a_number_that_an_export_writes_in_another_way_is_no_correction() -> Non
 
 
 def test_a_new_review_never_replaces_corrections_that_are_in_the_file(run, tmp_path):
-    _, table = review.write(run, 6)
+    _, table, _ = review.write(run, 6)
     saved(corrected(table, Brand="Acme"), Path(table))
     edited = Path(table).read_bytes()
     with pytest.raises(ConfigError, match="holds the review of 6 documents"):
         review.write(run, 6)
     assert Path(table).read_bytes() == edited
     review.apply(run, table, None)
-    Path(table).unlink()
+    # The labels hold what the file held.
     review.write(run, 6)
 
 
+def test_a_second_review_shows_documents_without_labels(run, tmp_path):
+    _, table, left_out = review.write(run, 6)
+    assert left_out == 0
+    first = corrected(table, Brand="Acme")
+    review.apply(run, saved(first, tmp_path / "first.csv"), None)
+    page, table, left_out = review.write(run, 60)
+    assert left_out == 6
+    assert "6 documents with labels are left out." in Path(page).read_text()
+    second = corrected(table, Brand="Bolt")
+    assert {row["id"] for row in second}.isdisjoint(row["id"] for row in first)
+    assert len({row["id"] for row in second}) == 34
+    _, count, new = review.apply(run, saved(second, tmp_path / "second.csv"), None)
+    assert (count, new) == (40, 34)
+    with pytest.raises(ConfigError, match="all 40 answered documents have labels already"):
+        review.write(run, 6)
+
+
 def test_applying_another_file_keeps_the_labels_of_other_documents(run, tmp_path):
-    _, table = review.write(run, 6)
+    _, table, _ = review.write(run, 6)
     rows = corrected(table, Brand="Acme")
     where, count, new = review.apply(run, saved(rows, tmp_path / "first.csv"), None)
     assert count == new == 6
