@@ -28,7 +28,7 @@ from raypd.dataset import (
 )
 from raypd.errors import ConfigError, InputError, raised_as
 from raypd.report.texts import marked, text_in
-from raypd.run import Unit, by_document, layout, load_run, spread
+from raypd.run import Unit, by_document, layout, load_record, load_run, spread
 from raypd.schema import Attribute
 from raypd.tasks import (
     Document,
@@ -143,6 +143,7 @@ def write(root: str, documents: int, overrides: Sequence[str] = ()) -> tuple[str
         name=root.rstrip("/").rpartition("/")[2],
         root=root,
         left_out=left_out,
+        run=_name_of_run(root),
         columns=COLUMNS,
         script_of="review.js",
     )
@@ -151,6 +152,12 @@ def write(root: str, documents: int, overrides: Sequence[str] = ()) -> tuple[str
     # Spreadsheets recognise UTF-8 by its byte order mark.
     page.put(table_path, _table(shown).encode("utf-8-sig"))
     return page_path, table_path, left_out
+
+
+def _name_of_run(root: str) -> str:
+    """Return what tells a run from all others, also from an earlier one in its folder."""
+    record = load_record(root)
+    return f"{root} {record.fingerprint} {record.created}"
 
 
 def _labels_in_folder(root: str) -> dict[str, dict[str, Any]]:

@@ -352,3 +352,73 @@ def test_a_browser_edits_choices_and_lists_and_advances_with_enter(run, tmp_path
     assert target["Color"] == "blue"
     assert target["New"] is True
     assert target["Tags"] == ["a, b", "c"]
+
+
+@pytest.fixture
+def closable(browser):
+    """A context of the browser with storage of its own, in which a page can be opened again."""
+    context = browser.new_context()
+    yield context
+    context.close()
+
+
+def test_a_review_is_still_there_when_the_page_is_loaded_again(run, tmp_path, closable):
+    view = closable.new_page()
+    problems: list[str] = []
+    view.on("pageerror", lambda error: problems.append(str(error)))
+    path = review.write(run, 3)[0]
+    view.goto(f"file://{path}")
+    first = view.locator("article").nth(0)
+    first.locator(".field[data-name=Brand] .box").fill("Acme")
+    first.locator(".field[data-name=Color] select").select_option("blue")
+    tags = first.locator(".field[data-name=Tags]")
+    while tags.locator(".drop").count():
+        tags.locator(".drop").first.click()
+    for item in ("a, b", "c"):
+        tags.locator(".more").click()
+        tags.locator(".box").last.fill(item)
+    view.locator("article").nth(1).locator(".looked").check()
+    view.locator("article").nth(2).locator(".looked").check()
+    view.locator("article").nth(2).locator(".looked").uncheck()
+    view.reload()
+    assert view.inner_text("#done") == "2 of 3 reviewed"
+    view.close()
+    view = closable.new_page()
+    view.on("pageerror", lambda error: problems.append(str(error)))
+    view.goto(f"file://{path}")
+    assert view.inner_text("#done") == "2 of 3 reviewed"
+    with view.expect_download() as download:
+        view.click("#save")
+    download.value.save_as(tmp_path / "saved.csv")
+    where, count, _ = review.apply(run, str(tmp_path / "saved.csv"), None)
+    assert count == 2
+    target = json.loads(Path(where).read_text().splitlines()[0])["target"]
+    assert target["Brand"] == "Acme"
+    assert target["Color"] == "blue"
+    assert target["Tags"] == ["a, b", "c"]
+    # Another run of the same documents begins anew.
+    record = json.loads(Path(run, "run.json").read_text())
+    Path(run, "run.json").write_text(json.dumps({**record, "created": "2020-01-01T00:00:00Z"}))
+    Path(where).unlink()
+    view.goto(f"file://{review.write(run, 3)[0]}")
+    assert view.inner_text("#done") == "0 of 3 reviewed"
+    assert problems == []
+
+
+def test_without_storage_the_browser_asks_before_a_review_is_lost(run, closable):
+    full = "Storage.prototype.setItem = () => { throw new DOMException('full'); };"
+    closable.add_init_script(full)
+    view = closable.new_page()
+    dialogs: list[str] = []
+    view.on("dialog", lambda dialog: (dialogs.append(dialog.type), dialog.accept()))
+    view.goto(f"file://{review.write(run, 3)[0]}")
+    view.reload()
+    assert dialogs == []
+    view.locator(".field[data-name=Brand] .box").first.fill("Acme")
+    view.reload()
+    assert dialogs == ["beforeunload"]
+    view.locator(".field[data-name=Brand] .box").first.fill("Acme")
+    with view.expect_download():
+        view.click("#save")
+    view.reload()
+    assert dialogs == ["beforeunload"]

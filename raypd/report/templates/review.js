@@ -39,7 +39,61 @@
     if (same) return value;
     return now.length ? JSON.stringify(now) : "";
   };
-  const reviewed = (article) => { looked(article).checked = true; say(); };
+  // The review is kept in the browser, so that a page that is loaded again still has it.
+  const key = `raypd review ${list.dataset.run}`;
+  const nameOf = (article) => JSON.stringify([article.dataset.source, article.dataset.row]);
+  const fieldsOf = (article) => Array.from(article.querySelectorAll(".field"));
+  let lost = false;  // whether the review would be lost with the page
+  const kept = () => {
+    try { return JSON.parse(localStorage.getItem(key)) || {}; } catch { return {}; }
+  };
+  const keep = (article) => {
+    const boxes = {};
+    for (const field of fieldsOf(article)) {
+      boxes[field.dataset.name] = Array.from(field.querySelectorAll(".box"), (box) => box.value);
+    }
+    const state = kept();
+    state[nameOf(article)] = { looked: looked(article).checked, boxes };
+    try {
+      localStorage.setItem(key, JSON.stringify(state));
+    } catch {
+      lost = true;
+    }
+  };
+  window.addEventListener("beforeunload", (event) => {
+    if (lost) event.preventDefault();
+  });
+  const reviewed = (article) => { looked(article).checked = true; keep(article); say(); };
+  const addItem = (field) => {
+    const item = document.createElement("span");
+    item.className = "item";
+    const box = document.createElement("input");
+    box.type = "text";
+    box.className = "box";
+    box.autocomplete = "off";
+    box.setAttribute("aria-label", `${field.dataset.name}, new item`);
+    const drop = document.createElement("button");
+    drop.type = "button";
+    drop.className = "drop";
+    drop.textContent = "×";
+    drop.setAttribute("aria-label", "Remove this item");
+    item.append(box, drop);
+    field.querySelector(".more").before(item);
+    return box;
+  };
+  const restore = (article, state) => {
+    looked(article).checked = state.looked === true;
+    for (const field of fieldsOf(article)) {
+      const texts = state.boxes?.[field.dataset.name];
+      if (!Array.isArray(texts)) continue;
+      if (field.dataset.kind === "list") {
+        for (const item of field.querySelectorAll(".item")) item.remove();
+        for (const text of texts) addItem(field).value = text;
+      } else if (texts.length) {
+        field.querySelector(".box").value = texts[0];
+      }
+    }
+  };
   const advance = (article) => {
     reviewed(article);
     const next = articles[articles.indexOf(article) + 1];
@@ -64,25 +118,14 @@
         reviewed(article);
       }
       if (event.target.classList.contains("more")) {
-        const item = document.createElement("span");
-        item.className = "item";
-        const box = document.createElement("input");
-        box.type = "text";
-        box.className = "box";
-        box.autocomplete = "off";
-        box.setAttribute("aria-label", `${event.target.closest(".field").dataset.name}, new item`);
-        const drop = document.createElement("button");
-        drop.type = "button";
-        drop.className = "drop";
-        drop.textContent = "×";
-        drop.setAttribute("aria-label", "Remove this item");
-        item.append(box, drop);
-        event.target.before(item);
-        box.focus();
+        addItem(event.target.closest(".field")).focus();
       }
     });
   }
-  list.addEventListener("change", say);
+  list.addEventListener("change", (event) => {
+    keep(event.target.closest("article"));
+    say();
+  });
   document.getElementById("save").addEventListener("click", () => {
     if (!say()) { done.textContent = "nothing is reviewed yet"; return; }
     const lines = [list.dataset.columns];
@@ -99,6 +142,12 @@
     link.download = "review.csv";
     link.click();
     URL.revokeObjectURL(link.href);
+    lost = false;
   });
+  const before = kept();
+  for (const article of articles) {
+    const state = before[nameOf(article)];
+    if (state) restore(article, state);
+  }
   say();
 })();
