@@ -38,6 +38,7 @@ from raypd.estimation.roofline import DocumentTokens
 from raypd.estimation.sampling import CorpusSample
 from raypd.estimation.views import show_estimate
 from raypd.run import Interrupted, RecordError, RunRecord, layout, left_out, output_folder, records
+from raypd.tasks import untrained
 from raypd.text import counted
 
 # Seconds to measure autoregressive decoding, unless --minutes is given.
@@ -379,6 +380,13 @@ def _notes(config: RunConfig, sample: CorpusSample, profiled: Profile) -> list[s
     return notes
 
 
+def _is_trained(config: RunConfig | None, model: str) -> bool:
+    """Return whether a configuration's weights of this model are trained for hyper_parallel."""
+    if config is None or config.model.name != model:
+        return False
+    return config.decoding.method == "hyper_parallel" and untrained(config) is None
+
+
 def _with_given_speed(config: RunConfig | None, options: EstimateOptions) -> Estimate:
     """Estimate from a speed that is given or predicted.
 
@@ -403,7 +411,8 @@ def _with_given_speed(config: RunConfig | None, options: EstimateOptions) -> Est
         notes.append(f"assumed per document: {tokens.describe()} ({source})")
         if kv_cache != "auto":
             notes.append(f"with model.kv_cache {kv_cache}: 1 byte for each number of the KV cache")
-        notes.append(_NEEDS_TRAINING)
+        if not _is_trained(config, options.model):
+            notes.append(_NEEDS_TRAINING)
         notes.append(_PREDICTED)
     else:
         method = "given"

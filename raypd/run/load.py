@@ -1,6 +1,7 @@
 """Load the configuration of an earlier run from its folder."""
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import raypd.run.layout as layout
@@ -82,6 +83,8 @@ def _why_no_run(output: str) -> str:
             "no night was successful yet; each folder in nights/ is a run of its own that you can "
             "inspect"
         )
+    if storage.exists(storage.join(output, layout.FIT)):
+        return _about_fit(output)
     if storage.exists(storage.join(output, layout.ESTIMATE)):
         return (
             "no run here yet, only an estimate. Start the run, or show the estimate with "
@@ -91,6 +94,19 @@ def _why_no_run(output: str) -> str:
         "no run here (run.json is missing): give the output.path of a run, or wait, because a job "
         "that was submitted may not have started yet (`ray job status ID`)"
     )
+
+
+def _about_fit(output: str) -> str:
+    """Return what to look at in the folder of a fit, which holds runs and is none itself."""
+    says = (
+        "is the folder of a fit, which is no run. Its terminal shows how far it is, and "
+        f"{storage.join(output, layout.REPORT)} the result when it has ended"
+    )
+    runs = list(Path(output).rglob(layout.RUN))
+    if not runs:
+        return says
+    latest = max(runs, key=lambda path: path.stat().st_mtime).parent
+    return f"{says}. `raypd status {latest}` shows its latest run"
 
 
 def load_run(output: str, overrides: list[str]) -> RunConfig:

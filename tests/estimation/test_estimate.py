@@ -39,7 +39,7 @@ from raypd.estimation import (
     workload,
 )
 from raypd.estimation.bootstrap import Array, exact, figure
-from raypd.estimation.estimate import estimate
+from raypd.estimation.estimate import _NEEDS_TRAINING, estimate
 from raypd.estimation.machines import EstimateOptions, NodeKind, Overhead
 from raypd.estimation.profile import DocumentCost, Profile, Profiler, WorkerFacts, most_in_flight
 from raypd.estimation.records import Estimate, Figure
@@ -767,6 +767,21 @@ def test_names_of_gpus(name: str, memory: float, gpu: str | None) -> None:
 def test_mistakes_are_told(given: dict, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         estimate(None, EstimateOptions(**given))
+
+
+def test_a_prediction_of_weights_that_are_trained_for_the_method_does_not_ask_for_a_training(
+    tmp_path, monkeypatch
+) -> None:
+    config = with_changes(corpus(tmp_path, 8), {"decoding.method": "hyper_parallel"})
+    options = EstimateOptions(model="Qwen/Qwen3-8B", instances=["g6e.xlarge"])
+    named = with_changes(config, {"model.name": "Qwen/Qwen3-8B"})
+    note = _NEEDS_TRAINING
+    monkeypatch.setattr("raypd.estimation.estimate.untrained", lambda config: "no card")
+    assert note in estimate(named, options).notes
+    monkeypatch.setattr("raypd.estimation.estimate.untrained", lambda config: None)
+    assert note not in estimate(named, options).notes
+    # The card is of another model than the predicted one.
+    assert note in estimate(config, options).notes
 
 
 def test_a_prediction_takes_the_tokens_of_the_configuration(tmp_path, capsys) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import json
+import os
 import shlex
 import time
 from dataclasses import replace
@@ -13,11 +14,13 @@ import pandas as pd
 import pyarrow.dataset as ds
 import pytest
 import yaml
+from typer.testing import CliRunner
 
 from raypd.answering.components import build
 from raypd.billing import book
 from raypd.billing.bill import Bill
 from raypd.billing.budget import BudgetReached
+from raypd.cli.main import app
 from raypd.cluster import driver, one_worker, ray_session
 from raypd.cluster.driver import run_extract
 from raypd.config import RunConfig
@@ -38,7 +41,7 @@ from raypd.fitting.fit import (
 )
 from raypd.fitting.parts import PARTS, parts_of, split
 from raypd.fitting.result import AS_CONFIGURED, TEACHER, CandidateScore, FitResult
-from raypd.run import records
+from raypd.run import load_record, records
 from raypd.run.console import Interrupted
 from raypd.run.manifest import Manifest
 from raypd.training import teacher
@@ -749,3 +752,18 @@ def test_the_command_of_terminal_and_page_runs_beside_the_run_that_was_there(yam
     assert "not trained for your documents" not in written
     says(written, "good: ", "Its model was trained on 55 labelled documents", f"Made from {path}")
     assert not (tmp_path / "best.yaml").exists()
+
+
+def test_the_status_of_a_fit_names_its_latest_run(tmp_path):
+    """It is a folder of runs, and none itself."""
+    (tmp_path / "fit.json").write_text("{}")
+    with pytest.raises(ConfigError, match=r"is the folder of a fit.*result when it has ended$"):
+        load_record(str(tmp_path))
+    for number, name in enumerate(("configured", "candidates/lora/100/test")):
+        folder = tmp_path / name
+        folder.mkdir(parents=True)
+        (folder / "run.json").write_text("{}")
+        os.utime(folder / "run.json", (number, number))
+    done = CliRunner().invoke(app, ["status", str(tmp_path)])
+    assert isinstance(done.exception, ConfigError)
+    assert f"`raypd status {folder}` shows its latest run" in str(done.exception)
