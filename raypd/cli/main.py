@@ -307,12 +307,14 @@ def evaluate(
         return
     print(clean(scoring.describe(evaluation)))
     try:
-        path = scoring.write_page(run, labels, evaluation, labels_column, tolerance)
+        written = scoring.write_page(run, labels, evaluation, labels_column, tolerance)
+        if written is not None:
+            path, replaced = written
+            note = f" (in place of the page with the labels {replaced})" if replaced else ""
+            print(clean(f"wrong values: {path}{note}"))
     except UserError as error:
         # The scores are valid without the page.
-        path = f"no page: {error}"
-    if path is not None:
-        print(clean(f"wrong values: {path}"))
+        print(clean(f"wrong values: no page: {error}"))
     _print_next(_after_evaluation(run, labels, evaluation, labels_column, tolerance))
 
 
@@ -628,8 +630,12 @@ def review(
             print(f"left out: {counted(left_out, 'document')} with labels in the run's folder")
         _print_next(f"correct the values in either file, then `raypd review {run} --apply FILE`")
         return
-    labels, count, new = reviews.apply(root, apply, output, overrides or [])
+    labels, count, new, changed = reviews.apply(root, apply, output, overrides or [])
     print(clean(f"labels: {labels} ({counted(count, 'document')}, {new:,} of them from {apply})"))
+    print(
+        f"{counted(changed, 'value')} changed. The labels hold the corrections; the answers of the "
+        "run stay as they are"
+    )
     if count < LABELS_NEEDED:
         print(
             f"`raypd fit` needs about {LABELS_NEEDED} labelled documents: label "

@@ -3,7 +3,9 @@
 Each stands beside its label, with the reason why it is wrong.
 """
 
+import html as html_text
 import json
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -44,6 +46,8 @@ Counts = dict[tuple[str, str], Counter[str]]
 # Of a point in the chart, and what stands beside its axes, in pixels.
 _SQUARE = 8
 _BESIDE_AXES = 60
+# The file of labels in a page.
+_LABELS = re.compile('<main data-labels="([^"]*)">')
 _MEASURES = ("scored F1", "strict F1", "values right")
 
 
@@ -76,7 +80,7 @@ class WrongDocument:
 
 def write_page(
     run: str, labels: str, evaluation: Evaluation, labels_column: str, tolerance: float
-) -> str | None:
+) -> tuple[str, str] | None:
     """Write the page of an extraction into the run's folder.
 
     Args:
@@ -87,7 +91,8 @@ def write_page(
         tolerance: The share by which a number may differ from its label.
 
     Returns:
-        The path of the page; None if the run is no extraction.
+        The path of the page, and the file of labels whose page it replaces ("" for none, or the
+        same); None if the run is no extraction.
 
     Raises:
         ConfigError: If there is no run in the folder.
@@ -117,6 +122,7 @@ def write_page(
         "evaluation.html.j2",
         name=root.rstrip("/").rpartition("/")[2],
         labels=labels,
+        labels_path=storage.absolute(labels),
         measures=measures,
         heads=["attribute", "F1", "right", *REASONS],
         attributes=_rows(counts, evaluation),
@@ -128,8 +134,17 @@ def write_page(
         wrong=len(documents),
     )
     path = storage.join(root, layout.EVALUATION)
+    replaced = _labels_of_page(path)
     page.put(path, html.encode())
-    return path
+    return path, "" if replaced == storage.absolute(labels) else replaced
+
+
+def _labels_of_page(path: str) -> str:
+    """Return the file of labels that a page is of; "" if there is no page, or it does not say."""
+    if not storage.exists(path):
+        return ""
+    found = _LABELS.search(storage.read(path).decode(errors="replace"))
+    return html_text.unescape(found[1]) if found else ""
 
 
 def _add_texts(documents: Sequence[WrongDocument], config: RunConfig, root: str) -> None:

@@ -249,7 +249,7 @@ def _box(value: RowValue, category: Category) -> ReviewBox:
 
 def apply(
     root: str, file: str, output: str | None, overrides: Sequence[str] = ()
-) -> tuple[str, int, int]:
+) -> tuple[str, int, int, int]:
     """Turn a corrected CSV into labels.
 
     The labels of other documents in the run's file of labels are kept.
@@ -261,8 +261,8 @@ def apply(
         overrides: Keys of the configuration that have changed, as key=value.
 
     Returns:
-        The path of the labels, the number of documents in the file, and how many of them the CSV
-        has.
+        The path of the labels, the number of documents in the file, how many of them the CSV has,
+        and the number of values that the CSV changes.
 
     Raises:
         ConfigError: If the run is not an extraction.
@@ -277,9 +277,13 @@ def apply(
             f"{file}: nobody has reviewed a document: put an x into the column `reviewed` of a "
             "document's lines, or change `correct`"
         )
+    changed = set()
     for line, cells in lines_of_file:
-        if _position(cells) in reviewed:
-            labels.add(line, cells)
+        if _position(cells) not in reviewed:
+            continue
+        labels.add(line, cells)
+        if cells["correct"] != cells["value"]:
+            changed.add((_position(cells), cells["attribute"]))
     documents = documents_at(config, root, labels.values)
     missing = sorted(labels.values.keys() - documents.keys())
     if missing:
@@ -304,7 +308,7 @@ def apply(
         }
         lines.append(json.dumps(labelled, ensure_ascii=False, default=str) + "\n")
     page.put(path, "".join(lines).encode())
-    return path, len(lines), len(labels.values)
+    return path, len(lines), len(labels.values), len(changed)
 
 
 class _Labels:

@@ -602,7 +602,9 @@ def test_each_attribute_has_an_f1_and_the_lowest_is_first(run):
 
 
 def test_the_page_shows_labels_beside_values_and_runs_nothing(run, browser):  # noqa: F811
-    path = Path(page.write_page(*run, evaluate(*run), "target", 0.0))
+    written = page.write_page(*run, evaluate(*run), "target", 0.0)
+    assert written is not None
+    path = Path(written[0])
     tab, requests, errors = open_page(browser, path, viewport=PHONE)
     assert requests == [path.as_uri()]
     assert errors == []
@@ -636,6 +638,20 @@ def test_figures_are_shown_even_if_the_page_cannot_be_complete(run, tmp_path, lo
         html = Path(tmp_path, "run", layout.EVALUATION).read_text()
         assert "Without the documents" in html
         assert html.count("<article") == 6
+
+
+def test_a_page_that_is_replaced_by_one_of_other_labels_is_named(run, tmp_path):
+    def printed(labels: str) -> str:
+        done = CliRunner().invoke(app, ["evaluate", run[0], labels])
+        assert done.exit_code == 0, done.output
+        return done.output
+
+    other = tmp_path / "a & b.jsonl"
+    other.write_text(Path(run[1]).read_text())
+    assert "in place of" not in printed(run[1])
+    assert "in place of" not in printed(run[1])
+    assert f"(in place of the page with the labels {run[1]})" in printed(str(other))
+    assert f"(in place of the page with the labels {other})" in printed(run[1])
 
 
 def drawn(count: int, seed: int) -> list[LabelledValue]:

@@ -86,7 +86,7 @@ def test_corrections_become_labels_that_evaluate_reads(run, tmp_path):
         table, Brand="'=1+1", Size="", Color="blue", Tags='["a", "b"]', New="TRUE"
     )  # as a spreadsheet has it
     assert all(row["id"].startswith("'=") for row in rows)  # no spreadsheet runs it
-    where, count, _ = review.apply(run, saved(rows, tmp_path / "mine.csv"), None)
+    where, count, _, _ = review.apply(run, saved(rows, tmp_path / "mine.csv"), None)
     labels = [json.loads(line) for line in Path(where).read_text().splitlines()]
     assert count == len(labels) == 12
     first = labels[0]
@@ -103,7 +103,7 @@ def test_corrections_become_labels_that_evaluate_reads(run, tmp_path):
     assert evaluate(run, where).unlabelled == 28
     # The other lines were deleted.
     seen = [row for row in corrected(table, Color="N/A") if row["attribute"] == "Color"]
-    where, _, _ = review.apply(run, saved(seen, tmp_path / "some.csv", delimiter=";"), None)
+    where, _, _, _ = review.apply(run, saved(seen, tmp_path / "some.csv", delimiter=";"), None)
     labels = [json.loads(line) for line in Path(where).read_text().splitlines()]
     assert [row["target"] for row in labels] == [{"Color": None}] * 12
     # The same are drawn again, if none has labels in the run's folder.
@@ -118,7 +118,7 @@ def test_corrections_become_labels_that_evaluate_reads(run, tmp_path):
 def test_a_spreadsheet_may_save_corrections_in_its_own_encoding(run, tmp_path, encoding, delimiter):
     rows = corrected(review.write(run, 4)[1], Brand="Möbelhäuser in München, Köln und Österreich")
     file = saved(rows, tmp_path / "mine.csv", delimiter, encoding)
-    labels, _, _ = review.apply(run, file, None)
+    labels, _, _, _ = review.apply(run, file, None)
     for line in Path(labels).read_text().splitlines():
         assert json.loads(line)["target"]["Brand"] == "Möbelhäuser in München, Köln und Österreich"
 
@@ -175,7 +175,7 @@ def test_what_cannot_be_a_label_is_named_with_its_line(change, message, run, tmp
 def test_lines_that_contradict_each_other_are_refused_and_the_same_twice_is_no_fault(run, tmp_path):
     rows = corrected(review.write(run, 2)[1], Color="red")
     first = next(row for row in rows if row["attribute"] == "Color")
-    _, count, _ = review.apply(run, saved([*rows, first], tmp_path / "twice.csv"), None)
+    _, count, _, _ = review.apply(run, saved([*rows, first], tmp_path / "twice.csv"), None)
     assert count == 2
     rows.append({**first, "correct": "blue"})
     line = len(rows) + 1
@@ -206,7 +206,7 @@ def test_no_cell_begins_as_a_formula_and_each_is_read_back(run, tmp_path, monkey
     )
     rows = corrected(review.write(run, 1)[1])
     assert [row["correct"] for row in rows] == ["'" + text]
-    where, _, _ = review.apply(run, saved(rows, tmp_path / "mine.csv"), None)
+    where, _, _, _ = review.apply(run, saved(rows, tmp_path / "mine.csv"), None)
     assert json.loads(Path(where).read_text())["target"] == {"Brand": text.strip()}
 
 
@@ -231,7 +231,9 @@ def test_a_browser_saves_what_was_looked_at(run, tmp_path, browser):
         view.click("#save")
     download.value.save_as(tmp_path / "saved.csv")
     assert '"\'\uff1da ""b"", c"' in (tmp_path / "saved.csv").read_text()
-    where, count, _ = review.apply(run, str(tmp_path / "saved.csv"), str(tmp_path / "mine.jsonl"))
+    where, count, _, _ = review.apply(
+        run, str(tmp_path / "saved.csv"), str(tmp_path / "mine.jsonl")
+    )
     assert count == 1
     assert json.loads(Path(where).read_text())["target"]["Brand"] == '\uff1da "b", c'
     assert problems == []
@@ -249,9 +251,10 @@ def test_documents_that_nobody_reviewed_become_no_labels(run, tmp_path):
         if row["id"] == marked:
             row["reviewed"] = "x"
     rows[-1]["correct"] = "" if rows[-1]["value"] else "true"
-    where, count, _ = review.apply(run, saved(rows, tmp_path / "mine.csv"), None)
+    where, count, _, values = review.apply(run, saved(rows, tmp_path / "mine.csv"), None)
     labels = [json.loads(line) for line in Path(where).read_text().splitlines()]
     assert count == 2
+    assert values == 1
     assert {"'" + label["id"] for label in labels} == {marked, changed}
     # `evaluate` reads the corrected file itself, and as `--apply` does.
     by_file = evaluate(run, str(tmp_path / "mine.csv"))
@@ -266,8 +269,9 @@ def test_a_corrected_export_is_applied_for_its_changed_documents_alone(run, tmp_
     with open(path, encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))
     rows[3]["Tags"] = "a; b"
-    where, count, _ = review.apply(run, saved(rows, tmp_path / "mine.csv"), None)
+    where, count, _, changed = review.apply(run, saved(rows, tmp_path / "mine.csv"), None)
     assert count == 1
+    assert changed == 1
     label = json.loads(Path(where).read_text())
     assert label["target"]["Tags"] == ["a", "b"]
     assert label["id"] == "=3"
@@ -305,7 +309,7 @@ def test_a_second_review_shows_documents_without_labels(run, tmp_path):
     second = corrected(table, Brand="Bolt")
     assert {row["id"] for row in second}.isdisjoint(row["id"] for row in first)
     assert len({row["id"] for row in second}) == 34
-    _, count, new = review.apply(run, saved(second, tmp_path / "second.csv"), None)
+    _, count, new, _ = review.apply(run, saved(second, tmp_path / "second.csv"), None)
     assert (count, new) == (40, 34)
     with pytest.raises(ConfigError, match="all 40 answered documents have labels already"):
         review.write(run, 6)
@@ -314,11 +318,11 @@ def test_a_second_review_shows_documents_without_labels(run, tmp_path):
 def test_applying_another_file_keeps_the_labels_of_other_documents(run, tmp_path):
     _, table, _ = review.write(run, 6)
     rows = corrected(table, Brand="Acme")
-    where, count, new = review.apply(run, saved(rows, tmp_path / "first.csv"), None)
+    where, count, new, _ = review.apply(run, saved(rows, tmp_path / "first.csv"), None)
     assert count == new == 6
     ids = {json.loads(line)["id"] for line in Path(where).read_text().splitlines()}
     of_one = [row for row in corrected(table, Brand="Bolt") if row["id"] == rows[0]["id"]]
-    where, count, new = review.apply(run, saved(of_one, tmp_path / "second.csv"), None)
+    where, count, new, _ = review.apply(run, saved(of_one, tmp_path / "second.csv"), None)
     assert count == 6
     assert new == 1
     labels = [json.loads(line) for line in Path(where).read_text().splitlines()]
@@ -346,7 +350,7 @@ def test_a_browser_edits_choices_and_lists_and_advances_with_enter(run, tmp_path
     with view.expect_download() as download:
         view.click("#save")
     download.value.save_as(tmp_path / "saved.csv")
-    where, count, _ = review.apply(run, str(tmp_path / "saved.csv"), None)
+    where, count, _, _ = review.apply(run, str(tmp_path / "saved.csv"), None)
     assert count == 2
     target = json.loads(Path(where).read_text().splitlines()[0])["target"]
     assert target["Color"] == "blue"
@@ -390,7 +394,7 @@ def test_a_review_is_still_there_when_the_page_is_loaded_again(run, tmp_path, cl
     with view.expect_download() as download:
         view.click("#save")
     download.value.save_as(tmp_path / "saved.csv")
-    where, count, _ = review.apply(run, str(tmp_path / "saved.csv"), None)
+    where, count, _, _ = review.apply(run, str(tmp_path / "saved.csv"), None)
     assert count == 2
     target = json.loads(Path(where).read_text().splitlines()[0])["target"]
     assert target["Brand"] == "Acme"
