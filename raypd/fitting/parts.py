@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from collections.abc import Collection
 
 from raypd import storage
 from raypd.config import LABELS_NEEDED, RunConfig
@@ -15,7 +16,7 @@ from raypd.fitting.labels import (
     usable_rows,
     write_rows,
 )
-from raypd.tasks import Document, LabelledExamples, text_of, words_of
+from raypd.tasks import Document, LabelledExamples, text_of, trained_on_of, words_of
 from raypd.text import counted
 
 PARTS = ("train", "validation", "test")
@@ -89,19 +90,26 @@ def _write_parts(context: FitContext, paths: dict[str, str]) -> None:
 
 
 def split(
-    rows: list[Row], config: RunConfig, test_share: float | None = None
+    rows: list[Row],
+    config: RunConfig,
+    test_share: float | None = None,
+    seen: Collection[str] | None = None,
 ) -> dict[str, list[Row]]:
     """Split labelled documents into parts.
 
-    Every category is in every part in proportion. Documents with the same text are in one part, and
-    the examples that the prompt shows are in train.
+    Every category is in every part in proportion. Documents with the same text are in one part. The
+    examples that the prompt shows are in train, and so are documents that a model was trained on
+    before this fit, because no F1 may be measured on them.
 
     Args:
         rows: The labelled documents.
         config: The configuration of the fit.
         test_share: The share of test; None for `fit.test_share`. It is raised until test has
             enough documents.
+        seen: The ids of the documents that a model was trained on before; None to look for them.
     """
+    if seen is None:
+        seen = _seen_before(rows, config)
     if test_share is None:
         test_share = config.fit.test_share
     validation_end = test_share + config.training.validation_share
@@ -109,7 +117,8 @@ def split(
     parts: dict[str, list[Row]] = {part: [] for part in PARTS}
     for number, group in enumerate(_ordered_groups(rows, config)):
         position = (number * _GOLDEN_RATIO) % 1
-        if shown and _words(group[0], config) in shown:
+        is_shown = bool(shown) and _words(group[0], config) in shown
+        if is_shown or any(row["id"] in seen for row in group):
             parts["train"] += group
         elif position < test_share:
             parts["test"] += group
@@ -118,7 +127,7 @@ def split(
         else:
             parts["train"] += group
     if len(parts["test"]) < MIN_DOCUMENTS["test"] and test_share < _MAX_TEST_SHARE:
-        return split(rows, config, test_share + 0.02)
+        return split(rows, config, test_share + 0.02, seen)
     # In this order, the first documents of train are a sample of it.
     parts["train"].sort(key=lambda row: _random_key(row["id"], config))
     return parts
@@ -152,6 +161,20 @@ def _texts_in_prompt(config: RunConfig) -> set[str]:
         for text, _ in examples.in_common(category):
             words.add(words_of(text))
     return words
+
+
+def _seen_before(rows: list[Row], config: RunConfig) -> set[str]:
+    """Return the ids of documents that a model of the fit was trained or validated on before."""
+    labels = {row["id"]: row for row in rows}
+    seen: set[str] = set()
+    for changes in ({}, *config.fit.candidates.values()):
+        model = {"name": config.model.name, "adapter": config.model.adapter}
+        for key in model:
+            model[key] = changes.get(f"model.{key}", model[key])
+        documents = trained_on_of(model)
+        if documents.ids:
+            seen |= documents.among(labels, config.text_columns())
+    return seen
 
 
 def _words(row: Row, config: RunConfig) -> str:

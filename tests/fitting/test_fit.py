@@ -44,6 +44,7 @@ from raypd.fitting.result import AS_CONFIGURED, TEACHER, CandidateScore, FitResu
 from raypd.run import load_record, records
 from raypd.run.console import Interrupted
 from raypd.run.manifest import Manifest
+from raypd.tasks import Document, trained_on
 from raypd.training import teacher
 from raypd.training.job import run_training
 from tests.runs import extraction, run_config, run_here, says, with_keys, write_rows
@@ -516,6 +517,24 @@ def test_the_examples_of_the_prompt_are_in_train(tmp_path):
     config = run_config({**extraction(c=["a"]), "examples": examples})
     parts = split(rows_of([f"t{n}" for n in range(200)]), config)
     assert {str(n) for n in range(20)} <= {row["id"] for row in parts["train"]}
+
+
+@pytest.mark.parametrize("of_candidate", [False, True])
+def test_documents_that_trained_a_model_before_are_in_train(tmp_path, of_candidate):
+    """A fit that begins with an adapter of an earlier fit measures no F1 on its documents."""
+    config = run_config()
+    rows = [{"id": str(n), "title": f"text {n}", "target": {}} for n in range(200)]
+    documents = [Document(n, row["id"], row) for n, row in enumerate(rows[:90])]
+    trained_on(documents, config.text_columns()).write(tmp_path)
+    keys = {"model.adapter": str(tmp_path)}
+    if of_candidate:
+        keys = {"fit.candidates": {"again": keys}}
+    before = split(rows, config)
+    parts = split(rows, with_changes(config, keys))
+    known = {row["id"] for row in rows[:90]}
+    assert known <= {row["id"] for row in parts["train"]}
+    assert known & {row["id"] for row in before["test"]}
+    assert len(parts["test"]) >= 30
 
 
 def test_a_label_that_is_the_same_everywhere_is_a_warning():
