@@ -18,7 +18,16 @@ from raypd.errors import ConfigError, InputError, raised_as
 from raypd.estimation import DocumentCost, RemoteProfiler, check_sample, sampling
 from raypd.evaluation.labels import Answers, Labels, labels_in
 from raypd.evaluation.score import Measure, f1_of
-from raypd.tasks import Document, Record, doubt, label_columns, merged, unpacked
+from raypd.tasks import (
+    Document,
+    Record,
+    doubt,
+    label_columns,
+    merged,
+    trained_on_of,
+    unpacked,
+)
+from raypd.text import counted
 
 # Thresholds, the safest first.
 _THRESHOLDS = (1.0, *(step / 20 for step in range(19, 0, -1)))
@@ -45,6 +54,7 @@ class CascadeTuning:
     best: CascadeTrial | None
     floor: float
     documents: int
+    left_out: int = 0  # documents that a model was trained or validated on
 
 
 @dataclass
@@ -87,7 +97,11 @@ def tune_cascade(
     storage.configure(config.storage)
     check_model(config)
     first = with_changes(config, {"cascade": CascadeConfig().model_dump()})
-    documents = _labelled_documents(first, labels, sample)
+    documents, left_out = _unseen(_labelled_documents(first, labels, sample), config)
+    if left_out and not documents:
+        raise InputError(
+            f"{labels}: a model of the cascade was trained on all of these documents; label others"
+        )
     gold = _labels_of(documents, config, labels)
     # An F1 without labels is an error, and should be one before a model is asked.
     f1_of({key: [] for key in gold}, gold, config)
@@ -110,6 +124,7 @@ def tune_cascade(
         best=best,
         floor=floor,
         documents=len(answered),
+        left_out=left_out,
     )
 
 
@@ -129,6 +144,18 @@ def _labelled_documents(config: RunConfig, labels: str, sample: int) -> list[Doc
     }
     reading = with_changes(config, source)
     return sampling.draw(reading, sample, columns=_label_columns(config)).documents
+
+
+def _unseen(documents: list[Document], config: RunConfig) -> tuple[list[Document], int]:
+    """Return the documents that neither model was trained on, and the number of the others."""
+    rows = {document.id: document.fields for document in documents}
+    seen: set[str] = set()
+    for model in (config.model, config.cascade.model):
+        known = trained_on_of(model.model_dump() if model is not None else {})
+        if known.ids:
+            seen |= known.among(rows, config.text_columns())
+    unseen = [document for document in documents if document.id not in seen]
+    return unseen, len(documents) - len(unseen)
 
 
 def _labels_of(documents: Sequence[Document], config: RunConfig, path: str) -> Labels:
@@ -244,6 +271,11 @@ def describe_cascade(tuning: CascadeTuning) -> str:
             line += f"{1000 * trial.server_usd:>16.3g}"
         lines.append(line)
     lines.append("")
+    if tuning.left_out:
+        lines.append(
+            f"{counted(tuning.left_out, 'document')} trained or validated a model: left out, "
+            "because it has seen their labels"
+        )
     best = tuning.best
     if best is None:
         lines.append(

@@ -1,6 +1,6 @@
 """Which documents a model was trained or validated on: a file beside its weights.
 
-The file holds digests of the documents' ids and texts, and nothing that can be read. An evaluation
+The file holds digests of the documents' ids and texts, and not the texts themselves. An evaluation
 leaves these documents out, because their answers say little about documents that the model has not
 seen.
 """

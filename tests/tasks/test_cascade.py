@@ -18,6 +18,7 @@ from raypd.errors import ConfigError, InputError, RunError
 from raypd.estimation.profile import DocumentCost
 from raypd.evaluation import cascade as tuning
 from raypd.run.usage import UsageKey
+from raypd.tasks import trained_on
 from raypd.tasks.base import Document, Record, Request
 from raypd.tasks.cascade import Cascade
 from raypd.tasks.columns import columns_of, rows_of, value_row
@@ -356,6 +357,16 @@ def test_the_lowest_threshold_that_surely_holds_the_floor_is_taken(tmp_path, mon
     impossible = tuning.tune_cascade(config, str(labels), 1.1, 100)
     assert impossible.best is None
     assert "no threshold surely holds 1.1" in tuning.describe_cascade(impossible)
+    weights = tmp_path / "adapter"
+    weights.mkdir()
+    trained_on([Document(n, str(n), {}) for n in range(20)], []).write(weights)
+    adapted = with_keys(config, model={"adapter": str(weights)})
+    result = tuning.tune_cascade(adapted, str(labels), 0.9, 100)
+    assert (result.documents, result.left_out) == (80, 20)
+    assert "20 documents trained or validated a model" in tuning.describe_cascade(result)
+    trained_on([Document(n, str(n), {}) for n in range(100)], []).write(weights)
+    with pytest.raises(InputError, match="trained on all of these documents"):
+        tuning.tune_cascade(adapted, str(labels), 0.9, 100)
     profiled.clear()
     with pytest.raises(
         InputError, match=r"no document has labels in training.labels_column \('gold'\)"
