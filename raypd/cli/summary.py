@@ -18,6 +18,9 @@ from raypd.text import count, counted, duration, number, one_line, share, usd
 
 # Documents that are shown.
 _ROWS = 8
+# The time of a run's only worker is no more than this many times the time of the run, except in
+# rounding and with clocks that differ. Otherwise there were several places for workers.
+_SEVERAL_PLACES = 1.25
 
 
 def print_summary(manifest: Manifest, console: Console | None = None) -> str:
@@ -42,7 +45,7 @@ def print_summary(manifest: Manifest, console: Console | None = None) -> str:
         )
     _print_totals(manifest, console)
     next_step = _print_check(manifest, console)
-    for line in _cost_lines(manifest.cost):
+    for line in _cost_lines(manifest.cost, manifest.seconds):
         console.print(line, soft_wrap=True)
     partition = [f"{key}=*" for key in manifest.config["output"]["partition"]]
     pattern = storage.join(table_folder(manifest.output), *partition, "*.parquet")
@@ -106,12 +109,17 @@ def _print_totals(manifest: Manifest, console: Console) -> None:
     )
 
 
-def _cost_lines(cost: RunCost | None) -> list[str]:
-    """Return the bill and its parts: in money, or in time if the machines have no price."""
+def _cost_lines(cost: RunCost | None, run_seconds: float) -> list[str]:
+    """Return the bill and its parts: in money, or in time if the machines have no price.
+
+    Args:
+        cost: The bill.
+        run_seconds: How long the run took.
+    """
     if cost is None:
         return []
     if not cost.usd:
-        return _time_lines(cost)
+        return _time_lines(cost, run_seconds)
     line = f"cost:   {usd(cost.usd)}"
     if cost.usd_per_1000_documents is not None:
         line += f", {usd(cost.usd_per_1000_documents)} per 1,000 documents"
@@ -129,15 +137,21 @@ def _cost_lines(cost: RunCost | None) -> list[str]:
     return lines + _input_lines(cost)
 
 
-def _time_lines(cost: RunCost) -> list[str]:
-    """Return the parts of a run's time, without money."""
+def _time_lines(cost: RunCost, run_seconds: float) -> list[str]:
+    """Return the parts of a run's time, without money.
+
+    The times of all places for workers are added up, so they may be longer than the run.
+    """
     lines = [f"cost:   no price ({'; '.join(cost.notes or cost.prices)})"]
     parts = []
     for name, seconds in _largest_first(cost.seconds):
         if seconds >= 0.05:
             parts.append(f"{name} {duration(seconds)}")
     if parts:
-        lines.append(f"time:   {', '.join(parts)}")
+        line = f"time:   {', '.join(parts)}"
+        if sum(cost.seconds.values()) > _SEVERAL_PLACES * run_seconds > 0:
+            line += " (added up over all places for workers)"
+        lines.append(line)
     return lines + _input_lines(cost)
 
 

@@ -269,8 +269,13 @@ def silence_ray_logs(say: Callable[[str], None], verbose: bool) -> None:
         ray_private.redirect_messages(handle)
 
 
-def worker_resources(config: RunConfig) -> WorkerResources:
+def worker_resources(config: RunConfig, share_cpus: bool = False) -> WorkerResources:
     """Return what a worker takes of the cluster.
+
+    Args:
+        config: The configuration.
+        share_cpus: Whether several workers without GPUs may share a CPU, so that all workers find
+            a place. A run does without: it begins with the workers that have a CPU each.
 
     Raises:
         ConfigError: If no node has as much, and if no autoscaler can add one.
@@ -288,7 +293,10 @@ def worker_resources(config: RunConfig) -> WorkerResources:
     if cpus is None and gpus:
         cpus = _cpus_beside_gpus(nodes, gpus)
     elif cpus is None:
-        cpus = min(sum(node.get("CPU", 0.0) for node in nodes) / cluster.max_workers, max_cpus)
+        cpus = sum(node.get("CPU", 0.0) for node in nodes) / cluster.max_workers
+        if not share_cpus:
+            cpus = max(cpus, 1.0)
+        cpus = min(cpus, max_cpus)
         if cpus >= 1:
             cpus = float(int(cpus))
         elif not cpus:

@@ -36,7 +36,8 @@ class ClusterConfig(Section, use_attribute_docstrings=True):
     cpus_per_worker: float | None = Field(
         None,
         gt=0,
-        description="CPU cores of a worker; null: 1 with a GPU, otherwise all cores / max_workers",
+        description="CPU cores of a worker; null: 1 with a GPU, otherwise all cores / max_workers, "
+        "but at least 1 (a training may take less)",
     )
     gpus_per_worker: float | None = Field(
         None, ge=0, description="GPUs of a worker; null: 1 if the cluster has GPUs, otherwise 0"

@@ -92,7 +92,7 @@ def run_training(
     output = layout.output_folder(config)
     storage.make_folder(output)
     with ray_session.connected(config.cluster, verbose):
-        resources = ray_session.worker_resources(config)
+        resources = ray_session.worker_resources(config, share_cpus=True)
         session = uuid.uuid4().hex[:12]
         ledger = ledger_actor.start(
             config, output, session, time.time(), resources.cpus, resources.gpus

@@ -22,7 +22,7 @@ import ray
 from raypd.answering import progress
 from raypd.answering.check import check_model
 from raypd.cli import summary
-from raypd.cluster import driver, ray_private, ray_session
+from raypd.cluster import driver, machines, ray_private, ray_session
 from raypd.config import ClusterConfig
 from raypd.config.load import with_changes
 from raypd.errors import ModelError, RunError
@@ -336,12 +336,41 @@ def test_a_summary_says_that_there_is_no_price_and_uses_the_singular() -> None:
         notes=["a machine of your own; cost.prices.local gives it a price"],
         seconds={"decode": 3.0},
     )
-    assert summary._cost_lines(cost) == [
+    assert summary._cost_lines(cost, 3.0) == [
         f"cost:   no price ({cost.notes[0]})",
         "time:   decode 3.0 s",
     ]
+    # Two places for workers: their times together are longer than the run.
+    cost.seconds["idle"] = 3.0
+    assert summary._cost_lines(cost, 3.0)[1] == (
+        "time:   decode 3.0 s, idle 3.0 s (added up over all places for workers)"
+    )
     own = SimpleNamespace(done_units=0, units=1)
     assert driver.DriverSession.state(own) == "0 of 1 unit committed"  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("cores", "workers", "cpus", "places"),
+    [
+        # More workers than cores: each has a core, and the bill counts a place for each core.
+        ([2], 8, 1.0, 2),
+        ([2, 2], 8, 1.0, 2),
+        ([0.5], 8, 0.5, 1),
+        ([16], 8, 2.0, 8),
+    ],
+)
+def test_a_worker_has_a_core_and_a_node_has_no_more_places_than_cores(
+    monkeypatch, config, cores, workers, cpus, places
+) -> None:
+    nodes = [{"Alive": True, "Resources": {"CPU": count}} for count in cores]
+    monkeypatch.setattr(ray, "nodes", lambda: nodes)
+    run = with_changes(config("in"), {"cluster.max_workers": workers})
+    share = ray_session.worker_resources(run)
+    assert share == ray_session.WorkerResources(cpus, 0.0, max(1, int(cpus)))
+    assert machines._slots({"CPU": cores[0]}, share.cpus, share.gpus) == places
+    # All workers of a training begin together.
+    together = ray_session.worker_resources(run, share_cpus=True)
+    assert together.cpus * workers <= sum(cores)
 
 
 def test_slow_steps_are_announced_before_they_begin(monkeypatch, capsys, config, tmp_path) -> None:
