@@ -1,6 +1,5 @@
 """The names of all files and folders of a run and of nightly runs."""
 
-import os
 from pathlib import Path
 
 from raypd import storage
@@ -58,10 +57,8 @@ def output_folder(config: RunConfig) -> str:
     output path is then resolved below the home folder, because the copy is deleted after the job.
     """
     path = config.output.path
-    working_folder = os.getcwd()
-    in_copy = "runtime_resources/working_dir_files" in working_folder
-    in_copy = in_copy or "_ray_pkg_" in working_folder
-    if in_copy and "://" not in path and not Path(path).expanduser().is_absolute():
+    is_relative = "://" not in path and not Path(path).expanduser().is_absolute()
+    if is_relative and storage.in_copy_of_job():
         path = str(Path.home() / "raypd" / path)
     return storage.absolute(path)
 

@@ -24,7 +24,7 @@ from raypd.storage.common import (
     literal,
     outage,
 )
-from raypd.storage.local import Local, sha256
+from raypd.storage.local import Local, in_copy_of_job, sha256
 from raypd.storage.s3 import S3
 from raypd.storage.threads import in_threads
 
@@ -49,6 +49,7 @@ __all__ = [
     "exists",
     "find",
     "folders",
+    "in_copy_of_job",
     "in_threads",
     "is_folder",
     "is_remote",

@@ -1,6 +1,7 @@
 """Local folders, and file systems that all machines of a cluster share."""
 
 import contextlib
+import difflib
 import hashlib
 import os
 import shutil
@@ -33,6 +34,9 @@ _OTHER_SCHEMES = {
     "abfs": "abfss",
     "azure": "az",
 }
+# Two endings that are at least so alike are of one kind of file: .json and .jsonl, .csv and .tsv.
+_SAME_KIND = 0.7
+_CONFIGURATIONS = (".yaml", ".yml")
 
 
 class Local(Backend):
@@ -56,7 +60,8 @@ class Local(Backend):
         elif literal(str(target)) == str(target):
             if os.path.lexists(target):
                 raise InputError(f"{path}: {_not_a_file(target)}")
-            raise InputError(f"{path}: no such file or folder{_did_you_mean(target)}")
+            reason = f"{path}: no such file or folder{_did_you_mean(target)}"
+            raise InputError(reason + _why_missing(path))
         else:
             yield from _find_glob(path, str(target), on_hidden)
 
@@ -239,7 +244,7 @@ def _find_glob(path: str, glob: str, on_hidden: OnHidden | None) -> Iterator[Obj
     root = Path(os.path.dirname(literal(glob)))
     listed = yield from choose(_objects(root, include_special=True), glob, on_hidden)
     if listed is not None:
-        raise InputError(f"{path}: no file matches{_missing(root)}")
+        raise InputError(f"{path}: no file matches{_missing(root)}{_why_missing(path)}")
 
 
 def _objects(root: Path, include_special: bool = False) -> Iterator[Object]:
@@ -317,11 +322,42 @@ def _missing(folder: Path) -> str:
 
 
 def _did_you_mean(path: Path) -> str:
-    siblings = os.listdir(path.parent) if path.parent.is_dir() else []
-    hint = did_you_mean(path.name, siblings, path.parent.joinpath)
+    siblings = list(path.parent.iterdir()) if path.parent.is_dir() else []
+    names = [sibling.name for sibling in siblings if _is_alike(path, sibling)]
+    hint = did_you_mean(path.name, names, path.parent.joinpath)
     if hint:
         return f"; {hint}"
     return _missing(path.parent)
+
+
+def _is_alike(wanted: Path, other: Path) -> bool:
+    """Return whether a file may be meant by the name of another: a.jsonl by a.json, not a.yaml."""
+    if not wanted.suffix or other.is_dir() or set(wanted.suffixes) & set(other.suffixes):
+        return other.suffix not in _CONFIGURATIONS or other.suffix == wanted.suffix
+    likeness = difflib.SequenceMatcher(None, wanted.suffix, other.suffix).ratio()
+    return likeness >= _SAME_KIND
+
+
+def in_copy_of_job() -> bool:
+    """Return whether this process is in the copy of a folder that `ray job submit` made."""
+    folder = os.getcwd()
+    return "runtime_resources/working_dir_files" in folder or "_ray_pkg_" in folder
+
+
+def _why_missing(path: str) -> str:
+    """Say where a submitted job looks for its files; "" if this is no such job."""
+    if not in_copy_of_job():
+        return ""
+    if os.path.isabs(path.removeprefix("file://")):
+        return (
+            ". This job runs on a node of the cluster, which lacks it: put it on S3 or a path that "
+            "all nodes share"
+        )
+    return (
+        ". This job runs in a copy of the folder that was submitted (--working-dir), without files "
+        "that are outside of it or that .gitignore and .rayignore name: put the input on S3 or a "
+        "path that all nodes share, and give that path in full"
+    )
 
 
 @contextlib.contextmanager

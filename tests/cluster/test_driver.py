@@ -17,9 +17,10 @@ import pyarrow.parquet as pq
 import pytest
 import ray
 
+from raypd import storage
 from raypd.cluster import accounts, driver
 from raypd.cluster.worker_pool import Tick, UnitEnded
-from raypd.errors import ConfigError, RunError
+from raypd.errors import ConfigError, InputError, RunError
 from raypd.run import ReadingRecord, layout, read
 from raypd.run.console import signals
 from raypd.run.unit import UnitResult
@@ -294,3 +295,47 @@ def test_the_relative_output_of_a_submitted_job_is_outside_its_temporary_copy(
     assert layout.output_folder(run) == str(tmp_path / "runs/x")
     monkeypatch.chdir(copy)
     assert layout.output_folder(run) == str(tmp_path / "raypd/runs/x")
+
+
+def test_a_submitted_job_without_its_input_says_where_it_looks(
+    tmp_path, config, monkeypatch
+) -> None:
+    copy = tmp_path / "_ray_pkg_0123"
+    (copy / "configs").mkdir(parents=True)
+    (copy / "offers.yaml").write_text("input: {path: ../offers.csv}")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InputError, match=r"no such file or folder$"):
+        next(storage.find("offers.csv"))
+    monkeypatch.chdir(copy)
+    for path in ("configs/../offers.csv", "offers-*.csv"):
+        with pytest.raises(InputError, match=r"\. This job runs in a copy of the folder") as caught:
+            next(storage.find(path))
+        assert "a path that all nodes share" in str(caught.value)
+        assert "did you mean" not in str(caught.value)
+    (copy / "offer.csv").touch()
+    with pytest.raises(InputError, match=r"did you mean .*/offer.csv\?\. This job runs in a copy"):
+        next(storage.find("offers.csv"))
+    with pytest.raises(InputError, match=r"\. This job runs on a node of the cluster, which lacks"):
+        next(storage.find("/nowhere/offers.csv"))
+
+
+@pytest.mark.parametrize(
+    ("wanted", "there", "is_offered"),
+    [
+        ("offers.csv", "offers.yaml", False),
+        ("offers", "offers.yaml", False),
+        ("offers.csv", "offers.py", False),
+        ("offers.csv", "offer.csv", True),
+        ("offers.json", "offers.jsonl", True),
+        ("offers.csv", "offers.csv.gz", True),
+        ("offers", "offers.csv", True),
+        ("schema.yaml", "schemas.yaml", True),
+    ],
+)
+def test_no_file_of_another_kind_is_offered_for_one_that_is_missing(
+    tmp_path, wanted, there, is_offered
+) -> None:
+    (tmp_path / there).touch()
+    with pytest.raises(InputError, match="no such file or folder") as caught:
+        next(storage.find(str(tmp_path / wanted)))
+    assert (f"; did you mean {tmp_path / there}?" in str(caught.value)) == is_offered
