@@ -21,6 +21,10 @@ DRAWS = 2000
 _BLOCKS = 1000
 # Documents next to each other in the order of the corpus are resampled in groups of this size.
 _GROUP = 3
+# Two members agree or differ by chance, so they tell nothing about the scatter.
+_FEWEST_DEGREES = 2
+# An interval whose ends are further apart than this tells nothing about the figure.
+_WIDEST_RATIO = 10.0
 # Degrees of freedom that are needed to fit a slope.
 _MIN_DEGREES = 4
 Array = NDArray[np.float64]
@@ -31,14 +35,20 @@ def exact(value: float) -> Array:
     return np.array([float(value)])
 
 
-def figure(quantity: Array) -> Figure:
-    """Return the value and the 95% interval, without ends if the sample cannot tell them."""
+def figure(quantity: Array, widest_ratio: float = _WIDEST_RATIO) -> Figure:
+    """Return the value and the 95% interval, without ends if the sample cannot tell them.
+
+    Args:
+        quantity: The value, then those of resampled samples.
+        widest_ratio: The interval is not told if its high end is more than this many times its low
+            end.
+    """
     value = float(quantity[0])
     if len(quantity) == 1:
         low = high = value
     else:
         low, high = map(float, np.quantile(quantity[1:], (0.025, 0.975)))
-    if math.isnan(low):
+    if math.isnan(low) or high > widest_ratio * low >= 0:
         return Figure(value)
     return Figure(value, low, high)
 
@@ -137,7 +147,7 @@ def _spread(draws: Array, degrees: int, rng: np.random.Generator) -> Array:
     value = draws[0]
     if value <= 0:
         return draws[:1]
-    if degrees < 1:
+    if degrees < _FEWEST_DEGREES:
         return np.r_[value, np.full(DRAWS, np.nan)]
     power = np.sqrt(degrees / rng.chisquare(degrees, DRAWS))
     logarithms = np.log(np.maximum(draws[1:] / value, 0.05))

@@ -15,6 +15,7 @@ pairs.
 """
 
 import json
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -527,7 +528,8 @@ def _weights(scores: list[Score]) -> np.ndarray:
 
 def _interval(draws: np.ndarray) -> tuple[float, float, float]:
     """Return (value, low, high) of the draws of a figure: [1 + samples]."""
-    figure = bootstrap.figure(draws)
+    # A score may well be between 0 and 1.
+    figure = bootstrap.figure(draws, widest_ratio=math.inf)
     return figure.value, figure.low or 0.0, figure.high or 0.0
 
 

@@ -43,6 +43,7 @@ from raypd.estimation.estimate import _NEEDS_TRAINING, estimate
 from raypd.estimation.machines import EstimateOptions, NodeKind, Overhead
 from raypd.estimation.profile import DocumentCost, Profile, Profiler, WorkerFacts, most_in_flight
 from raypd.estimation.records import Estimate, Figure
+from raypd.estimation.tables import with_interval
 from raypd.run import records
 from raypd.tasks.base import Document, Record, Request
 from raypd.testing import fake
@@ -101,6 +102,15 @@ def test_what_was_counted_has_no_interval_and_one_document_tells_of_none() -> No
     assert [figure(one) for one in known] == [Figure(3, 3, 3)] * 3
     single = (bootstrap.ratio([2], [1], rng()), exact(10) * of_one_length([3.0], population=10))
     assert [figure(one) for one in single] == [Figure(2), Figure(30)]
+    # Two units agree or differ by chance, and ends that are far apart say nothing.
+    two = figure(bootstrap.ratio([200.0, 61.0], [256.0, 71.0], rng()))
+    assert with_interval(two, lambda value: f"{value:.2f}") == "0.80 [?]"
+    far = figure(bootstrap.ratio([1.0, 30.0, 2.0, 60.0], [1.0] * 4, rng()))
+    assert (far.value, far.low, far.high) == (23.25, None, None)
+    near = figure(bootstrap.ratio([10.0, 12.0, 11.0], [10.0] * 3, rng()))
+    assert near.low is not None
+    assert near.high is not None
+    assert near.high < 2 * near.low
     half, free = (
         figure(bootstrap.ratio([2, 4] * 10, [1, 1] * 10, rng(), population=n))
         for n in (40, math.inf)
