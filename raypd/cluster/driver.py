@@ -98,6 +98,10 @@ def run_extract(
     done = writer.committed(output)
     documents_done(planned, done, output)
     if len(done) == planned.units:
+        say(
+            f"{output}: complete already, so nothing was done; all figures are those of the "
+            "earlier run"
+        )
         result = finish(config, output, planned, committed=done)
         compaction.after_run(config, output, planned, done)
         return result

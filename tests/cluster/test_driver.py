@@ -32,7 +32,7 @@ from tests.runs import run_here, says, with_keys, write_jsonl
 
 
 def test_a_run_resumes_with_new_input_and_refuses_another_configuration(
-    tmp_path, config, ray_here
+    tmp_path, config, ray_here, capsys
 ) -> None:
     path = str(write_jsonl(tmp_path / "in/a.jsonl", ["a"] * 23 + ["finish", ""]).parent)
     run = with_keys(config(path, max_workers=4), cost={"deadline": "1h"})
@@ -56,7 +56,11 @@ def test_a_run_resumes_with_new_input_and_refuses_another_configuration(
     def never(*_):
         return pytest.fail("a worker was built")
 
+    assert "complete already" not in capsys.readouterr().err
     assert driver.run_extract(run, build=never).documents == 25
+    assert capsys.readouterr().err.startswith(
+        f"{tmp_path / 'out'}: complete already, so nothing was done"
+    )
     [first_session] = (tmp_path / "out/sessions").iterdir()
     # Sessions are ordered by time, whatever their names.
     first_session.rename(first_session.with_name("z.json"))
