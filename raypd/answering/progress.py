@@ -14,10 +14,15 @@ from raypd.text import duration, number, said
 _LINE_SECONDS = 10.0
 # Seconds before a rate is shown; an earlier one would say little.
 _RATE_SECONDS = 1.0
-# The time left is not known before so many documents are answered, or before one is answered and a
-# minute has passed: the first documents also fill the engine.
+# The time left is not known before so many documents are answered, or before one is answered and
+# some time has passed: the first documents also fill the engine.
 _LEFT_DOCUMENTS = 10
 _LEFT_SECONDS = 60.0
+# A run has more documents in flight at its beginning, which end together. So it waits for 5% of its
+# documents, but for no more than 100.
+_RUN_SHARE = 0.05
+_MOST_RUN_DOCUMENTS = 100
+_RUN_SECONDS = 600.0
 _LOADING = "loading the model"
 
 
@@ -45,15 +50,23 @@ class ProgressLines:
             print(line, file=sys.stderr, flush=True)
 
 
-def time_left(answered: int, remaining: int, seconds: float) -> float | None:
+def time_left(
+    answered: int,
+    remaining: int,
+    seconds: float,
+    enough: float = _LEFT_DOCUMENTS,
+    known_after: float = _LEFT_SECONDS,
+) -> float | None:
     """Return the seconds that the remaining documents take; None until they can be known.
 
     Args:
         answered: Documents that were answered.
         remaining: Documents that were not.
         seconds: The time in which documents were answered.
+        enough: Answered documents from which the time is known.
+        known_after: Seconds after which one answered document is enough.
     """
-    too_early = answered < _LEFT_DOCUMENTS and seconds < _LEFT_SECONDS
+    too_early = answered < enough and seconds < known_after
     if not answered or seconds < _RATE_SECONDS or too_early:
         return None
     return remaining * seconds / answered
@@ -211,7 +224,10 @@ class RunDisplay:
         if not rate:
             return ""
         seconds = time.monotonic() - self._started
-        left = time_left(self._done - self._done_before, self.total - self._done, seconds)
+        documents = self.total - self._done_before
+        enough = max(_LEFT_DOCUMENTS, min(_RUN_SHARE * documents, _MOST_RUN_DOCUMENTS))
+        answered = self._done - self._done_before
+        left = time_left(answered, documents - answered, seconds, enough, _RUN_SECONDS)
         return "" if left is None else f"{duration(left)} left"
 
     def _line(self, rate: float | None, failed: int) -> str:

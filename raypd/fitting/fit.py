@@ -182,7 +182,8 @@ class Fit:
     def _say_how_long(self, labels: int) -> None:
         """Tell about how long the trainings take, from the speed of the run that was just made.
 
-        A training step computes a pass forward and two backward, so it counts as three prefills.
+        A training step computes a pass forward and two backward, so it counts as three prefills. It
+        computes an instruction that documents share once for all of them, which is not counted.
         """
         fit = self.config.fit
         run = storage.join(self.result.path, "configured")
@@ -192,7 +193,7 @@ class Fit:
         prefill_seconds = manifest.cost.seconds.get("prefill", 0.0)
         if not manifest.documents or not manifest.prefill_tokens or prefill_seconds < _MEASURABLE:
             return
-        tokens = manifest.prefill_tokens + manifest.shared_tokens + manifest.decode_tokens
+        tokens = manifest.prefill_tokens + manifest.decode_tokens
         seconds_per_token = prefill_seconds / manifest.prefill_tokens
         document_seconds = 3 * seconds_per_token * tokens / manifest.documents
         shares = 1.0 + sum(fit.curve)
@@ -200,12 +201,21 @@ class Fit:
         training_seconds = 0.0
         for changes in self.candidates.values():
             epochs = float(changes.get("training.epochs", self.config.training.epochs))
-            training_seconds += document_seconds * labels * epochs * shares
+            rates = changes.get("training.learning_rates", self.config.training.learning_rates)
+            training_seconds += document_seconds * labels * epochs * shares * len(rates)
         seconds = training_seconds + trainings * manifest.seconds
+        shorter = []
+        if len(self.candidates) > 1:
+            shorter.append("fewer candidates (fit.candidates)")
+        if fit.curve:
+            shorter.append("no learning curve (fit.curve=[])")
+        advice = ""
+        if shorter:
+            advice = f"; {' or '.join(shorter)} would take less"
         self.context.say(
             f"{counted(trainings, 'training')} on up to {counted(labels, 'document')}, each scored "
             f"on {self.result.documents['test']}: about {duration(seconds)} on this machine, from "
-            "the speed of the first run (fewer candidates or fit.curve=[] take less)"
+            f"the speed of the first run{advice}"
         )
 
     def _add_configured(self, labels: int) -> None:

@@ -312,22 +312,30 @@ def test_a_run_without_progress_says_so_once_and_shows_no_rate(clock, capsys) ->
     assert capsys.readouterr().err.splitlines()[-1] == "2/1536 documents, 0 failed"
 
 
-def test_no_time_left_is_shown_before_it_can_be_known(clock, capsys) -> None:
-    """Two documents of a million say nothing, and after a minute one slow document says much."""
-    display = progress.RunDisplay(1_000_000, 0)
+@pytest.mark.parametrize(
+    ("documents", "few", "enough"),
+    [(1_000_000, 99, 100), (327, 16, 17), (100, 9, 10)],
+)
+def test_no_time_left_is_shown_before_it_can_be_known(
+    clock, capsys, documents, few, enough
+) -> None:
+    """The first documents say nothing, and after ten minutes one slow document says much."""
+    display = progress.RunDisplay(documents, 0)
     with display:
         display.begin()
-        for second in range(12):
-            clock.now = second
-            display.update(2, 0)
-        early = capsys.readouterr().err
-        for second in range(12, 75):
-            clock.now = second
-            display.update(3, 0)
-        later = capsys.readouterr().err
-    assert "2/1000000 documents" in early
-    assert "left" not in early
-    assert "left" in later.splitlines()[-1]
+        for answered, end, is_known in ((few, 100, False), (enough, 120, True)):
+            clock.now = end
+            display.update(answered, 0)
+            line = capsys.readouterr().err.splitlines()[-1]
+            assert line.startswith(f"{answered}/{documents} documents")
+            assert ("left" in line) == is_known
+    slow = progress.RunDisplay(documents, 0)
+    with slow:
+        slow.begin()
+        for seconds, is_known in ((590, False), (610, True)):
+            clock.now = 120 + seconds
+            slow.update(1 + is_known, 0)
+            assert ("left" in capsys.readouterr().err.splitlines()[-1]) == is_known
 
 
 def test_a_summary_says_that_there_is_no_price_and_uses_the_singular() -> None:

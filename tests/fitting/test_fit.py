@@ -9,6 +9,7 @@ import shlex
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pandas as pd
 import pyarrow.dataset as ds
@@ -44,6 +45,7 @@ from raypd.fitting.result import AS_CONFIGURED, TEACHER, CandidateScore, FitResu
 from raypd.run import load_record, records
 from raypd.run.console import Interrupted
 from raypd.run.manifest import Manifest
+from raypd.run.usage import RunCost
 from raypd.tasks import Document, trained_on
 from raypd.training import teacher
 from raypd.training.job import run_training
@@ -145,6 +147,49 @@ def count_documents(parts: dict[str, list[labels.Row]]) -> int:
 def test_only_what_helps_against_too_few_labels_is_advised(documents, total, advice) -> None:
     config = with_keys(run_config(), fit={"documents": documents})
     assert fit_parts._advice(config, total).startswith(advice)
+
+
+@pytest.mark.parametrize(
+    ("curve", "others", "trainings", "about", "advice"),
+    [
+        ([], {}, "1 training", "19 min 34 s", ""),
+        (
+            [0.5],
+            {},
+            "2 trainings",
+            "30 min 11 s",
+            "; no learning curve (fit.curve=[]) would take less",
+        ),
+        (
+            [],
+            {"more": {"training.epochs": 2, "training.learning_rates": [1e-4, 3e-4]}},
+            "2 trainings",
+            "57 min",
+            "; fewer candidates (fit.candidates) would take less",
+        ),
+    ],
+)
+def test_how_long_a_fit_takes_is_told_from_its_first_run(
+    yaml_of, tmp_path, monkeypatch, curve, others, trainings, about, advice
+) -> None:
+    """The figures of the first run of a fit that then took 15 min 42 s, without a curve."""
+    manifest = Manifest(
+        documents=62,
+        prefill_tokens=9915,
+        shared_tokens=7869,
+        decode_tokens=5666,
+        seconds=100.508,
+        cost=RunCost(0.0, seconds={"prefill": 45.526, "decode": 20.075}),
+    )
+    monkeypatch.setattr(fit.read, "record", lambda *_: manifest)
+    lines: list[str] = []
+    one = {"one": {"training.epochs": 2, "training.learning_rates": [1e-4]}}
+    config = load_config(yaml_of(curve=curve, candidates=one | others))
+    result = SimpleNamespace(path=str(tmp_path), documents={"test": 62})
+    Fit(context_of(config, tmp_path, lines.append), result)._say_how_long(155)
+    (line,) = lines
+    assert line.startswith(f"{trainings} on up to 155 documents, each scored on 62: about {about}")
+    assert line.endswith(f"on this machine, from the speed of the first run{advice}")
 
 
 @pytest.mark.timeout(900)
