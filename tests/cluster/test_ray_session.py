@@ -139,8 +139,7 @@ def test_the_commands_of_the_readme_work_after_a_local_run(
     for folder in ("raypd", "jobs"):
         shutil.copytree(ROOT / folder, clone / folder, ignore=shutil.ignore_patterns("__pycache__"))
     run = Trial(tmp_path, ["a"] * 10, model=FAKE)
-    (clone / "configs").mkdir()
-    shutil.copy(run.file, clone / "configs/mine.yaml")
+    shutil.copy(run.file, clone / "tickets.yaml")
     ended(
         start(
             "-m",
@@ -154,7 +153,12 @@ def test_the_commands_of_the_readme_work_after_a_local_run(
     lines = [
         line for line in cluster_lines() if with_token or line.startswith(("ray start", "ray job"))
     ]
-    script = "\n".join(lines).replace("s3://bucket/runs/mine", f"{run.output} cluster.address=null")
+    script = "\n".join(lines).replace(
+        "s3://bucket/runs/tickets", f"{run.output} cluster.address=null"
+    )
+    # The input is named as in the README, by a path that the node has.
+    assert isinstance(run.config.input.path, str)
+    script = script.replace("s3://bucket/tickets.jsonl", run.config.input.path)
     assert "ray start --head\n" in script
     # Other tests have Rays, too.
     ports = f"--port=0 --dashboard-port={port} --dashboard-agent-listen-port={agent}"
