@@ -104,7 +104,7 @@ def _for_gpu() -> ModelChoice:
     memory = gpu_memory_gib()
     here = f"the GPU of this machine has {memory:.0f} GiB" if memory else ""
     if not memory:
-        here = f"for a GPU with {_USUAL_GPU_GIB:g} GiB, because this machine has none"
+        here = f"this machine has no GPU, so this is the model for one with {_USUAL_GPU_GIB:g} GiB"
         memory = _USUAL_GPU_GIB
     name = next(name for needed, name in _ON_GPU if memory >= needed)
     return _of_the_hub(name, f"{name} ({here})")

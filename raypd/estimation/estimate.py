@@ -88,8 +88,8 @@ def run(config: RunConfig | None, options: EstimateOptions, as_json: bool, verbo
     if config is not None and path is None:
         output = output_folder(config)
         print(
-            f"estimate: not written into {output}, which holds the run or the estimate of another "
-            "model or configuration"
+            f"estimate: not saved, because {output} has the run or the estimate of another "
+            "configuration or model. To save it for a page, give another output.path"
         )
     if path is not None:
         folder = path.rpartition("/")[0]

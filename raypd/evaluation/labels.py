@@ -8,7 +8,7 @@ from typing import Any
 
 from raypd import storage
 from raypd.dataset import label_rows, unit_rows
-from raypd.errors import InputError, raised_as
+from raypd.errors import InputError, did_you_mean, raised_as
 from raypd.run import NoRun, load_record
 from raypd.schema import Attribute
 from raypd.tasks import labels_of, trained_on_of
@@ -276,7 +276,15 @@ def _add(answers: Answers, row: Row) -> None:
 
 
 def _no_answers(run: str) -> InputError:
-    return InputError(f"{run}: holds no answers; give the output folder of a run")
+    if storage.is_folder(run) or storage.exists(run):
+        return InputError(f"{run}: holds no answers; give the output folder of a run")
+    parent, _, name = run.rstrip("/").rpartition("/")
+    try:
+        siblings = storage.folders(parent)
+    except OSError:
+        siblings = []
+    hint = did_you_mean(name, siblings, lambda sibling: storage.join(parent, sibling))
+    return InputError("; ".join(filter(None, [f"{run}: no such folder", hint])))
 
 
 def flat_values(tree: Row, prefix: str = "") -> Row:

@@ -258,7 +258,8 @@ def _faults(
             _AnswerFault(
                 "endless" if keys.get("type") in _NUMBER_TYPES else "cut",
                 f"{label} was cut in {count(cut)} of {count(total)} documents: its values are "
-                f"longer than decoding.max_value_tokens ({limit})",
+                f"longer than decoding.max_value_tokens ({limit}), or the model does not stop "
+                "where a value ends, which a trained or a larger model does",
             )
         )
     if keys.get("type") not in _CHOICE_TYPES:

@@ -238,13 +238,17 @@ def _documents(units: list[list[list[Row]]], failures: list[list[Row]]) -> list[
     failed = failed[:_FAILED_DOCUMENTS]
     failed_positions = by_document(failed)
     limit = _DOCUMENTS - len(failed)
-    documents_per_unit = math.ceil(limit / max(len(units), 1))
-    chosen: list[list[Row]] = []
+    candidates = []
     for groups in units:
-        candidates = [
-            rows for rows in groups if (rows[0]["source"], rows[0]["row"]) not in failed_positions
-        ]
-        chosen += spread(candidates, documents_per_unit)
+        candidates.append(
+            [rows for rows in groups if (rows[0]["source"], rows[0]["row"]) not in failed_positions]
+        )
+    chosen: list[list[Row]] = []
+    # What small units lack of their share, larger ones may show.
+    candidates.sort(key=len)
+    for number, rows_of_unit in enumerate(candidates):
+        share = math.ceil((limit - len(chosen)) / (len(candidates) - number))
+        chosen += spread(rows_of_unit, max(share, 0))
     shown = []
     size = 0
     for rows in [*([row] for row in failed), *spread(chosen, limit)]:

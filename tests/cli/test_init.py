@@ -382,7 +382,9 @@ def test_a_laptop_gets_the_model_that_its_memory_holds(free, name, monkeypatch):
 @pytest.mark.parametrize(("memory", "name"), [(80.0, "14B"), (24.0, "4B"), (0.0, "4B")])
 def test_a_gpu_gets_the_model_that_it_holds(memory, name, monkeypatch):
     monkeypatch.setattr(init_model, "gpu_memory_gib", lambda: memory)
-    assert init_model.choose("gpu").section["name"].endswith(name)
+    choice = init_model.choose("gpu")
+    assert choice.section["name"].endswith(name)
+    assert ("this machine has no GPU" in choice.summary) == (not memory)
 
 
 class CountedSocket:

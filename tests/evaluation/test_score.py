@@ -313,6 +313,18 @@ def test_a_file_with_a_similar_name_is_suggested(fake_run, label_rows, tmp_path)
         evaluate(fake_run, str(tmp_path / "label.jsonl"))
 
 
+def test_a_folder_that_does_not_exist_is_no_run_without_answers(label_rows, tmp_path):
+    write_rows(tmp_path / "labels.jsonl", label_rows)
+    (tmp_path / "offers").mkdir()
+    for name, reason in (
+        ("offer", f"no such folder; did you mean {tmp_path}/offers\\?"),
+        ("offers", "holds no answers; give the output folder of a run"),
+        ("x/y", "no such folder$"),
+    ):
+        with pytest.raises(InputError, match=f"^{tmp_path}/{name}: {reason}"):
+            evaluate(str(tmp_path / name), str(tmp_path / "labels.jsonl"))
+
+
 def test_a_row_of_the_input_with_its_columns_is_a_label(config, tmp_path, in_process):
     """Its columns may have names of labels, and its id is in the run's column.
 

@@ -1,13 +1,14 @@
 """What a run's answers show without labels."""
 
 import json
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from raypd.report import answer_check, data
+from raypd.report import answer_check, data, sample as report_sample
 from raypd.report.answer_check import RunProgress
 from raypd.report.sample import AnswerSample
 from raypd.run.manifest import RunRecord
@@ -170,7 +171,7 @@ def test_numbers_that_do_not_end_need_a_better_model_and_not_a_higher_limit(tmp_
     cut = [value("years", f"[{n}]", spread_confidence(n), "truncated") for n in range(20)]
     sample = sample_of("years", cut)
     check = answer_check.check(str(tmp_path), record, sample, DONE)
-    assert "max_value_tokens (30)" in check.warnings[0]
+    assert "max_value_tokens (30), or the model does not stop" in check.warnings[0]
     assert "task.examples" in check.next_step
 
 
@@ -250,3 +251,14 @@ def test_the_page_of_a_run_shows_its_check(tmp_path: Path):
     assert run.check is not None
     assert run.check.model
     assert run.check.next_step
+
+
+def test_a_page_shows_as_many_documents_as_it_can_of_units_of_different_sizes():
+    """327 documents in units of 256 and 71: an equal share of both would leave a quarter free."""
+    units = []
+    for name, documents in (("a.jsonl", 256), ("b.jsonl", 71)):
+        rows = [{"source": name, "row": n, "id": str(n), "status": "ok"} for n in range(documents)]
+        units.append([[row] for row in rows])
+    shown = report_sample._documents(units, [])
+    assert len(shown) == 240
+    assert Counter(document.source for document in shown) == {"a.jsonl": 169, "b.jsonl": 71}
