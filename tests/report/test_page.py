@@ -65,7 +65,7 @@ def test_figures_stand_on_the_page(make):
     ]
     use = "GPUs 70% busy, 40 GiB at most, 1,500 of 2,520 MHz"
     says(text, "500", "of the budget of $2.00", "2 sessions", use, *run.sample.errors, *axes)
-    assert f"use:    {use}" in summary._cost_lines(run.bill.cost)
+    assert f"use:    {use}" in summary._cost_lines(run.bill.cost, 0.0)
 
 
 def test_a_run_without_a_price_says_so_and_draws_no_money(make):
