@@ -375,12 +375,16 @@ def bills(output: str) -> list[Bill]:
     return intact
 
 
-def reconcile(bill: Bill, units: SessionUnits) -> bool:
+def reconcile(
+    bill: Bill, units: SessionUnits, models: Mapping[str, ModelConfig | None] | None = None
+) -> bool:
     """Correct the counts of a closed bill, whose workers may have died before their last report.
 
     Args:
         bill: The bill, which is changed.
         units: The units that the session committed.
+        models: The models of the run (`models_of`), whose servers are paid at least for the tokens
+            of these units.
 
     Returns:
         Whether the bill had to be corrected.
@@ -401,6 +405,12 @@ def reconcile(bill: Bill, units: SessionUnits) -> bool:
         return True
     usage = added(units.usage.items())
     total = round(bill.usd * billing.MICRO)
+    charged = round(bill.parts.get("endpoint", 0.0) * billing.MICRO)
+    missing = round(usage_usd(usage, models or {})) - charged
+    if missing > 0:
+        total += missing
+        bill.usd = billing.usd(total)
+        bill.parts["endpoint"] = billing.usd(charged + missing)
     bill.categories = billing.shared_out(total, usage)
     # A run has one method.
     if len(bill.methods) <= 1:
@@ -409,12 +419,15 @@ def reconcile(bill: Bill, units: SessionUnits) -> bool:
     return True
 
 
-def of_run(output: str, units: UnitTotals) -> RunCost | None:
+def of_run(
+    output: str, units: UnitTotals, models: Mapping[str, ModelConfig | None] | None = None
+) -> RunCost | None:
     """Add up the bills of all sessions of a run that has ended.
 
     Args:
         output: The folder of the run.
         units: Totals of all committed units, to which the bills are corrected.
+        models: The models of the run, as for `reconcile`.
 
     Returns:
         None if there is no bill.
@@ -426,7 +439,7 @@ def of_run(output: str, units: UnitTotals) -> RunCost | None:
             book = Book(bill)
             book.close(bill.until)
             bill = replace(book.bill(bill.until), kwh=bill.kwh)
-        if reconcile(bill, units.sessions.get(bill.session, SessionUnits())):
+        if reconcile(bill, units.sessions.get(bill.session, SessionUnits()), models):
             write(output, bill)
         settled.append(bill)
     return summed(settled, units.total("documents"))

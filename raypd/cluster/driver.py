@@ -171,7 +171,7 @@ def finish(
         if unreadable.files:
             begun.update(unreadable.files.keys() & set(table["source"].to_pylist()))
     _check_fingerprints(config.fingerprint(), units, output)
-    cost = book.of_run(output, units)
+    cost = book.of_run(output, units, book.models_of(config.model, config.cascade))
     result = manifest.make(config, output, planned.units, units, unreadable, cost, planned.left_out)
     path = storage.join(output, layout.MANIFEST)
     records.write(path, result)

@@ -374,6 +374,27 @@ def test_a_bill_counts_committed_units_whose_report_is_missing() -> None:
     assert bill.categories[CATEGORY] == {**zero(), "usd": bill.usd}
 
 
+def test_a_server_is_paid_for_committed_units_whose_report_is_missing() -> None:
+    endpoint = {"url": "http://a", "usd_per_million_answer_tokens": 1000.0}
+    model = {"name": "gpt", "endpoint": endpoint}
+    priced = models(model=model, decoding={"method": "autoregressive"})
+    units = UnitTotals([unit(7), unit(3)]).all()
+    paid = sum(counts["decode_tokens"] for counts in units.usage.values()) * 1000.0 / 1e6
+    assert paid > 0
+    bill = closed_bill("s", 7, 3.0)
+    before = bill.usd
+    assert book.reconcile(bill, units, priced)
+    assert bill.parts["endpoint"] == pytest.approx(paid)
+    assert bill.usd == pytest.approx(before + paid)
+    assert bill.categories[CATEGORY]["usd"] == bill.usd
+    # What the bill had charged already, such as for a failed attempt, is not charged twice.
+    bill = closed_bill("s", 7, 3.0)
+    bill.parts["endpoint"] = 2 * paid
+    assert book.reconcile(bill, units, priced)
+    assert bill.parts["endpoint"] == 2 * paid
+    assert bill.usd == before
+
+
 def test_the_cost_of_a_run_is_the_sum_of_its_sessions() -> None:
     cost = book.summed([closed_bill("s", 4, 9.0), closed_bill("t", 6, 9.0)])
     assert cost is not None
