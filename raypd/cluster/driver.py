@@ -40,7 +40,7 @@ from raypd.run import (
     say,
     signals,
 )
-from raypd.tasks import check_template, columns_of
+from raypd.tasks import calibration_of, check_template, columns_of
 from raypd.text import counted, share
 
 if TYPE_CHECKING:  # importing Ray takes a second, which a run without open units saves
@@ -108,9 +108,11 @@ def run_extract(
     if build is None:
         build = components.build
         check_model(config, machine=ray_session.runs_here(config.cluster))
-    manifest.claim(config, output)
+    calibration = calibration_of(config.model, config.decoding.method)
+    calibrated_on = 0 if calibration is None else calibration.values
+    manifest.claim(config, output, calibrated_on=calibrated_on)
     with signals(), held(output, say) as lease:
-        if manifest.claim(config, output, held=True):
+        if manifest.claim(config, output, held=True, calibrated_on=calibrated_on):
             say(
                 f"{output} held a run with another configuration that had committed nothing; "
                 "replaced it"

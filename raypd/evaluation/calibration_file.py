@@ -57,7 +57,7 @@ def calibrate_run(
     calibration.run = made_from
     with raised_as(ConfigError, f"{path}: cannot be written"):
         calibration.write(path)
-    share_right = sum(value.right for value in values) / len(values)
+    right = sum(value.right for value in values)
     before = calibration_error(reliability(values))
     after = calibration_error(reliability(values, calibration))
     left_out = ""
@@ -67,7 +67,7 @@ def calibrate_run(
             "because it has seen their labels"
         )
     return (
-        f"{path}: fitted on {len(values):,} values, {share_right:.0%} of them right\n"
+        f"{path}: fitted on {len(values):,} values, {right:,} of them right\n"
         f"calibration error on these: {before:.3f} before, {after:.3f} now; `raypd evaluate` "
         f"measures it on others{left_out}"
     )

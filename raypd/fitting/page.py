@@ -97,7 +97,9 @@ def describe(result: FitResult, reason: str) -> str:
             )
     else:
         floor = f"certain to reach fit.f1_floor, {result.floor:g}"
-        lines.append(f"recommended: {result.choice.name}, the cheapest that is {floor}")
+        has_prices = any(score.usd_per_1000 is not None for score in result.scores)
+        best = "cheapest" if has_prices else "fastest"
+        lines.append(f"recommended: {result.choice.name}, the {best} that is {floor}")
         lines.append(f"configuration: {result.configuration}")
     lines.append(f"page: {storage.join(result.path, layout.REPORT)}")
     lines.append(f"Next: {_next_step(result)}")

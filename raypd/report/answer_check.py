@@ -131,7 +131,7 @@ def check(root: str, record: RunRecord, sample: AnswerSample, progress: RunProgr
     next_step = _next_step(root, config, card, faults, progress)
     confidence = ""
     if sample.confidences:
-        confidence = describe_confidence(config, card)
+        confidence = describe_confidence(config, record.calibrated_on)
     return AnswerCheck(
         describe_model(config, card), confidence, [fault.text for fault in faults], next_step
     )
@@ -168,13 +168,24 @@ def describe_model(config: Tree, card: Tree) -> str:
     return f"{name}, not trained for this task"
 
 
-def describe_confidence(config: Tree, card: Tree) -> str:
+_UNCALIBRATED = (
+    "uncalibrated: how probable the model finds its own text, not how often it is right "
+    "(`raypd calibrate`)"
+)
+
+
+def describe_confidence(config: Tree, calibrated_on: int = -1) -> str:
     """Return what the confidences of a run are.
 
     Args:
         config: The configuration of the run, as recorded.
-        card: The card beside the weights; empty without one.
+        calibrated_on: Labelled values of the calibration with which the run began: 0 without one,
+            -1 if it is not known; then the file beside the weights counts.
     """
+    if calibrated_on > 0:
+        return f"calibrated on {count(calibrated_on)} labelled values"
+    if calibrated_on == 0:
+        return _UNCALIBRATED
     method = str((config.get("decoding") or {}).get("method") or "")
     calibration = None
     try:
@@ -182,10 +193,7 @@ def describe_confidence(config: Tree, card: Tree) -> str:
     except (UserError, ValueError, OSError):
         return ""
     if calibration is None:
-        return (
-            "uncalibrated: how probable the model finds its own text, not how often it is right "
-            "(`raypd calibrate`)"
-        )
+        return _UNCALIBRATED
     return f"calibrated on {count(calibration.values)} labelled values"
 
 

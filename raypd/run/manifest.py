@@ -38,6 +38,9 @@ class RunRecord:
     versions: dict[str, str] = field(default_factory=dict)  # of libraries that affect answers
     # The card beside the weights, which says what they were trained for; empty without one.
     model_card: dict[str, Any] = field(default_factory=dict)
+    # Labelled values on which the confidences were calibrated when the run began: 0 without a
+    # calibration, -1 if it is not known.
+    calibrated_on: int = -1
 
 
 @dataclass
@@ -92,7 +95,7 @@ def versions() -> dict[str, str]:
     return {"raypd": raypd.__version__, "python": platform.python_version(), **libraries}
 
 
-def claim(config: RunConfig, output: str, held: bool = False) -> bool:
+def claim(config: RunConfig, output: str, held: bool = False, calibrated_on: int = -1) -> bool:
     """Write run.json, or check that the folder already belongs to this run.
 
     Args:
@@ -100,6 +103,7 @@ def claim(config: RunConfig, output: str, held: bool = False) -> bool:
         output: The folder of the run.
         held: Whether the caller holds the lease of the folder. A run of another configuration that
             has committed nothing is then replaced.
+        calibrated_on: As in `RunRecord`.
 
     Returns:
         Whether a run of another configuration was replaced.
@@ -108,7 +112,9 @@ def claim(config: RunConfig, output: str, held: bool = False) -> bool:
         ConfigError: If the folder belongs to another run or cannot be written.
     """
     card = card_of(config.model.model_dump(), config.task.kind)
-    record = RunRecord(config.fingerprint(), recorded(config), iso(), versions(), card)
+    record = RunRecord(
+        config.fingerprint(), recorded(config), iso(), versions(), card, calibrated_on
+    )
     path = storage.join(output, layout.RUN)
     check(config, output)
     try:

@@ -242,8 +242,11 @@ def test_a_calibrated_confidence_names_its_labels(tmp_path):
     }
     (tmp_path / "calibration.json").write_text(json.dumps(calibration))
     calibrated = config({"name": str(tmp_path)})
-    assert "120" in answer_check.describe_confidence(calibrated, {})
-    assert "uncalibrated" in answer_check.describe_confidence(config(QWEN), {})
+    assert "120" in answer_check.describe_confidence(calibrated)
+    assert "uncalibrated" in answer_check.describe_confidence(config(QWEN))
+    # The run began before this file was made, or with another one.
+    assert "uncalibrated" in answer_check.describe_confidence(calibrated, calibrated_on=0)
+    assert "70" in answer_check.describe_confidence(calibrated, calibrated_on=70)
 
 
 def test_the_page_of_a_run_shows_its_check(tmp_path: Path):
