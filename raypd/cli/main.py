@@ -602,8 +602,8 @@ def review(
         Option(
             "--documents",
             min=1,
-            help="Documents to review, half of them the least certain; default: as many as `raypd "
-            "fit` needs",
+            help="Documents to review, half of them at random, half the least certain; default: as "
+            "many as `raypd fit` needs",
         ),
     ] = None,
     apply: Annotated[
@@ -614,7 +614,7 @@ def review(
         Option("--output", "-o", help="File of the labels; default: in the run's folder"),
     ] = None,
 ) -> None:
-    """Review the least certain values, correct them, and turn them into labels.
+    """Review random documents and the least certain ones, correct them, and turn them into labels.
 
     Writes a page with a box for each value, and the same as CSV. --apply FILE turns the corrected
     values into labels for `raypd evaluate`, `raypd calibrate`, `raypd fit` (fit.labels) and `raypd

@@ -33,7 +33,10 @@ if TYPE_CHECKING:
     from raypd.dataset.digests import DigestSet as DigestSet, digest as digest
     from raypd.dataset.formats import row_in_words as row_in_words
     from raypd.dataset.label_file import (
+        AT_RANDOM as AT_RANDOM,
+        CHOSEN as CHOSEN,
         LABEL_ENDINGS as LABEL_ENDINGS,
+        LEAST_SURE as LEAST_SURE,
         label_rows as label_rows,
         was_reviewed as was_reviewed,
         without_documents as without_documents,
@@ -73,7 +76,15 @@ __getattr__ = LazyExports(
         "compaction": ("table_folder",),
         "digests": ("DigestSet", "digest"),
         "formats": ("row_in_words",),
-        "label_file": ("LABEL_ENDINGS", "label_rows", "was_reviewed", "without_documents"),
+        "label_file": (
+            "AT_RANDOM",
+            "CHOSEN",
+            "LABEL_ENDINGS",
+            "LEAST_SURE",
+            "label_rows",
+            "was_reviewed",
+            "without_documents",
+        ),
         "look": ("Look", "MOST_ROWS", "batch_rows", "look_for_columns"),
         "plan": ("Plan", "PlanTotals", "PlanWriter", "stored", "take_apart"),
         "planner": ("documents_of_last_unit",),

@@ -26,6 +26,10 @@ _UNREADABLE = (*jsonl.UNREADABLE, InputError, pa.ArrowException)
 _BATCH_ROWS = 1024
 # Columns of a file of `raypd review`, which has a line for each value.
 REVIEW_COLUMNS = {"source", "row", "id", "category", "attribute", "value", "correct"}
+# Why `raypd review` chose a document: a column of its file, and of the labels made from it.
+CHOSEN = "chosen_by_review"
+LEAST_SURE = "least sure"
+AT_RANDOM = "at random"
 # Columns that a file of `raypd export` has beside the attributes.
 _EXPORT_COLUMNS = {"source", "row", "status", "error"}
 
@@ -86,6 +90,8 @@ def _reviewed(rows: Iterator["_LabelRow"]) -> Iterator["_LabelRow"]:
         labels = documents.setdefault(key, line._replace(row={"id": line.row["id"]}))
         if line.row["category"]:
             labels.row["category"] = line.row["category"]
+        if line.row.get(CHOSEN):
+            labels.row[CHOSEN] = line.row[CHOSEN]
         name = line.row["attribute"]
         value = line.row["correct"]
         if labels.row.setdefault(name, value) != value:

@@ -27,7 +27,7 @@ from raypd.evaluation.labels import (
     read_labels,
 )
 from raypd.evaluation.outcome import NN, NV, VC, VN, outcome
-from raypd.evaluation.score import Evaluation
+from raypd.evaluation.score import Evaluation, about_review
 from raypd.report import FULL, ROLES, Chart, Table, charts, marked, page, review, text_in
 from raypd.run import layout, load_run
 from raypd.text import count
@@ -124,6 +124,7 @@ def write_page(
         labels=labels,
         labels_path=storage.absolute(labels),
         measures=measures,
+        about_review=about_review(evaluation),
         heads=["attribute", "F1", "right", *REASONS],
         attributes=_rows(counts, evaluation),
         documents=shown,

@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from raypd.config import RunConfig
+from raypd.dataset import AT_RANDOM, CHOSEN, LEAST_SURE
 from raypd.errors import InputError, raised_as
 from raypd.estimation import bootstrap
 from raypd.evaluation.calibration import LabelledValue, calibration_error, reliability
@@ -119,6 +120,10 @@ class Evaluation:
     # (confidence, share right, values) per tenth
     reliability: list[tuple[float, float, int]] = field(default_factory=list)
     attributes: list[AttributeScore] = field(default_factory=list)  # the lowest F1 first
+    # Documents that `raypd review` chose because the model was least sure of them. If there are
+    # any, `at_random` has the figures of those that it chose at random.
+    least_sure: int = 0
+    at_random: list[Measure] = field(default_factory=list)
 
 
 @dataclass
@@ -231,6 +236,10 @@ def evaluate(
         not_asked=sum(score.not_asked for score in scores.values()),
     )
     evaluation.attributes = _attribute_scores(answers, gold, tolerance, names)
+    evaluation.least_sure = len(_chosen(scores, gold, LEAST_SURE))
+    drawn = _chosen(scores, gold, AT_RANDOM)
+    if evaluation.least_sure and drawn:
+        evaluation.at_random = [measure for measure in measures_of(drawn) if not measure.of]
     values = _labelled_values(answers, gold, tolerance, names)
     if values:
         evaluation.reliability = reliability(values)
@@ -255,6 +264,11 @@ def evaluate(
             [scores[key] for key in common], [other_scores[key] for key in common]
         )
     return evaluation
+
+
+def _chosen(scores: dict[str, Score], gold: Labels, why: str) -> dict[str, Score]:
+    """Return the scores of the documents that `raypd review` chose for one reason."""
+    return {key: score for key, score in scores.items() if gold[key].get(CHOSEN) == why}
 
 
 def _leave_out(run: str, labels: str, out: LeftOut, answers: Answers, gold: Labels) -> None:
@@ -533,6 +547,27 @@ def _interval(draws: np.ndarray) -> tuple[float, float, float]:
     return figure.value, figure.low or 0.0, figure.high or 0.0
 
 
+def about_review(evaluation: Evaluation) -> str:
+    """Return what the documents that a review chose say about all documents; "" without such."""
+    if not evaluation.least_sure:
+        return ""
+    chosen = counted(evaluation.least_sure, "document")
+    note = (
+        f"`raypd review` chose {chosen} because the model was least sure of them: the "
+        "figures of all documents are probably better. "
+    )
+    if not evaluation.at_random:
+        return f"{note}No document that it chose at random has labels here: review some of these"
+    names = ("scored F1", "strict F1", "values right")
+    figures = [
+        f"{measure.name} {measure.value:.3f} ({measure.low:.3f} to {measure.high:.3f})"
+        for measure in evaluation.at_random
+        if measure.name in names
+    ]
+    drawn = counted(evaluation.at_random[0].documents, "document")
+    return f"{note}The {drawn} that it chose at random stand for all: {', '.join(figures)}"
+
+
 def describe(evaluation: Evaluation) -> str:
     """Return an evaluation as a table for the terminal."""
     lines = [f"{'':<24}{'':<{_NAME_WIDTH}}{'value':>8}  95% interval    documents"]
@@ -564,6 +599,9 @@ def describe(evaluation: Evaluation) -> str:
             f"{counted(scored, 'document')} {says} little, and the intervals are too narrow: "
             f"label at least {_FEW_DOCUMENTS}, better 60"
         )
+    review = about_review(evaluation)
+    if review:
+        lines.append(review)
     for count, reason in (
         (evaluation.shown, "shown in the prompt (task.examples): left out"),
         (

@@ -11,12 +11,16 @@ import random
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain, zip_longest
 from typing import Any
 
 import raypd.report.page as page
 from raypd import storage
 from raypd.config import Category, ExtractionConfig, RunConfig
 from raypd.dataset import (
+    AT_RANDOM,
+    CHOSEN,
+    LEAST_SURE,
     delimited,
     label_rows,
     may_have,
@@ -55,6 +59,7 @@ COLUMNS = (
     "correct",
     "confidence",
     "reviewed",
+    CHOSEN,
 )
 # Units that are read, evenly spread.
 _UNITS = 100
@@ -91,6 +96,7 @@ class ReviewDocument:
     Attributes:
         pieces: Its text in pieces, each with the names of the attributes whose values are there.
         boxes: How each attribute is edited, by its name.
+        chosen: Why it was chosen: AT_RANDOM or LEAST_SURE.
     """
 
     source: str
@@ -100,6 +106,7 @@ class ReviewDocument:
     values: list[RowValue]
     pieces: list[tuple[str, str]]
     boxes: dict[str, ReviewBox]
+    chosen: str
 
 
 def write(root: str, documents: int, overrides: Sequence[str] = ()) -> tuple[str, str, int]:
@@ -122,7 +129,7 @@ def write(root: str, documents: int, overrides: Sequence[str] = ()) -> tuple[str
     table_path = storage.join(root, TABLE)
     _check_no_corrections(table_path, root, config)
     labelled = _labels_in_folder(root)
-    rows, left_out = _chosen_rows(root, documents, labelled.keys())
+    rows, left_out, at_random = _chosen_rows(root, documents, labelled.keys())
     if left_out and not rows:
         raise ConfigError(
             f"{root}: all {left_out:,} answered documents have labels already, in "
@@ -132,7 +139,13 @@ def write(root: str, documents: int, overrides: Sequence[str] = ()) -> tuple[str
         raise ConfigError(f"{root}: no document is answered yet")
     texts = documents_at(config, root, rows)
     shown = [
-        _review_document(position, row, texts.get(position), config)
+        _review_document(
+            position,
+            row,
+            texts.get(position),
+            AT_RANDOM if position in at_random else LEAST_SURE,
+            config,
+        )
         for position, row in rows.items()
     ]
     html = page.fill(
@@ -206,7 +219,11 @@ def _are_applied(
 
 
 def _review_document(
-    position: Position, row: dict[str, Any], document: Document | None, config: RunConfig
+    position: Position,
+    row: dict[str, Any],
+    document: Document | None,
+    chosen: str,
+    config: RunConfig,
 ) -> ReviewDocument:
     """Prepare a document for review; without its text if the input does not have it any more."""
     source, row_number = position
@@ -224,6 +241,7 @@ def _review_document(
         values,
         list(marked(text, spans)),
         {value.name: _box(value, category) for value in values},
+        chosen,
     )
 
 
@@ -278,12 +296,15 @@ def apply(
             "document's lines, or change `correct`"
         )
     changed = set()
+    chosen: dict[Position, str] = {}
     for line, cells in lines_of_file:
         if _position(cells) not in reviewed:
             continue
         labels.add(line, cells)
         if cells["correct"] != cells["value"]:
             changed.add((_position(cells), cells["attribute"]))
+        if cells.get(CHOSEN):
+            chosen[_position(cells)] = cells[CHOSEN]
     documents = documents_at(config, root, labels.values)
     missing = sorted(labels.values.keys() - documents.keys())
     if missing:
@@ -306,6 +327,8 @@ def apply(
             **input_fields(document, config.task, config.input),
             config.training.labels_column: labels.record(position, values),
         }
+        if position in chosen:
+            labelled[CHOSEN] = chosen[position]
         lines.append(json.dumps(labelled, ensure_ascii=False, default=str) + "\n")
     page.put(path, "".join(lines).encode())
     return path, len(lines), len(labels.values), len(changed)
@@ -386,8 +409,12 @@ def _config(root: str, overrides: Sequence[str]) -> RunConfig:
 
 def _chosen_rows(
     root: str, documents: int, labelled: Collection[str] = ()
-) -> tuple[dict[Position, dict[str, Any]], int]:
-    """Choose rows of evenly spread units: half of them the least certain, half at random.
+) -> tuple[dict[Position, dict[str, Any]], int, set[Position]]:
+    """Choose rows of evenly spread units: half of them at random, half the least certain.
+
+    The random ones are drawn from all, so that they stand for all. The least certain ones are those
+    of the others. The two halves alternate, so that somebody who reviews the first documents alone
+    has both.
 
     Args:
         root: The folder of the run.
@@ -395,7 +422,8 @@ def _chosen_rows(
         labelled: The ids of documents that are left out.
 
     Returns:
-        The rows, and the number of documents of these units that were left out.
+        The rows, the number of documents of these units that were left out, and the positions of
+        the rows that were drawn at random.
     """
     rows: dict[Position, dict[str, Any]] = {}
     left_out = 0
@@ -408,12 +436,13 @@ def _chosen_rows(
                 left_out += 1
                 continue
             rows[position] = record_row(row)
-    by_confidence = sorted(rows, key=lambda position: (_confidence(rows[position]), position))
-    least_certain = by_confidence[: documents // 2]
-    candidates = sorted(rows.keys() - set(least_certain))
-    count = min(documents - len(least_certain), len(candidates))
-    drawn = random.Random(0).sample(candidates, count)
-    return {position: rows[position] for position in [*least_certain, *drawn]}, left_out
+    count = min(documents, len(rows))
+    drawn = random.Random(0).sample(sorted(rows), count - count // 2)
+    others = rows.keys() - set(drawn)
+    by_confidence = sorted(others, key=lambda position: (_confidence(rows[position]), position))
+    pairs = zip_longest(drawn, by_confidence[: count // 2])
+    positions = [position for position in chain(*pairs) if position is not None]
+    return {position: rows[position] for position in positions}, left_out, set(drawn)
 
 
 def _with_uncertain(value: RowValue, category: Category) -> RowValue:
@@ -487,6 +516,7 @@ def _table(documents: Sequence[ReviewDocument]) -> str:
                 text,
                 confidence,
                 "",
+                document.chosen,
             ]
             rows.writerow([harmless(str(cell)) for cell in cells])
     return out.getvalue()

@@ -157,7 +157,7 @@ def everything_read(config: RunConfig, tmp_path: Path) -> dict[str, Any]:
     letters = pa.concat_tables(dead_letters.letters(output)).to_pylist()
     found, documents = unit_rows.with_ids(output, ["0004", "0017", "none"])
     report = report_data.load(output, overrides)
-    reviewed, _ = review._chosen_rows(output, 20)
+    reviewed, _, _ = review._chosen_rows(output, 20)
     return {
         "totals": {**vars(totals.all()), "seconds": None},
         "csv": (tmp_path / "answers.csv").read_text(),

@@ -12,7 +12,8 @@ from raypd.answering.components import build
 from raypd.cluster import driver
 from raypd.config.load import make_config
 from raypd.errors import ConfigError, InputError
-from raypd.evaluation.score import evaluate
+from raypd.evaluation.page import write_page
+from raypd.evaluation.score import describe, evaluate
 from raypd.report import review
 from raypd.schema import Attribute
 from raypd.tasks.columns import RowValue
@@ -230,6 +231,7 @@ def test_a_browser_saves_what_was_looked_at(run, tmp_path, browser):
     with view.expect_download() as download:
         view.click("#save")
     download.value.save_as(tmp_path / "saved.csv")
+    assert '"x","least sure"' in (tmp_path / "saved.csv").read_text()
     assert '"\'\uff1da ""b"", c"' in (tmp_path / "saved.csv").read_text()
     where, count, _, _ = review.apply(
         run, str(tmp_path / "saved.csv"), str(tmp_path / "mine.jsonl")
@@ -426,3 +428,35 @@ def test_without_storage_the_browser_asks_before_a_review_is_lost(run, closable)
         view.click("#save")
     view.reload()
     assert dialogs == ["beforeunload"]
+
+
+def test_figures_of_a_review_s_random_documents_are_given_apart(run, tmp_path, monkeypatch):
+    monkeypatch.setattr(review, "_confidence", lambda row: 1 / (1 + row["row"]))
+    page, table, _ = review.write(run, 8)
+    rows = corrected(table)
+    chosen = {row["id"]: row["chosen_by_review"] for row in rows}
+    # Who reviews the first documents alone has both halves.
+    assert list(chosen.values()) == ["at random", "least sure"] * 4
+    assert 'data-chosen="least sure"' in Path(page).read_text()
+    # The model is right in all documents that were drawn, and wrong in the others.
+    for row in rows:
+        if row["chosen_by_review"] == "least sure":
+            row["correct"] = {"Size": "-1", "Color": "", "New": ""}.get(row["attribute"], "other")
+    where, _, _, _ = review.apply(run, saved(rows, tmp_path / "mine.csv"), None)
+    # The marks of a file of labels survive a copy of it, and `evaluate` reads the CSV, too.
+    for labels in (Path(where).rename(tmp_path / "copy.jsonl"), tmp_path / "mine.csv"):
+        evaluation = evaluate(run, str(labels))
+        right = {measure.name: measure for measure in evaluation.at_random}["values right"]
+        assert (evaluation.least_sure, right.documents, right.value) == (4, 4, 1.0)
+        assert evaluation.measures[0].documents == 8
+        text = describe(evaluation)
+        assert "chose 4 documents because the model was least sure of them" in text
+        assert "The 4 documents that it chose at random stand for all" in text
+        assert "values right 1.000" in text
+    write_page(run, str(labels), evaluation, "target", 0.0)
+    assert "random stand for all" in (Path(run) / "evaluation.html").read_text()
+    unsure = [row for row in rows if row["chosen_by_review"] == "least sure"]
+    evaluation = evaluate(run, saved(unsure, tmp_path / "unsure.csv"))
+    assert "No document that it chose at random has labels" in describe(evaluation)
+    drawn = [row for row in rows if row["chosen_by_review"] == "at random"]
+    assert "least sure" not in describe(evaluate(run, saved(drawn, tmp_path / "drawn.csv")))

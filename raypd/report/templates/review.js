@@ -130,10 +130,10 @@
     if (!say()) { done.textContent = "nothing is reviewed yet"; return; }
     const lines = [list.dataset.columns];
     for (const article of articles.filter((a) => looked(a).checked)) {
-      const { source, row, id, category } = article.dataset;
+      const { source, row, id, category, chosen } = article.dataset;
       for (const field of article.querySelectorAll(".field")) {
         const { name, value, sure } = field.dataset;
-        const cells = [source, row, id, category, name, value, valueOf(field), sure, "x"];
+        const cells = [source, row, id, category, name, value, valueOf(field), sure, "x", chosen];
         lines.push(cells.map(cell).join(","));
       }
     }
