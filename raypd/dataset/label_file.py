@@ -24,6 +24,7 @@ from raypd.text import id_text, is_formula
 LABEL_ENDINGS = (".jsonl", ".json", ".csv", ".tsv", ".parquet", *EXCEL)
 _UNREADABLE = (*jsonl.UNREADABLE, InputError, pa.ArrowException)
 _BATCH_ROWS = 1024
+_SHOWN_COLUMNS = 12
 # Columns of a file of `raypd review`, which has a line for each value.
 REVIEW_COLUMNS = {"source", "row", "id", "category", "attribute", "value", "correct"}
 # Why `raypd review` chose a document: a column of its file, and of the labels made from it.
@@ -69,6 +70,49 @@ def label_rows(
         if id_value is None:
             id_value = default_id
         yield line, id_text(id_value), row
+
+
+def columns_of(path: str) -> list[str]:
+    """Return the columns of the first row of a file of labels; none if it has no rows.
+
+    Raises:
+        InputError: The file cannot be read.
+    """
+    for _, _, row in label_rows(path, None, only_objects=False):
+        return list(row) if isinstance(row, dict) else []
+    return []
+
+
+def unused_columns(path: str, used: Collection[str | None]) -> list[str]:
+    """Return the columns of a file of labels that hold neither labels nor anything else known.
+
+    Args:
+        path: The file.
+        used: The columns of ids, categories, texts and labels.
+
+    Raises:
+        InputError: The file cannot be read.
+    """
+    known = {"id", "category", "scored", "accepted", CHOSEN, *_EXPORT_COLUMNS, *used}
+    return [name for name in columns_of(path) if name not in known and "__" not in name]
+
+
+def about_ids(path: str, id_column: str | None) -> str:
+    """Return what is wrong if the rows of a file of labels have no id; "" if they have one.
+
+    Args:
+        path: The file.
+        id_column: The column of the id.
+
+    Raises:
+        InputError: The file cannot be read.
+    """
+    columns = columns_of(path)
+    if not columns or {id_column, "id"} & {*columns}:
+        return ""
+    wanted = " or ".join(repr(name) for name in dict.fromkeys([id_column, "id"]) if name)
+    shown = ", ".join(map(repr, columns[:_SHOWN_COLUMNS]))
+    return f"it has no column {wanted}, by which labels find their document; its columns: {shown}"
 
 
 def _reviewed(rows: Iterator["_LabelRow"]) -> Iterator["_LabelRow"]:

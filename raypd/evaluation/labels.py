@@ -7,11 +7,12 @@ from itertools import chain
 from typing import Any
 
 from raypd import storage
-from raypd.dataset import label_rows, unit_rows
+from raypd.dataset import about_ids, columns_of, label_rows, unit_rows, unused_columns
 from raypd.errors import InputError, did_you_mean, raised_as
 from raypd.run import NoRun, load_record
 from raypd.schema import Attribute
 from raypd.tasks import labels_of, trained_on_of
+from raypd.text import id_text
 
 Row = dict[str, Any]
 Answers = dict[str, list[Row]]  # document id -> the rows that answer it; no rows if it failed
@@ -69,6 +70,55 @@ def read_labels(path: str, labels_column: str, run: str = "") -> Labels:
         except (KeyError, TypeError, AttributeError):
             raise InputError(f"{line}: expected an object of labels") from None
     return labels
+
+
+def no_ids(path: str, run: str) -> str:
+    """Return what is wrong if the labels of a run have no column of ids; "" if they have one.
+
+    A column that has ids of the run is named.
+
+    Args:
+        path: The file of labels.
+        run: The folder of the run.
+
+    Raises:
+        InputError: If the file cannot be read.
+    """
+    about = about_ids(path, (_recorded_config(run).get("input") or {}).get("id_column"))
+    if not about:
+        return ""
+    for _, _, row in label_rows(path, None):
+        for column, value in row.items():
+            if isinstance(value, (str, int)) and answers_for(run, {id_text(value)})[0]:
+                return f"{about}. The column {column!r} has ids of this run: name it 'id'"
+        break
+    return f"{about}. Name the column of the ids 'id'"
+
+
+def columns_without_attribute(
+    path: str, labels_column: str, run: str, labels: Labels, names: AttributeNames
+) -> list[str]:
+    """Return the columns of labels that fit no attribute, and are no known column of the input.
+
+    Args:
+        path: The file of labels.
+        labels_column: The column whose labels became `target`.
+        run: The folder of the run.
+        labels: What the file holds.
+        names: The attributes of the run by category.
+
+    Raises:
+        InputError: If the file cannot be read.
+    """
+    source = _recorded_config(run).get("input") or {}
+    attributes = {name for category in names.values() for name in category.values()}
+    heads = {name.partition(".")[0] for name in attributes}
+    texts = source.get("text_columns") or ()
+    used = {source.get("id_column"), source.get("category_column"), *texts, *attributes, *heads}
+    if labels_column not in columns_of(path):
+        return unused_columns(path, used)
+    targets = [flat_values(record["target"]) for record in labels.values() if "target" in record]
+    return list({name: None for target in targets for name in target if name not in attributes})
 
 
 def _check_questions(questions: list[Row], line: str) -> None:

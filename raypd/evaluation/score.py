@@ -36,8 +36,10 @@ from raypd.evaluation.labels import (
     asked_attributes,
     attribute_names,
     category_of,
+    columns_without_attribute,
     flat_values,
     left_out,
+    no_ids,
     read_labels,
 )
 from raypd.evaluation.outcome import (
@@ -52,6 +54,7 @@ from raypd.evaluation.outcome import (
     parts_of_record,
     parts_of_texts,
 )
+from raypd.tasks import about_missing
 from raypd.text import counted
 
 _SEED = 0
@@ -120,6 +123,9 @@ class Evaluation:
     # (confidence, share right, values) per tenth
     reliability: list[tuple[float, float, int]] = field(default_factory=list)
     attributes: list[AttributeScore] = field(default_factory=list)  # the lowest F1 first
+    without_labels: list[str] = field(default_factory=list)  # attributes of the run
+    # Columns of the labels that fit no attribute, if there are attributes without labels.
+    other_columns: list[str] = field(default_factory=list)
     # Documents that `raypd review` chose because the model was least sure of them. If there are
     # any, `at_random` has the figures of those that it chose at random.
     least_sure: int = 0
@@ -236,6 +242,11 @@ def evaluate(
         not_asked=sum(score.not_asked for score in scores.values()),
     )
     evaluation.attributes = _attribute_scores(answers, gold, tolerance, names)
+    evaluation.without_labels = _without_labels(evaluation.attributes, names)
+    if evaluation.without_labels:
+        evaluation.other_columns = columns_without_attribute(
+            labels, labels_column, run, gold, names
+        )
     evaluation.least_sure = len(_chosen(scores, gold, LEAST_SURE))
     drawn = _chosen(scores, gold, AT_RANDOM)
     if evaluation.least_sure and drawn:
@@ -264,6 +275,17 @@ def evaluate(
             [scores[key] for key in common], [other_scores[key] for key in common]
         )
     return evaluation
+
+
+def _without_labels(scores: list[AttributeScore], names: AttributeNames) -> list[str]:
+    """Return the attributes without any label, of the categories that have labels."""
+    labelled = {(score.category, score.attribute) for score in scores}
+    missing: dict[str, None] = {}
+    for category in {category for category, _ in labelled} & names.keys():
+        for name in names[category].values():
+            if (category, name) not in labelled:
+                missing[name] = None
+    return list(missing)
 
 
 def _chosen(scores: dict[str, Score], gold: Labels, why: str) -> dict[str, Score]:
@@ -297,6 +319,8 @@ def _no_labels(run: str, labels: str, labels_column: str, has_ids: bool) -> Inpu
             f"has {labels_column!r}, 'questions', 'reference', or columns named like its attributes"
         )
     ids = "ids are compared as strings; rows without an id use source:row"
+    if not has_ids:
+        ids = no_ids(labels, run) or ids
     return InputError(f"{labels}: no document of {run} {lacking} there; {ids}")
 
 
@@ -623,6 +647,9 @@ def describe(evaluation: Evaluation) -> str:
             f"{counted(evaluation.not_asked, 'label')} of attributes that the run did not ask "
             "for: left out"
         )
+    missing = about_missing(evaluation.without_labels, evaluation.other_columns)
+    if missing:
+        lines.append(missing)
     return "\n".join(lines + _attribute_lines(evaluation.attributes))
 
 

@@ -5,12 +5,28 @@ from typing import Any
 
 from raypd import storage
 from raypd.config import RunConfig, with_changes
-from raypd.dataset import kind_of, label_rows, planner, read_unit, without_documents
+from raypd.dataset import (
+    LABEL_ENDINGS,
+    about_ids,
+    kind_of,
+    label_rows,
+    planner,
+    read_unit,
+    unused_columns,
+    without_documents,
+)
 from raypd.errors import InputError
 from raypd.estimation import sampling
 from raypd.evaluation import flat_values
 from raypd.fitting.context import PLAIN_FILE, FitContext, extract, is_run, teacher_config
-from raypd.tasks import Document, category_of, input_fields, label_columns, labels_of
+from raypd.tasks import (
+    Document,
+    about_missing,
+    category_of,
+    input_fields,
+    label_columns,
+    labels_of,
+)
 from raypd.text import counted, share
 from raypd.training import label_documents
 from raypd.verify import dead_letters
@@ -51,7 +67,30 @@ def labelled_documents(context: FitContext) -> list[Document]:
         documents = _documents_with_labels(config, fit.labels)
         label_documents(documents, fit.labels, config)
         return documents
+    _check_ids_or_texts(config, fit.labels)
     return _drawn(config, _reading_labels(config, fit.labels))
+
+
+def _check_ids_or_texts(config: RunConfig, labels: str) -> None:
+    """Raise InputError if labels have neither the ids of documents nor their texts."""
+    if not _is_label_file(labels):
+        return
+    texts = {*config.text_columns()}
+    if any(texts & row.keys() for _, _, row in label_rows(labels, None)):
+        return
+    about = about_ids(labels, config.input.id_column)
+    if about:
+        named = ", ".join(map(repr, sorted(texts)))
+        raise InputError(
+            f"fit.labels {labels}: {about}. Name the column of the ids 'id' (or add the documents' "
+            f"texts: {named})"
+        )
+
+
+def _is_label_file(labels: str) -> bool:
+    path = storage.absolute(labels)
+    is_named_so = labels.lower().endswith(LABEL_ENDINGS)
+    return is_named_so and storage.exists(path) and not storage.is_folder(path)
 
 
 def _drawn(config: RunConfig, source: RunConfig) -> list[Document]:
@@ -173,6 +212,28 @@ def write_rows(path: str, rows: list[Row]) -> None:
     """
     lines = [json.dumps(row, default=str) + "\n" for row in rows]
     storage.put(path, "".join(lines).encode())
+
+
+def missing_labels(rows: list[Row], config: RunConfig) -> str:
+    """Return a note that names the attributes without labels; "" if there are none."""
+    column = config.training.labels_column
+    categories = config.extraction.categories
+    wanted: dict[str, None] = {}
+    labelled: set[str] = set()
+    for row in rows:
+        category = str(row.get(config.input.category_column or ""))
+        of_row = [categories[category]] if category in categories else categories.values()
+        for name in (".".join(a.key_path) for c in of_row for a in c.attributes):
+            wanted[name] = None
+        labelled |= flat_values(row[column]).keys()
+    missing = [name for name in wanted if name not in labelled]
+    labels = config.fit.labels
+    others: list[str] = [name for name in sorted(labelled) if name not in wanted]
+    if missing and labels is not None and _is_label_file(labels) and not others:
+        source = config.input
+        used = {source.id_column, source.category_column, *config.text_columns(), column}
+        others = unused_columns(labels, used | {*label_columns(categories)})
+    return about_missing(missing, others)
 
 
 def constant_labels(rows: list[Row], config: RunConfig) -> str | None:

@@ -13,6 +13,7 @@ from raypd.fitting.labels import (
     asks_teacher,
     constant_labels,
     labelled_documents,
+    missing_labels,
     usable_rows,
     write_rows,
 )
@@ -85,6 +86,9 @@ def _write_parts(context: FitContext, paths: dict[str, str]) -> None:
     warning = constant_labels(rows, context.config)
     if warning is not None:
         context.say(warning)
+    missing = missing_labels(rows, context.config)
+    if missing:
+        context.say(missing)
     for part, members in split(rows, context.config).items():
         write_rows(paths[part], members)
 

@@ -61,7 +61,11 @@ if TYPE_CHECKING:
     from raypd.tasks.extraction import ExtractionTask as ExtractionTask
     from raypd.tasks.few_shot import LabelledExamples as LabelledExamples
     from raypd.tasks.generation import GenerationTask as GenerationTask
-    from raypd.tasks.labels import label_columns as label_columns, labels_of as labels_of
+    from raypd.tasks.labels import (
+        about_missing as about_missing,
+        label_columns as label_columns,
+        labels_of as labels_of,
+    )
     from raypd.tasks.missing import (
         json_constant as json_constant,
         parse_json as parse_json,
@@ -132,7 +136,7 @@ __getattr__ = LazyExports(
         "extraction": ("ExtractionTask",),
         "few_shot": ("LabelledExamples",),
         "generation": ("GenerationTask",),
-        "labels": ("label_columns", "labels_of"),
+        "labels": ("about_missing", "label_columns", "labels_of"),
         "missing": ("json_constant", "parse_json", "plain_value"),
         "model_card": ("check_card", "untrained", "write_card"),
         "openai_batch": ("BadRequest", "RESPONSE_FORMAT", "SCHEMA", "TOO_LONG", "read_request"),

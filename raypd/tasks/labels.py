@@ -6,8 +6,38 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from raypd.config import Category
+from raypd.errors import did_you_mean
 from raypd.schema import Attribute
 from raypd.tasks.documents import unpacked
+
+_SHOWN_NAMES = 8
+
+
+def about_missing(attributes: Collection[str], columns: Collection[str]) -> str:
+    """Return a note that names attributes without any label; "" if there are none.
+
+    Args:
+        attributes: The names of the attributes.
+        columns: The columns of the labels that fit no attribute.
+    """
+    if not attributes:
+        return ""
+    note = f"no labels of {_shown(attributes)}: the labels have nothing of this name"
+    if columns:
+        note += f". These columns of the labels fit no attribute: {_shown(columns)}"
+    for name in attributes:
+        hint = did_you_mean(name, columns, str)
+        if hint:
+            column = hint.removeprefix("did you mean ").removesuffix("?")
+            return f"{note}. If {column!r} is {name!r}, rename it"
+    return note
+
+
+def _shown(names: Collection[str]) -> str:
+    """Return names in quotes, the first ones if there are many."""
+    shown = ", ".join(map(repr, list(names)[:_SHOWN_NAMES]))
+    further = len(names) - _SHOWN_NAMES
+    return f"{shown} and {further} more" if further > 0 else shown
 
 
 def label_columns(categories: Mapping[str, Category]) -> list[str]:

@@ -6,6 +6,7 @@ calibrations with known chances.
 
 import gzip
 import json
+import re
 import shlex
 import shutil
 from collections.abc import Iterable, Iterator
@@ -254,6 +255,36 @@ def test_labels_may_be_a_table_or_any_file_of_rows(fake_run, label_rows, tmp_pat
     for ending in (".json", ".parquet", ".gz"):
         file = str(labels.with_suffix(ending))
         assert evaluate(fake_run, file, labels_column="gold").measures == expected
+
+
+def test_a_table_without_the_column_of_ids_is_refused_and_the_column_is_named(fake_run, tmp_path):
+    table = tmp_path / "labels.csv"
+    table.write_text("file,a\n0,x\n1,x\n")
+    message = (
+        "it has no column 'id', by which labels find their document; its columns: 'file', 'a'. "
+        "The column 'file' has ids of this run: name it 'id'"
+    )
+    with pytest.raises(InputError, match=re.escape(message)):
+        evaluate(fake_run, str(table))
+    table.write_text("file,a\nzero,x\n")
+    with pytest.raises(InputError, match=r"Name the column of the ids 'id'$"):
+        evaluate(fake_run, str(table))
+
+
+def test_attributes_without_labels_are_named_and_the_columns_that_may_be_meant(run, tmp_path):
+    table = tmp_path / "mine.csv"
+    name = next(iter(GOLD))
+    table.write_text(f"id,title,Sizes,Brand\n{name},Shoe,7,Acme\n")
+    result = evaluate(run[0], str(table))
+    assert (result.without_labels, result.other_columns) == (["Size"], ["Sizes"])
+    note = "no labels of 'Size': the labels have nothing of this name. These columns of the labels "
+    note += "fit no attribute: 'Sizes'. If 'Sizes' is 'Size', rename it"
+    assert note in score.describe(result)
+    labels = write_rows(tmp_path / "mine.jsonl", [{"id": name, "target": {"Brand": "Acme"}}])
+    text = score.describe(evaluate(run[0], str(labels)))
+    assert "no labels of 'Size': the labels have nothing of this name" in text
+    assert "fit no attribute" not in text
+    assert "no labels of" not in score.describe(evaluate(*run))
 
 
 def test_documents_without_ids_are_joined_by_their_rows(config, tmp_path, in_process, monkeypatch):

@@ -435,6 +435,22 @@ class TestLabels:
         expected = parts_of(context_of(config, tmp_path / "f"))
         assert parts_of(context_of(table, tmp_path / "g")) == expected
 
+    def test_columns_of_labels_with_other_names_are_named(self, path, rows, tmp_path):
+        table = pd.DataFrame(rows).drop(columns="title").rename(columns={"Brand": "Brands"})
+        labels_file = tmp_path / "labels.csv"
+        config = with_changes(load_config(path), {"fit.labels": str(labels_file)})
+        table.rename(columns={"id": "file"}).to_csv(labels_file, index=False)
+        message = "no column 'id', by which labels find their document; its columns: .*'file'"
+        with pytest.raises(InputError, match=message):
+            parts_of(context_of(config, tmp_path / "f"))
+        table.to_csv(labels_file, index=False)
+        lines: list[str] = []
+        parts_of(context_of(config, tmp_path / "g", lines.append))
+        assert lines == [
+            "no labels of 'Brand': the labels have nothing of this name. These columns of the "
+            "labels fit no attribute: 'Brands'. If 'Brands' is 'Brand', rename it"
+        ]
+
     def test_labels_without_documents_are_joined_by_id(self, path, rows, tmp_path):
         table = pd.DataFrame(rows).drop(columns="title").assign(Brand="x")
         table.to_csv(tmp_path / "labels.CSV")
