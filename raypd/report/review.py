@@ -82,11 +82,15 @@ class ReviewBox:
         kind: choice (of some values), list (item by item) or text.
         choices: The values of a choice.
         items: The items of a list.
+        pattern: The regular expression of its texts, as browsers have it; "" for any text.
+        form: How its texts are written.
     """
 
     kind: str
     choices: list[str] = field(default_factory=list)
     items: list[str] = field(default_factory=list)
+    pattern: str = ""
+    form: str = ""
 
 
 @dataclass
@@ -255,14 +259,30 @@ def _box(value: RowValue, category: Category) -> ReviewBox:
             if not isinstance(item, str):
                 text = json.dumps(item, ensure_ascii=False)
             items.append(text)
-        return ReviewBox("list", items=items)
+        return ReviewBox("list", items=items, pattern=_pattern(attribute), form=_form(attribute))
     if attribute.many:
         return ReviewBox("text")
     if attribute.type == "boolean":
         return ReviewBox("choice", choices=["true", "false"])
     if attribute.type == "enum" and len(attribute.values) <= _MOST_CHOICES:
         return ReviewBox("choice", choices=list(attribute.values))
-    return ReviewBox("text")
+    return ReviewBox("text", pattern=_pattern(attribute), form=_form(attribute))
+
+
+def _pattern(attribute: Attribute) -> str:
+    """Return the regular expression of a text of dates, times or numbers, as browsers have it."""
+    if attribute.type in ("number", "integer"):
+        # A number may be written in many ways, but never without a digit.
+        return ".*[0-9].*"
+    if attribute.type not in ("date", "time", "date-time"):
+        return ""
+    value_type = attribute.model_copy(update={"many": False}).value_type
+    # In a class of characters, browsers want a sign to be escaped.
+    return str(value_type.regex).replace("[+-]", r"[+\-]")
+
+
+def _form(attribute: Attribute) -> str:
+    return tasks_labels.FORMS.get(attribute.type, "")
 
 
 def apply(

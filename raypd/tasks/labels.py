@@ -11,6 +11,15 @@ from raypd.schema import Attribute
 from raypd.tasks.documents import unpacked
 
 _SHOWN_NAMES = 8
+# How a value of a type is written.
+FORMS = {
+    "date": "2026-03-16",
+    "time": "18:30:00",
+    "date-time": "2026-03-16T18:30:00Z",
+    "boolean": "true or false",
+    "number": "7.5",
+    "integer": "7",
+}
 
 
 def about_missing(attributes: Collection[str], columns: Collection[str]) -> str:
@@ -121,8 +130,24 @@ def typed(attribute: Attribute, text: str) -> Any:
         return None
     checked = attribute.value_type.check_cell(text)
     if checked.status not in ("ok", "null"):
-        kind = f"a {attribute.type}"
-        if attribute.values:
-            kind = f"one of {', '.join(attribute.values)}"
-        raise ValueError(f"{text!r} is not a value of {attribute.name!r}, which is {kind}")
+        raise ValueError(
+            f"{text!r} is not a value of {attribute.name!r}, which is {_kind(attribute)}"
+        )
     return checked.value
+
+
+def _kind(attribute: Attribute) -> str:
+    """Return what the values of an attribute are, and how they are written."""
+    if attribute.values:
+        return f"one of {', '.join(attribute.values)}"
+    article = "an" if attribute.type == "integer" else "a"
+    kind = f"{article} {attribute.type}"
+    if attribute.minimum is not None:
+        kind += f" of at least {attribute.minimum:g}"
+    if attribute.maximum is not None:
+        kind += (
+            f"{' and' if attribute.minimum is not None else ' of'} at most {attribute.maximum:g}"
+        )
+    if attribute.type in FORMS:
+        kind += f": write it as {FORMS[attribute.type]}"
+    return kind

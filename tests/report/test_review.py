@@ -25,6 +25,7 @@ ATTRIBUTES = [
     {"name": "Size", "type": "number"},
     {"name": "Color", "type": "enum", "values": ["red", "blue"]},
     {"name": "Tags", "many": True},
+    {"name": "From", "type": "date"},
     {"name": "New", "type": "boolean"},
 ]
 
@@ -84,7 +85,7 @@ def test_corrections_become_labels_that_evaluate_reads(run, tmp_path):
     assert "<b>Shoe" not in html
     assert html.count("<article") == 12
     rows = corrected(
-        table, Brand="'=1+1", Size="", Color="blue", Tags='["a", "b"]', New="TRUE"
+        table, Brand="'=1+1", Size="", Color="blue", Tags='["a", "b"]', New="TRUE", From=""
     )  # as a spreadsheet has it
     assert all(row["id"].startswith("'=") for row in rows)  # no spreadsheet runs it
     where, count, _, _ = review.apply(run, saved(rows, tmp_path / "mine.csv"), None)
@@ -97,6 +98,7 @@ def test_corrections_become_labels_that_evaluate_reads(run, tmp_path):
         "Color": "blue",
         "Tags": ["a", "b"],
         "New": True,
+        "From": None,
     }
     assert first["id"][0] == "="
     assert first["title"][:4] == "<b>S"
@@ -153,7 +155,11 @@ def test_half_of_them_are_the_least_sure(run, monkeypatch):
             {"Color": "green"},
             r"mine\.csv:\d+: 'green' is not a value of 'Color', which is one of red, blue",
         ),
-        ({"Size": "7/8"}, r"'7/8' is not a value of 'Size', which is a number"),
+        ({"Size": "7/8"}, r"'7/8' is not a value of 'Size', which is a number: write it as 7.5"),
+        (
+            {"From": "16.03.2026"},
+            r"'16.03.2026' is not a value of 'From', which is a date: write it as 2026-03-16",
+        ),
         ({"row": "x"}, "not a line of `raypd review`"),
         ({"row": "9" * 5000}, "not a line of `raypd review`"),
         ({"row": "999999"}, "the input does not have"),
@@ -239,6 +245,35 @@ def test_a_browser_saves_what_was_looked_at(run, tmp_path, browser):
     assert count == 1
     assert json.loads(Path(where).read_text())["target"]["Brand"] == '\uff1da "b", c'
     assert problems == []
+
+
+def test_a_browser_marks_a_text_that_is_not_written_as_its_type_wants_it(run, browser):
+    view = browser.new_page()
+    view.goto(f"file://{review.write(run, 2)[0]}")
+    assert "An orange frame marks values with a confidence below 0.5" in view.inner_text("header")
+    moment = Attribute(name="At", type="date-time")
+    at = {
+        "type": "text",
+        "pattern": review._pattern(moment),
+    }
+    check = """([keys, text]) => {
+        const box = Object.assign(document.createElement("input"), keys);
+        box.value = text;
+        return box.checkValidity();
+    }"""
+    assert view.evaluate(check, [at, "2026-03-16T18:30:00+01:00"])
+    assert not view.evaluate(check, [at, "2026-03-16 18:30"])
+    for name, wrong, right in (("From", "16.03.2026", "2026-03-16"), ("Size", "seven", "7,5 cm")):
+        field = view.locator(f".field[data-name={name}]").first
+        box = field.locator(".box")
+        for text, is_marked in ((wrong, True), (right, False), ("", False)):
+            box.fill(text)
+            assert box.evaluate("box => box.matches(':invalid')") == is_marked
+            assert field.locator(".form").is_visible() == is_marked
+        box.fill(wrong)
+    with view.expect_download():
+        view.click("#save")
+    assert view.inner_text("#done").endswith("; 2 not written as their type wants it (red)")
 
 
 def test_documents_that_nobody_reviewed_become_no_labels(run, tmp_path):
@@ -441,7 +476,9 @@ def test_figures_of_a_review_s_random_documents_are_given_apart(run, tmp_path, m
     # The model is right in all documents that were drawn, and wrong in the others.
     for row in rows:
         if row["chosen_by_review"] == "least sure":
-            row["correct"] = {"Size": "-1", "Color": "", "New": ""}.get(row["attribute"], "other")
+            row["correct"] = {"Size": "-1", "Color": "", "New": "", "From": ""}.get(
+                row["attribute"], "other"
+            )
     where, _, _, _ = review.apply(run, saved(rows, tmp_path / "mine.csv"), None)
     # The marks of a file of labels survive a copy of it, and `evaluate` reads the CSV, too.
     for labels in (Path(where).rename(tmp_path / "copy.jsonl"), tmp_path / "mine.csv"):

@@ -72,6 +72,7 @@
     box.className = "box";
     box.autocomplete = "off";
     box.setAttribute("aria-label", `${field.dataset.name}, new item`);
+    if (field.dataset.pattern) box.pattern = field.dataset.pattern;
     const drop = document.createElement("button");
     drop.type = "button";
     drop.className = "drop";
@@ -142,6 +143,8 @@
     link.download = "review.csv";
     link.click();
     URL.revokeObjectURL(link.href);
+    const wrong = list.querySelectorAll("article:has(.looked:checked) .box:invalid").length;
+    if (wrong) done.textContent += `; ${wrong} not written as their type wants it (red)`;
     lost = false;
   });
   const before = kept();
