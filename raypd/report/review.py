@@ -21,6 +21,7 @@ from raypd.dataset import (
     AT_RANDOM,
     CHOSEN,
     LEAST_SURE,
+    columns_of,
     delimited,
     label_rows,
     may_have,
@@ -311,10 +312,7 @@ def apply(
     lines_of_file = _rows(file, root, config)
     reviewed = {_position(cells) for _, cells in lines_of_file if was_reviewed(cells)}
     if not reviewed:
-        raise InputError(
-            f"{file}: nobody has reviewed a document: put an x into the column `reviewed` of a "
-            "document's lines, or change `correct`"
-        )
+        raise InputError(f"{file}: nobody has reviewed a document. {_how_to_review(file)}")
     changed = set()
     chosen: dict[Position, str] = {}
     for line, cells in lines_of_file:
@@ -352,6 +350,16 @@ def apply(
         lines.append(json.dumps(labelled, ensure_ascii=False, default=str) + "\n")
     page.put(path, "".join(lines).encode())
     return path, len(lines), len(labels.values), len(changed)
+
+
+def _how_to_review(file: str) -> str:
+    """Return what marks a document of a file as reviewed."""
+    if "attribute" in columns_of(file):
+        return "Put an x into the column `reviewed` of a document's lines, or change `correct`"
+    return (
+        "Correct a value of a document in its column, or add a column `reviewed` and put an x into "
+        "the lines that are right as they are"
+    )
 
 
 class _Labels:
@@ -571,6 +579,8 @@ def _rows(file: str, root: str, config: RunConfig) -> list[tuple[int, dict[str, 
     Raises:
         InputError: If the file is neither.
     """
+    # If there is no such file, the error names one that is nearly called so.
+    next(storage.find(file))
     rows = []
     for (_, line, *_), row in delimited.table(file):
         if "attribute" not in row and {"source", "row", "status"} <= row.keys():

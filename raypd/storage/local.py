@@ -331,7 +331,12 @@ def _did_you_mean(path: Path) -> str:
 
 
 def _is_alike(wanted: Path, other: Path) -> bool:
-    """Return whether a file may be meant by the name of another: a.jsonl by a.json, not a.yaml."""
+    """Return whether a file may be meant by the name of another: a.jsonl by a.json, not a.yaml.
+
+    An ending alone makes no two names alike: nope.csv does not mean answers.csv.
+    """
+    if wanted.stem != other.stem and not did_you_mean(wanted.stem, [other.stem]):
+        return False
     if not wanted.suffix or other.is_dir() or set(wanted.suffixes) & set(other.suffixes):
         return other.suffix not in _CONFIGURATIONS or other.suffix == wanted.suffix
     likeness = difflib.SequenceMatcher(None, wanted.suffix, other.suffix).ratio()

@@ -305,6 +305,12 @@ def test_a_corrected_export_is_applied_for_its_changed_documents_alone(run, tmp_
     assert export(run, str(path)) == 40
     with open(path, encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))
+    with pytest.raises(InputError, match="add a column `reviewed` and put an x into the lines"):
+        review.apply(run, str(path), None)
+    marked = [{**row, "reviewed": "x" if row["id"] == rows[5]["id"] else ""} for row in rows]
+    other = str(tmp_path / "other.jsonl")
+    _, count, _, changed = review.apply(run, saved(marked, tmp_path / "marked.csv"), other)
+    assert (count, changed) == (1, 0)
     rows[3]["Tags"] = "a; b"
     where, count, _, changed = review.apply(run, saved(rows, tmp_path / "mine.csv"), None)
     assert count == 1
@@ -312,6 +318,15 @@ def test_a_corrected_export_is_applied_for_its_changed_documents_alone(run, tmp_
     label = json.loads(Path(where).read_text())
     assert label["target"]["Tags"] == ["a", "b"]
     assert label["id"] == "=3"
+
+
+def test_a_file_that_does_not_exist_is_named_without_a_guess_at_another(run, tmp_path):
+    (tmp_path / "answers.csv").touch()
+    with pytest.raises(InputError) as failed:
+        review.apply(run, str(tmp_path / "nope.csv"), None)
+    assert str(failed.value) == f"{tmp_path}/nope.csv: no such file or folder"
+    with pytest.raises(InputError, match=r"no such file or folder; did you mean .*/answers\.csv"):
+        review.apply(run, str(tmp_path / "answer.csv"), None)
 
 
 def test_a_number_that_an_export_writes_in_another_way_is_no_correction() -> None:
