@@ -93,7 +93,7 @@ def unused_columns(path: str, used: Collection[str | None]) -> list[str]:
     Raises:
         InputError: The file cannot be read.
     """
-    known = {"id", "category", "scored", "accepted", CHOSEN, *_EXPORT_COLUMNS, *used}
+    known = {"id", "category", "scored", "accepted", "reviewed", CHOSEN, *_EXPORT_COLUMNS, *used}
     return [name for name in columns_of(path) if name not in known and "__" not in name]
 
 

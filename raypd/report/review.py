@@ -279,7 +279,7 @@ def _pattern(attribute: Attribute) -> str:
         return ""
     value_type = attribute.model_copy(update={"many": False}).value_type
     # In a class of characters, browsers want a sign to be escaped.
-    return str(value_type.regex).replace("[+-]", r"[+\-]")
+    return str(getattr(value_type, "regex", "")).replace("[+-]", r"[+\-]")
 
 
 def _form(attribute: Attribute) -> str:

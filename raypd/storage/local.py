@@ -334,8 +334,10 @@ def _is_alike(wanted: Path, other: Path) -> bool:
     """Return whether a file may be meant by the name of another: a.jsonl by a.json, not a.yaml.
 
     An ending alone makes no two names alike: nope.csv does not mean answers.csv.
+    Names of one or two letters are too short to be compared.
     """
-    if wanted.stem != other.stem and not did_you_mean(wanted.stem, [other.stem]):
+    is_short = len(wanted.stem) <= 2 and len(other.stem) <= 2
+    if wanted.stem != other.stem and not is_short and not did_you_mean(wanted.stem, [other.stem]):
         return False
     if not wanted.suffix or other.is_dir() or set(wanted.suffixes) & set(other.suffixes):
         return other.suffix not in _CONFIGURATIONS or other.suffix == wanted.suffix
