@@ -485,7 +485,13 @@ def estimate(
         list[str] | None,
         Option("--instance", help="Show only this instance type; may be given more than once"),
     ] = None,
-    nodes: Annotated[int, Option(min=1, help="Largest number of nodes in the table")] = 8,
+    nodes: Annotated[
+        int | None,
+        Option(
+            min=1,
+            help="Largest number of nodes in the table of instance types with a GPU; default: 8",
+        ),
+    ] = None,
     head: Annotated[str, Option(help="Instance type of the head node, or none")] = "m7i.2xlarge",
     as_json: o.AsJson = False,
     verbose: o.Verbose = False,

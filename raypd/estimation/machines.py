@@ -19,6 +19,7 @@ from raypd.estimation.records import BillEstimate, Estimate, MachineEstimate, Sp
 
 # Tokens of a document: the name in the meter -> the name in tables.
 TOKENS = {"prefill_tokens": "prefilled", "shared_tokens": "shared", "decode_tokens": "decoded"}
+MOST_NODES = 8  # in the table, unless the user gives another number
 GIVEN = "as given"  # the source of a speed that the user states
 
 
@@ -41,7 +42,7 @@ class EstimateOptions:
     tokens: tuple[float, ...] | None = None
     documents: float | None = None  # size of the corpus; None to count it
     instances: list[str] | None = None  # restricts the table to these instance types
-    nodes: int = 8  # the largest number of nodes in the table
+    nodes: int | None = None  # the largest number of nodes in the table; None for MOST_NODES
     # The type of the head node, as in infra/cluster.yaml; "none" if there is no head node.
     head: str = "m7i.2xlarge"
     # What messages call `sample` and `minutes`: a fit has keys for them.
@@ -273,7 +274,7 @@ def _machines(
             units_in_flight=config.cluster.first_units_in_flight,
         )
     kinds: list[NodeKind] = []
-    node_counts = _node_counts(options.nodes)
+    node_counts = _node_counts(options.nodes or MOST_NODES)
     if speed.gpu is not None:
         kinds = _with_gpu(speed.gpu, options, cost, notes)
     if not kinds and speed.machine is not None and config is not None:
@@ -281,6 +282,12 @@ def _machines(
         node_counts = [1]
         if not kinds[0].usd_per_hour:
             notes.append("this machine has no price: set cost.prices.local (USD per hour)")
+        if options.nodes is not None and options.nodes > 1:
+            notes.append(
+                f"--nodes {options.nodes} does not apply: the speed is that of this machine, and "
+                "there is one of it. Tables by the number of nodes are for instance types with "
+                "the GPU that was measured or given (--throughput GPU=RATE)"
+            )
     machines = []
     for kind in kinds:
         bills = [

@@ -846,6 +846,32 @@ def test_95_percent_stands_only_over_intervals(capsys) -> None:
     assert "documents/s [95%]" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(("gpu", "memory"), [(None, 0), ("NVIDIA L40S", 44.4)])
+def test_a_number_of_nodes_that_does_not_apply_is_named(gpu, memory, tmp_path) -> None:
+    """The speed of a CPU says nothing about nodes of a cluster: --nodes is not dropped silently."""
+    config = corpus(tmp_path, 100)
+    sample = sampling.draw(config, 20)
+    profiled = _profile([DocumentCost(1.0, 10, 0, 2)] * 20, gpu, memory)
+    speed = estimates.speed_of(sample, profiled, [])
+    found = {}
+    for nodes in (None, 64):
+        result = machines.assemble(
+            config,
+            EstimateOptions(nodes=nodes),
+            sample.scan.documents,
+            [speed],
+            [],
+            Overhead(60.0),
+            [],
+        )
+        said = any(note.startswith("--nodes 64 does not apply") for note in result.notes)
+        found[nodes] = (said, [bill.nodes for bill in result.machines[0].bills])
+    if gpu is None:
+        assert found == {None: (False, [1]), 64: (True, [1])}
+    else:
+        assert found == {None: (False, [1, 2, 4, 8]), 64: (False, [1, 2, 4, 8, 16, 32, 64])}
+
+
 def test_an_instance_type_that_the_speed_says_nothing_about_is_named(tmp_path) -> None:
     """A CPU was measured, or another GPU: --instance is not dropped silently."""
     config = corpus(tmp_path, 100)
