@@ -7,13 +7,15 @@ import raypd.estimation.bootstrap as bootstrap
 from raypd.billing import INSTANCES
 from raypd.config import MOST_SEQS, EngineConfig, ModelConfig
 from raypd.decoding import ModelSizes, dense_sizes
-from raypd.errors import ConfigError
+from raypd.errors import ConfigError, ModelError
 from raypd.estimation.data_sheets import GPUS
 from raypd.estimation.machines import MethodSpeed
 from raypd.estimation.roofline import DocumentTokens, PassLimits, seconds_of
 
-# The models of the HPD paper, so that they can be predicted without a network and without torch.
+# The models of the HPD paper, and the smallest that `raypd init` proposes. They can be predicted
+# without a network and without torch.
 SIZES = {
+    "Qwen/Qwen3-0.6B": dense_sizes(28, 1024, 3072, 16, 8, 128, 151_936, tied=True),
     "Qwen/Qwen3-1.7B": dense_sizes(28, 2048, 6144, 16, 8, 128, 151_936, tied=True),
     "Qwen/Qwen3-4B": dense_sizes(36, 2560, 9728, 32, 8, 128, 151_936, tied=True),
     "Qwen/Qwen3-8B": dense_sizes(36, 4096, 12288, 32, 8, 128, 151_936),
@@ -36,7 +38,13 @@ def sizes_of(name: str) -> ModelSizes:
     from raypd.decoding import model_sizes
     from raypd.models import find_source, read_config
 
-    config = read_config(find_source(ModelConfig(name=name)))
+    try:
+        config = read_config(find_source(ModelConfig(name=name)))
+    except ModelError as error:
+        raise ModelError(
+            f"--model {name}: a prediction needs its config.json, and {error}. Of these models it "
+            f"needs no file: {', '.join(SIZES)}"
+        ) from error
     try:
         return model_sizes(config)
     except ValueError as error:

@@ -114,7 +114,7 @@ def find_source(config: ModelConfig, weights: bool = False) -> ModelSource:
         return ModelSource(name, str(folder), True, None, config.trust_remote_code)
     if not HUB_ID.fullmatch(name):
         raise ModelError(
-            f"model.name {name!r} is neither a folder (local or s3://) nor a Hub id (a/b) nor a "
+            f"model {name!r} is neither a folder (local or s3://) nor a Hub id (a/b) nor a "
             f"GGUF file; the embedded model is {embedded.NAME}"
         )
     if weights and disk():
@@ -439,6 +439,6 @@ def _missing_from_cache(source: ModelSource) -> str:
         revision = f" at revision {source.revision!r}"
     return (
         f"is not in the Hub's cache{revision} ({constants.HF_HUB_CACHE}), and {reason}: run "
-        f"`hf download {source.location}` where there is a network, or set model.name to a local "
-        "folder"
+        f"`hf download {source.location}` where there is a network, or give a local folder in "
+        "place of the id"
     )

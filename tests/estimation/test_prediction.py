@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from raypd.cli.main import app
 from raypd.decoding import AttentionSizes, ModelSizes, model_sizes
-from raypd.errors import ConfigError
+from raypd.errors import ConfigError, ModelError
 from raypd.estimation.data_sheets import GPUS, gpu_named
 from raypd.estimation.prediction import LIMITS, SIZES, sizes_of
 from raypd.estimation.roofline import DocumentTokens, seconds_of
@@ -41,6 +41,7 @@ def test_weights_are_those_of_transformers(name: str) -> None:
     config = Qwen3Config(
         hidden_size=sizes.hidden_size,
         intermediate_size={
+            1024: 3072,
             2048: 6144,
             2560: 9728,
             4096: 12288,
@@ -78,6 +79,16 @@ def test_a_model_that_cannot_be_counted_is_an_error(tmp_path) -> None:
     (folder / "config.json").write_text('{"model_type": "vit"}')
     with pytest.raises(ConfigError, match=r"tiny: .* type vit; measure a sample"):
         sizes_of(str(folder))
+
+
+def test_a_model_without_a_config_is_named_by_the_option_that_was_given() -> None:
+    for name in ("nobody/has-this-model", "a/b/c"):
+        with pytest.raises(ModelError) as refused:
+            sizes_of(name)
+        said = str(refused.value)
+        assert said.startswith(f"--model {name}: a prediction needs its config.json")
+        assert "Qwen/Qwen3-0.6B" in said
+        assert "model.name" not in said
 
 
 def test_the_products_are_counted() -> None:
