@@ -81,7 +81,7 @@ def _speed(run: str, method: str, units: list[UnitSummary], bills: list[Bill]) -
     return MethodSpeed(
         method=method,
         seconds=seconds,
-        source=f"{unit_count} of {run}, {document_count}",
+        source=f"{unit_count} of {run}, {document_count}, without start-up and idle time",
         gpu=gpu,
         machine=machine,
         tokens=tokens,

@@ -215,7 +215,11 @@ class Profiler:
         return _cpu_facts(model, dtype, best_dtype, vllm)
 
     def progress(self) -> tuple[int, int]:
-        """Return (documents answered, documents wanted) of the current profile."""
+        """Return (documents answered, documents wanted) of the current profile.
+
+        The first never becomes smaller. The second may grow, because the window begins once the
+        engine is full. Both are 0 until the window or, of a slow method, the first pass begins.
+        """
         return self._progress
 
     def profile(
@@ -250,11 +254,15 @@ class Profiler:
         warmup_limit = math.inf
         if slow:
             warmup_limit = 2 * limit / 3
-        alone = self._answer(config, components, warmup_documents, 0, warmup_limit)
+        passes = None
+        if slow:
+            passes = (0, len(documents))
+        alone = self._answer(config, components, warmup_documents, 0, warmup_limit, passes)
         warmed = time.perf_counter()
         if slow:
             limit -= warmed - loaded
-        full = self._answer(config, components, documents, most_in_flight(config), limit)
+        passes = (len(documents) if slow else 0, 0)
+        full = self._answer(config, components, documents, most_in_flight(config), limit, passes)
         components.engine.close()
         del components
         # The engine's cache must be released before the next engine allocates its own.
@@ -304,6 +312,7 @@ class Profiler:
         documents: Sequence[Document],
         in_flight: int,
         limit: float,
+        passes: tuple[int, int] | None = None,
     ) -> _Measurement:
         """Answer documents in rounds until the window ends and each was answered at least once.
 
@@ -314,6 +323,8 @@ class Profiler:
             in_flight: Documents that the engine decodes at the same time; 0 to answer each document
                 once, without a window.
             limit: Seconds after which it stops.
+            passes: The documents of the passes before and after this one, which count in the
+                progress; None to show none.
         """
         deadline = time.monotonic() + limit
         stream = _stream(config, documents, in_flight)
@@ -332,7 +343,10 @@ class Profiler:
                     answered = unit.answered
                     lead, count = meter.window(len(documents))
                     wanted = lead + count
-                    self._progress = (min(len(answered), wanted), wanted)
+                    if passes is not None:
+                        before, after = passes
+                        done = before + min(len(answered), wanted)
+                        self._progress = (done, before + wanted + after)
                     if ended or (len(answered) >= wanted and first_round <= answered):
                         break
                     wait([answering], timeout=_POLL_SECONDS)
@@ -614,16 +628,20 @@ def _display(label: str, limit: float) -> Iterator[Callable[[tuple[int, int]], N
     row = bar.add_task(label, total=None, done="")
 
     left = TimeLeft(limit)
+    share = 0.0
 
     def update(counts: tuple[int, int], at_once: bool = False) -> None:
+        nonlocal share
         answered, wanted = counts
         text = "loading the model, warming up"
         if wanted:
-            text = f"{answered / wanted:.0%} done"
+            # More documents may be wanted than before; the share that is shown never falls.
+            share = max(share, answered / wanted)
+            text = f"{share:.0%} done"
             remaining = left.update(answered, wanted)
             if remaining:
                 text += f", {remaining}"
-        bar.update(row, total=wanted or None, completed=answered, done=text)
+        bar.update(row, total=1.0 if wanted else None, completed=share, done=text)
         if bar.disable:
             lines.show(f"{label}: {text}", at_once)
 

@@ -19,6 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from raypd.answering import progress
 from raypd.answering.request_queue import RequestQueue, UnitState
 from raypd.billing import meter
 from raypd.billing.bill import Bill, NodeTime
@@ -44,7 +45,7 @@ from raypd.estimation.machines import EstimateOptions, NodeKind, Overhead
 from raypd.estimation.profile import DocumentCost, Profile, Profiler, WorkerFacts, most_in_flight
 from raypd.estimation.records import Estimate, Figure
 from raypd.estimation.tables import with_interval
-from raypd.run import records
+from raypd.run import UnitSummary, records
 from raypd.tasks.base import Document, Record, Request
 from raypd.testing import fake
 from tests.runs import Clock, extraction, run_config, says
@@ -625,6 +626,49 @@ def test_a_slow_method_is_priced_though_a_full_engine_ends_nothing(
     assert guess.complete
     # The sample alone fills no pass.
     assert 0.4 < guess.documents_per_second / whole.documents_per_second < 1.3
+
+
+@pytest.mark.parametrize("slow", [False, True])
+def test_the_progress_never_goes_backwards(tmp_path, fake_time, slow, monkeypatch, capsys) -> None:
+    """The window begins later as the engine fills up, and a slow method has two passes."""
+    seen: list[tuple[int, int]] = []
+
+    class Watched(Profiler):
+        def __setattr__(self, name: str, value) -> None:
+            super().__setattr__(name, value)
+            if name == "_progress":
+                seen.append(value)
+
+    config = corpus(
+        tmp_path, 200, engine={"max_num_seqs": 64}, decoding={"method": "autoregressive"}
+    )
+    documents = sampling.draw(config, 10).documents
+    Watched(1).profile(config, documents, slow=slow)
+    answered = [done for done, _ in seen]
+    assert answered == sorted(answered)
+    assert seen[-1][0] == seen[-1][1] > 10
+
+    monkeypatch.setattr(progress, "_LINE_SECONDS", 0.0)
+    with profile._display("measure", math.inf) as update:
+        for counts in ((0, 0), (27, 100), (30, 136), (60, 136), (136, 136)):
+            update(counts)
+    assert capsys.readouterr().err.splitlines() == [
+        "measure: loading the model, warming up",
+        "measure: 27% done",
+        "measure: 44% done",
+        "measure: 100% done",
+    ]
+
+
+def test_a_speed_from_a_run_is_without_its_start_and_says_so() -> None:
+    """The engine was busy for 10 s for 20 documents; the run took 100 s."""
+    units = [
+        UnitSummary(name, "f", "s", "a", 0, 10, 10, 0, 100.0, busy_seconds=5.0)
+        for name in ("u1", "u2", "u3")
+    ]
+    speed = earlier._speed("runs/a", "guided", units, [])
+    assert speed.seconds[0] == pytest.approx(0.5)
+    assert speed.source == "3 units of runs/a, 30 documents, without start-up and idle time"
 
 
 def stub_profiler(monkeypatch: pytest.MonkeyPatch, measured) -> None:
