@@ -28,6 +28,7 @@ from raypd.run import (
     Interrupted,
     Manifest,
     RunLease,
+    RunRecord,
     Unit,
     UnitResult,
     UnitTotals,
@@ -223,13 +224,45 @@ def documents_done(planned: Plan, done: CommittedUnits, output: str) -> int:
             documents += unit.expected
     if known_units < len(done):
         unknown = sorted(set(done).difference(unit.id for unit in planned))
+        found = f"{counted(len(unknown), 'unit')} not in the plan of this run"
+        cut = _earlier_cut(planned, output)
+        if cut:
+            now = ", ".join(f"cluster.{key} is {planned.totals.cut[key]}" for key in cut)
+            resume = " ".join(f"cluster.{key}={value}" for key, value in cut.items())
+            raise ConfigError(
+                f"output.path {output}: {now} now, but the run began with {resume}; it has "
+                f"{found} (for instance {unknown[0]}). Their documents would appear in the output "
+                f"twice. To resume, set {resume}, or choose another output.path"
+            )
         raise ConfigError(
-            f"output.path {output}: contains {len(unknown)} units that are not in the plan of this "
-            f"run (for instance {unknown[0]}): {planned.changes or _INPUT_CHANGED}. Their "
+            f"output.path {output}: has {found} "
+            f"(for instance {unknown[0]}): {planned.changes or _INPUT_CHANGED}. Their "
             "documents would appear in the output twice. Choose another output.path, or restore "
             "the input; for files that change, there is `raypd nightly`"
         )
     return documents
+
+
+def _earlier_cut(planned: Plan, output: str) -> dict[str, int]:
+    """Return the keys that cut the input into units and had another value when the run began.
+
+    Args:
+        planned: The plan of the input as it is now.
+        output: The output folder.
+
+    Returns:
+        The earlier values; nothing if they are not known.
+    """
+    try:
+        earlier = records.read(RunRecord, storage.join(output, layout.RUN)).config
+    except (OSError, records.RecordError):
+        return {}
+    cluster = earlier.get("cluster", {})
+    return {
+        key: cluster[key]
+        for key, value in planned.totals.cut.items()
+        if cluster.get(key, value) != value
+    }
 
 
 @dataclass

@@ -78,10 +78,14 @@ def test_a_run_resumes_with_new_input_and_refuses_another_configuration(
         "input.id_column",
         "another output.path",
     )
-    with pytest.raises(
-        ConfigError, match=r"cluster\.unit_documents or cluster\.unit_bytes has changed"
-    ):
+    began = f"cluster.unit_documents={run.cluster.unit_documents}"
+    with pytest.raises(ConfigError) as caught:
         driver.run_extract(config(path, unit_documents=2), build=never)
+    says(
+        caught.value,
+        f"cluster.unit_documents is 2 now, but the run began with {began}",
+        f"To resume, set {began}, or choose another output.path",
+    )
     write_jsonl(tmp_path / "in/a.jsonl", ["b"] * 5)
     with pytest.raises(ConfigError, match=r"a\.jsonl was replaced"):
         driver.run_extract(run, build=never)
