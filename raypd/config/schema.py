@@ -23,11 +23,12 @@ from raypd.config.json_schema import (
     conjunction,
     permitted_values,
     referred,
+    types_of,
     unsupported_keyword,
     validator,
 )
 from raypd.config.yaml_file import parse
-from raypd.errors import ConfigError, in_words
+from raypd.errors import ConfigError, did_you_mean, in_words
 from raypd.schema import TYPES, Attribute, UnsupportedSchema, bounds
 
 # The category of a task that names none, such as one with `task.attributes`. People are not shown
@@ -47,6 +48,7 @@ _KEYWORD_TYPES: dict[str, Any] = {
         ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"), float | int | None
     ),
 }
+_JSON_TYPES = ("string", "number", "integer", "boolean", "array", "object", "null")
 _BOUND_KEYWORDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
 _COMBINING = ("$ref", "allOf", "anyOf", "oneOf")
 _MAX_VALUES = 20_000
@@ -81,14 +83,16 @@ def categories_of(schema: str | Tree, folder: Path) -> Tree:
         tree = _read(schema) if is_file(schema) else _imported(schema, folder)
     if not isinstance(tree, dict):
         raise ConfigError(f"task.schema: {schema}: expected an object, found {type(tree).__name__}")
+    # The file, or the pydantic model.
+    source = f"{schema}: " if isinstance(schema, str) else ""
     flat = _Flattened(tree)
     try:
         flat.add_object(tree, "$", [], optional=False)
     # A bound that is infinite, or not a number, raises OverflowError or ValueError.
     except (_Refused, OverflowError, ValueError) as error:
-        raise ConfigError(f"task.schema: {error}") from None
+        raise ConfigError(f"task.schema: {source}{error}") from None
     if not flat.attributes:
-        raise ConfigError("task.schema: $: it has no properties: name what to extract")
+        raise ConfigError(f"task.schema: {source}$: it has no properties: name what to extract")
     category: Tree = {"attributes": [a.model_dump(exclude_defaults=True) for a in flat.attributes]}
     if tree.get("description"):
         category["description"] = _description(tree)
@@ -466,6 +470,11 @@ def _check_types(schema: Any, json_path: str) -> None:
     for keyword in _KEYWORD_TYPES.keys() & schema.keys():
         if not isinstance(schema[keyword], _KEYWORD_TYPES[keyword]):
             raise _Refused(f"{json_path}.{keyword}: {schema[keyword]!r:.80} is not of its type")
+    for kind in types_of(schema):
+        if kind not in _JSON_TYPES:
+            suggestion = did_you_mean(str(kind), _JSON_TYPES)
+            hint = suggestion or f"choose from {', '.join(_JSON_TYPES)}"
+            raise _Refused(f"{json_path}.type: {kind!r:.80} is not a type of JSON Schema; {hint}")
     for name, inner in schema.get("properties", {}).items():
         if not isinstance(name, str) or not isinstance(inner, dict):
             raise _Refused(

@@ -421,7 +421,7 @@ WRONG = {
         ),
         (
             of(offers={"type": "array", "items": of(parts={"type": "array", "items": OBJECT})}),
-            r"task.schema: \$.properties.offers: .*column 'parts': a column is a single value",
+            r"own.json: \$.properties.offers: .*column 'parts': a column is a single value",
         ),
         (
             of(offers={"type": "array", "items": of(maker=OBJECT)}),
@@ -448,6 +448,14 @@ WRONG = {
             r"\$.properties.a.anyOf: one of several types",
         ),
         (of(a={}), r"\$.properties.a: a value of any kind"),
+        (
+            of(a={"type": ["bolean", "null"]}),
+            r"own.json: \$.properties.a.type: 'bolean' is not a type .*; did you mean 'boolean'",
+        ),
+        (
+            of(a={"type": "array", "items": {"type": "xyz"}}),
+            r"items.type: 'xyz' is not a type of JSON Schema; choose from string, number, integer",
+        ),
         (of(a={"enum": [1, "b"]}), r"\$.properties.a.enum: values other than texts or numbers"),
         (
             of(a={"type": "array", "items": {"type": "string"}, "minItems": 3, "maxItems": 2}),
