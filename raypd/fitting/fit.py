@@ -19,7 +19,7 @@ from raypd.answering import check_model
 from raypd.billing import BudgetReached
 from raypd.cluster import ray_session
 from raypd.config import RunConfig, deadline_at, load_config, rewrite
-from raypd.errors import ConfigError, UserError
+from raypd.errors import ConfigError, InputError, UserError
 from raypd.fitting.context import FitContext, is_run, teacher_config, teacher_keys
 from raypd.fitting.labels import UNLABELLED, asks_teacher
 from raypd.fitting.parts import PARTS, parts_of
@@ -75,6 +75,7 @@ def run_fit(
         ends = deadline_at(config.cost.deadline, time.time())
     context = FitContext(config, folder, verbose, say, ends)
     _check(context)
+    is_new = not storage.is_folder(folder)
     try:
         with held(folder, say):
             if not storage.exists(context.part("train")):
@@ -88,6 +89,10 @@ def run_fit(
                     Fit(context, result).run()
     except BudgetReached as reached:
         result.stopped = str(reached)
+    except (ConfigError, InputError):
+        if is_new:
+            _remove_unbegun(folder)
+        raise
     except (KeyboardInterrupt, console.Interrupted):
         raise console.Interrupted("interrupted; run the same command again to resume") from None
     result.usd = context.spent()
@@ -390,6 +395,12 @@ def _begin(config: RunConfig, folder: str) -> FitResult:
             f"fit.path {folder}: holds the fit of other documents, labels or attributes; {advice}"
         )
     return result
+
+
+def _remove_unbegun(folder: str) -> None:
+    """Delete the folder of a fit that was refused before anything was labelled."""
+    if set(storage.names(folder)) <= {layout.LEASE, layout.SESSIONS, layout.FIT}:
+        storage.delete_folder(folder)
 
 
 def _digest(config: RunConfig, include: Any) -> str:

@@ -476,7 +476,9 @@ class TestLabels:
         (0, "no labelled"),
     ],
 )
-def test_too_few_labels_are_refused_before_ray_starts(documents, message, yaml_of, monkeypatch):
+def test_too_few_labels_are_refused_before_ray_starts(
+    documents, message, tmp_path, yaml_of, monkeypatch
+):
     def connected(*_: object) -> None:
         pytest.fail("Ray was started")
 
@@ -485,9 +487,13 @@ def test_too_few_labels_are_refused_before_ray_starts(documents, message, yaml_o
     overrides = [] if documents else ["training.labels_column=nothing"]
     with pytest.raises(InputError, match=message):
         run_fit(path, overrides, say=quiet)
+    assert not (tmp_path / "out-fit").exists()
+    # A folder that was there is the user's, and stays.
+    (tmp_path / "out-fit").mkdir()
     # Nothing was stored, so that another configuration does not count as another fit.
     with pytest.raises(InputError, match=message):
         run_fit(path, [*overrides, "fit.test_share=0.3"], say=quiet)
+    assert (tmp_path / "out-fit").exists()
 
 
 @pytest.mark.parametrize(
