@@ -7,6 +7,7 @@ import contextlib
 import json
 import os
 import re
+import shlex
 import shutil
 import sys
 from collections.abc import Iterator
@@ -82,8 +83,25 @@ def quickstart(folder: o.QuickstartTo = "configs") -> None:
     if os.path.exists(folder):
         raise ConfigError(f"{folder} already exists; choose another folder")
     shutil.copytree(Path(__file__).parents[1] / "configs", folder)
+    _name_paths(Path(folder), folder)
     config = os.path.join(folder, "quickstart", "extract.yaml")
     _print_next(f"`raypd extract {config}`")
+
+
+def _name_paths(copied: Path, folder: str) -> None:
+    """Make the commands in the comments of copied configurations name the copies.
+
+    Args:
+        copied: The folder of the copies.
+        folder: The same as the user gave it.
+    """
+
+    def named(found: re.Match[str]) -> str:
+        return shlex.quote(os.path.join(folder, found[1]))
+
+    for path in [*copied.rglob("*.yaml"), *copied.rglob("*.md")]:
+        text = path.read_text(encoding="utf-8")
+        path.write_text(re.sub(r"\bconfigs/([\w/.-]*\w)", named, text), encoding="utf-8")
 
 
 @app.command()

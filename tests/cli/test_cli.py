@@ -313,6 +313,14 @@ def test_the_quickstart_is_written_into_a_new_folder(folder: Path, raypd) -> Non
     assert written.code == 0
     assert "raypd extract start/quickstart/extract.yaml" in written.out
     assert (folder / "start/quickstart/adapter/adapter_model.safetensors").exists()
+    # The commands in its comments name the copies.
+    named = set()
+    for path in (folder / "start").rglob("*.yaml"):
+        text = path.read_text()
+        assert "configs/" not in text
+        named |= set(re.findall(r"start/[\w/]+\.yaml", text))
+    assert "start/quickstart/extract.yaml" in named
+    assert all((folder / name).exists() for name in named)
     again = raypd("quickstart", "start")
     assert again.code == 2
     assert "start already exists" in again.err
