@@ -9,6 +9,7 @@ import os
 import re
 import shlex
 import shutil
+import stat
 import sys
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -101,6 +102,8 @@ def _name_paths(copied: Path, folder: str) -> None:
 
     for path in [*copied.rglob("*.yaml"), *copied.rglob("*.md")]:
         text = path.read_text(encoding="utf-8")
+        # The files of an installed package may be read-only.
+        path.chmod(path.stat().st_mode | stat.S_IWUSR)
         path.write_text(re.sub(r"\bconfigs/([\w/.-]*\w)", named, text), encoding="utf-8")
 
 

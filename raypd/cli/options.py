@@ -114,7 +114,10 @@ Sample = Annotated[
         min=2, help="Documents to decode for a measurement; `tune` decodes them with every setting"
     ),
 ]
-Minutes = Annotated[float | None, Option(help="Time limit of the measurement")]
+Minutes = Annotated[
+    float | None,
+    Option(help="Time limit of the measurement in minutes; default: no limit"),
+]
 Baseline = Annotated[
     bool, Option("--baseline/--no-baseline", help="Also measure autoregressive decoding")
 ]

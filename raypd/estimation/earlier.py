@@ -11,7 +11,14 @@ from raypd.billing import INSTANCES, MICRO, Bill, book
 from raypd.config import RunConfig
 from raypd.dataset import summaries
 from raypd.errors import ConfigError
-from raypd.estimation.machines import TOKENS, EstimateOptions, MethodSpeed, Overhead, assemble
+from raypd.estimation.machines import (
+    EARLIER_MACHINE,
+    TOKENS,
+    EstimateOptions,
+    MethodSpeed,
+    Overhead,
+    assemble,
+)
 from raypd.estimation.records import Estimate
 from raypd.run import RunRecord, UnitSummary, UsageKey, layout, left_out, records
 from raypd.text import counted
@@ -131,7 +138,7 @@ def _machine(run: str, bills: list[Bill]) -> tuple[str | None, str]:
     types = {node.instance_type for bill in bills for node in bill.nodes if node.instance_type}
     gpus = {INSTANCES[name].gpu for name in types if name in INSTANCES and INSTANCES[name].gpus}
     if not gpus:
-        return None, "that run's machine"
+        return None, EARLIER_MACHINE
     if len(gpus) > 1:
         raise ConfigError(
             f"--from {run}: it ran on several types of GPU ({', '.join(sorted(gpus))}), so it "

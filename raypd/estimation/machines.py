@@ -19,6 +19,7 @@ from raypd.estimation.records import BillEstimate, Estimate, MachineEstimate, Sp
 
 # Tokens of a document: the name in the meter -> the name in tables.
 TOKENS = {"prefill_tokens": "prefilled", "shared_tokens": "shared", "decode_tokens": "decoded"}
+EARLIER_MACHINE = "the machine of that run"  # of an earlier run, where no more is known
 MOST_NODES = 8  # in the table, unless the user gives another number
 GIVEN = "as given"  # the source of a speed that the user states
 
@@ -284,9 +285,9 @@ def _machines(
             notes.append("this machine has no price: set cost.prices.local (USD per hour)")
         if options.nodes is not None and options.nodes > 1:
             notes.append(
-                f"--nodes {options.nodes} does not apply: the speed is that of this machine, and "
-                "there is one of it. Tables by the number of nodes are for instance types with "
-                "the GPU that was measured or given (--throughput GPU=RATE)"
+                f"--nodes {options.nodes} does not apply: the bill is that of one machine. Bills "
+                "by the number of nodes are for instance types with the GPU that was measured or "
+                "given (--throughput GPU=RATE)"
             )
     machines = []
     for kind in kinds:
@@ -377,8 +378,11 @@ def here(config: RunConfig, machine: str) -> NodeKind:
     """
     cost = config.cost
     price = prices.price(cost.instance_type, None, None, cost)
+    name = f"this machine ({machine})"
+    if machine == EARLIER_MACHINE:
+        name = machine
     return NodeKind(
-        name=cost.instance_type or f"this machine ({machine})",
+        name=cost.instance_type or name,
         workers=config.cluster.max_workers,
         usd_per_hour=price.usd_per_hour,
         price_source=price.source,

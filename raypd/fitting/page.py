@@ -24,9 +24,11 @@ _HEADS = [
     "95%",
     "documents/s",
     "1,000 documents",
-    "the corpus",
+    "all documents",
     "its training",
 ]
+_CORPUS_COLUMN = 7
+_NO_PRICE = "no price"
 _TEXT_COLUMNS = 2  # the first columns, which are aligned to the left
 _FLOOR_WIDTH = 1.5
 
@@ -47,14 +49,14 @@ def write(result: FitResult, reason: str) -> str:
     note = ""
     if result.corpus_documents:
         documents = text.count(result.corpus_documents.value)
-        note = f"The corpus: {documents} documents, on one node of this kind."
+        note = f"All {documents} documents of the input, on one node of this kind."
     content = page.fill(
         "fit.html.j2",
         result=result,
         name=result.path.rpartition("/")[2],
         why=reason,
         command=_run_command(result.configuration),
-        heads=_HEADS,
+        heads=_heads(result),
         rows=[_cells(score) for score in result.scores],
         note=note,
         quality=_quality(result),
@@ -131,9 +133,17 @@ def _next_step(result: FitResult) -> str:
     )
 
 
+def _heads(result: FitResult) -> list[str]:
+    """Return the headings of the table, one of which names the documents of the input."""
+    heads = list(_HEADS)
+    if result.corpus_documents:
+        heads[_CORPUS_COLUMN] = f"all {text.count(result.corpus_documents.value)} documents"
+    return heads
+
+
 def _table(result: FitResult) -> list[str]:
     """Return the lines of the table of scores, in columns of equal width."""
-    rows = [_HEADS, *(_cells(score) for score in result.scores)]
+    rows = [_heads(result), *(_cells(score) for score in result.scores)]
     widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
     lines = []
     for row in rows:
@@ -186,10 +196,17 @@ def _cells(score: CandidateScore) -> list[str]:
         f1,
         interval,
         _shown(score.documents_per_second, text.number),
-        _shown(score.usd_per_1000, text.usd),
+        _price(score),
         corpus,
         training,
     ]
+
+
+def _price(score: CandidateScore) -> str:
+    """Return the price of 1,000 documents; it is not known on a machine without a price."""
+    if score.usd_per_1000 is None and score.documents_per_second is not None:
+        return _NO_PRICE
+    return _shown(score.usd_per_1000, text.usd)
 
 
 def _shown(figure: Figure | None, show: text.Show) -> str:

@@ -660,7 +660,7 @@ def test_the_progress_never_goes_backwards(tmp_path, fake_time, slow, monkeypatc
     ]
 
 
-def test_a_speed_from_a_run_is_without_its_start_and_says_so() -> None:
+def test_a_speed_from_a_run_is_without_its_start_and_says_so(tmp_path) -> None:
     """The engine was busy for 10 s for 20 documents; the run took 100 s."""
     units = [
         UnitSummary(name, "f", "s", "a", 0, 10, 10, 0, 100.0, busy_seconds=5.0)
@@ -669,6 +669,10 @@ def test_a_speed_from_a_run_is_without_its_start_and_says_so() -> None:
     speed = earlier._speed("runs/a", "guided", units, [])
     assert speed.seconds[0] == pytest.approx(0.5)
     assert speed.source == "3 units of runs/a, 30 documents, without start-up and idle time"
+    found = machines.assemble(
+        corpus(tmp_path, 10), EstimateOptions(), exact(10), [speed], [], Overhead(60.0), []
+    )
+    assert [machine.name for machine in found.machines] == ["the machine of that run"]
 
 
 def stub_profiler(monkeypatch: pytest.MonkeyPatch, measured) -> None:

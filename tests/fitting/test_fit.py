@@ -796,6 +796,17 @@ def test_terminal_and_page_show_what_failed_and_run_nothing(tmp_path):
     says(shown, "agreement with the teacher", "none is certain to reach fit.f1_floor, 0.7: because")
 
 
+def test_the_table_says_how_many_documents_the_input_has_and_that_there_is_no_price():
+    priced = score("priced", 0.8, 0.9, 2.0, 0.5)
+    failed = CandidateScore(name="failed", method="", error="broke")
+    result = result_of(priced, score("here", 0.8, 0.9), failed)
+    result.corpus_documents = Figure(1240.0)
+    heads, *rows = page.describe(result, "because").splitlines()[:4]
+    says(heads, "1,000 documents  all 1,240 documents  its training")
+    assert ["no price" in row for row in rows] == [False, True, False]
+    assert "$0.50" in rows[0]
+
+
 def test_below_the_floor_the_best_is_written_and_named_as_such(yaml_of, tmp_path):
     path = yaml_of()
     better = score("better", 0.5, 0.6)
