@@ -58,6 +58,10 @@ _ID_NAMES = (
 _MISSING = frozenset({"", "-", "--", "?", "na", "n/a", "n.a.", "nan", "none", "null", "nil"})
 # A column in which at least this share of the texts are addresses, hashes or codes is no text.
 _CODE_SHARE = 0.8
+# A code with a letter and a digit, such as T0001, but neither an address nor a date.
+_ID_CODE = re.compile(r"(?!\d{4}-\d\d-)(?=.*[A-Za-z])(?=.*\d)[\w.#/-]+", re.ASCII)
+# Unique codes may name documents, whatever their column is called, if there are so many of them.
+_CODES_NEEDED = 10
 # Columns of these names are read, however short their texts are.
 _TITLE = re.compile(r"((product|item|document)[ _]?)?(title|name|subject|headline)", re.IGNORECASE)
 _TAG = re.compile(r"</\w+>|<(br|p|li|img|hr)\b[^>]*>", re.IGNORECASE)  # of HTML
@@ -83,6 +87,7 @@ class _Column:
 
     texts: _ColumnTexts | None  # None without text
     is_unique: bool = False  # no value is missing, and none is there twice
+    has_codes: bool = False  # all values are codes such as T0001, in enough rows
 
 
 _Columns = dict[str, _Column]
@@ -134,7 +139,7 @@ def describe(
     if id_column:
         description += f"id {id_column}"
     else:
-        description += "documents are numbered"
+        description += "documents are numbered (labels need a column of ids: set input.id_column)"
     unread = []
     labels = []
     for name in columns:
@@ -230,7 +235,7 @@ def look_at_rows(data: str, rows: Iterable[Row], labels: Container[str]) -> Look
 
 def _choose(data: str, setting: str | None, columns: _Columns, labels: Container[str]) -> Look:
     """Choose the columns of the id and of the texts."""
-    id_column = _id_column(columns)
+    id_column = _id_column(columns, labels)
     lengths: dict[str, float] = {}
     codes = []
     html_columns = []
@@ -265,12 +270,15 @@ def _choose(data: str, setting: str | None, columns: _Columns, labels: Container
     )
 
 
-def _id_column(columns: _Columns) -> str | None:
+def _id_column(columns: _Columns, labels: Container[str]) -> str | None:
     """Return the column that names each document, or None."""
     for pattern in _ID_NAMES:
         for name, column in columns.items():
             if pattern.fullmatch(name) and column.is_unique:
                 return name
+    for name, column in columns.items():
+        if column.is_unique and column.has_codes and name not in labels:
+            return name
     return None
 
 
@@ -426,6 +434,8 @@ def _columns_of_rows(rows: Iterable[Row]) -> _Columns:
             )
         values = values_by_column[name]
         column.is_unique = len(values) == len(set(values)) >= row_count
+        are_codes = all(_ID_CODE.fullmatch(value) for value in values)
+        column.has_codes = are_codes and len(values) >= _CODES_NEEDED
         columns[name] = column
     return columns
 

@@ -145,11 +145,38 @@ def test_columns_of_labels_are_no_text(table, text, tmp_path, monkeypatch):
     Path("s.json").write_text(SCHEMA)
     Path("a.csv").write_text(table.format(LONG))
     assert init.run("a.csv", "s.json", None).startswith(
-        f"a.yaml: reads {text}, documents are numbered"
+        f"a.yaml: reads {text}, documents are numbered (labels need a column of ids"
     )
     assert config_over(
         "a.csv", "extraction", [], None, "fake", None, schema="s.json"
     ).input.text_columns == [text]
+
+
+@pytest.mark.parametrize(
+    ("rows", "form", "id_column"),
+    [
+        (12, "T{:04}", "ticket"),
+        # Too few rows to tell.
+        (5, "T{:04}", None),
+        # Not unique.
+        (12, "T0001", None),
+        # Dates and numbers are no codes.
+        (12, "2026-11-{:02}", None),
+        (12, "2026-11-{:02}T10:00:00Z", None),
+        (12, "{:04}", None),
+    ],
+)
+def test_unique_codes_are_the_ids_whatever_their_column_is_called(
+    rows, form, id_column, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    Path("s.json").write_text(SCHEMA)
+    rows_written = [{"ticket": form.format(n + 1), "message": LONG} for n in range(rows)]
+    Path("a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows_written))
+    init.run("a.jsonl", "s.json", None)
+    source = load_config("a.yaml").input
+    assert source.id_column == id_column
+    assert source.text_columns == ["message"]
 
 
 def test_a_text_that_is_named_like_an_attribute_is_said_to_be_left_out(tmp_path, monkeypatch):
