@@ -214,8 +214,8 @@ def seen_in_training(run: str, labels: Labels) -> set[str]:
 
 
 @dataclass(frozen=True)
-class LeftOut:
-    """The labelled documents that say nothing about the quality of a run's answers."""
+class SeenDocuments:
+    """The labelled documents that the model of a run has seen with their labels."""
 
     shown: frozenset[str] = frozenset()  # in the prompt
     trained: frozenset[str] = frozenset()  # of the others, those that trained the model
@@ -226,8 +226,8 @@ class LeftOut:
         return self.shown | self.trained
 
 
-def left_out(run: str, labels: Labels) -> LeftOut:
-    """Return which labelled documents an evaluation of a run leaves out.
+def seen_documents(run: str, labels: Labels) -> SeenDocuments:
+    """Return the labelled documents that an evaluation of a run leaves out.
 
     Args:
         run: The folder of the run.
@@ -237,7 +237,7 @@ def left_out(run: str, labels: Labels) -> LeftOut:
         ModelError: If the file beside the model's weights cannot be read.
     """
     shown = frozenset(labels.keys() & shown_in_prompt(run))
-    return LeftOut(shown, frozenset(seen_in_training(run, labels) - shown))
+    return SeenDocuments(shown, frozenset(seen_in_training(run, labels) - shown))
 
 
 def attribute_names(task: Row) -> AttributeNames:

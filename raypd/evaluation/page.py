@@ -23,8 +23,8 @@ from raypd.evaluation.labels import (
     asked_attributes,
     category_of,
     flat_values,
-    left_out,
     read_labels,
+    seen_documents,
 )
 from raypd.evaluation.outcome import NN, NV, VC, VN, outcome
 from raypd.evaluation.score import Evaluation, about_review
@@ -241,7 +241,7 @@ def find_wrong_values(
     """
     gold = read_labels(labels, labels_column, run)
     answers, _ = answers_for(run, gold)
-    for key in left_out(run, {key: gold[key] for key in answers.keys() & gold.keys()}).ids:
+    for key in seen_documents(run, {key: gold[key] for key in answers.keys() & gold.keys()}).ids:
         del gold[key]
     names = asked_attributes(run)
     documents: list[WrongDocument] = []

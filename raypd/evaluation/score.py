@@ -30,17 +30,17 @@ from raypd.evaluation.labels import (
     Answers,
     AttributeNames,
     Labels,
-    LeftOut,
     Row,
+    SeenDocuments,
     answers_for,
     asked_attributes,
     attribute_names,
     category_of,
     columns_without_attribute,
     flat_values,
-    left_out,
     no_ids,
     read_labels,
+    seen_documents,
 )
 from raypd.evaluation.outcome import (
     NN,
@@ -221,8 +221,8 @@ def evaluate(
     """
     gold = read_labels(labels, labels_column, run)
     answers, others = answers_for(run, gold)
-    out = left_out(run, {key: gold[key] for key in answers.keys() & gold.keys()})
-    _leave_out(run, labels, out, answers, gold)
+    seen = seen_documents(run, {key: gold[key] for key in answers.keys() & gold.keys()})
+    _leave_out(run, labels, seen, answers, gold)
     names = asked_attributes(run)
     with raised_as(
         InputError,
@@ -236,8 +236,8 @@ def evaluate(
         measures_of(scores),
         unlabelled=others,
         missing=len(gold.keys() - answers.keys()),
-        shown=len(out.shown),
-        trained=len(out.trained),
+        shown=len(seen.shown),
+        trained=len(seen.trained),
         failed=sum(not rows for rows in answers.values()),
         not_asked=sum(score.not_asked for score in scores.values()),
     )
@@ -257,7 +257,7 @@ def evaluate(
         evaluation.calibration_error = calibration_error(evaluation.reliability)
     if other_run is not None:
         other_answers, _ = answers_for(other_run, gold)
-        other_out = left_out(other_run, {key: gold[key] for key in scores}).ids
+        other_out = seen_documents(other_run, {key: gold[key] for key in scores}).ids
         evaluation.other_left_out = len(other_out & other_answers.keys())
         other_scores = _scores(other_answers, gold, tolerance, names)
         common = sorted((scores.keys() & other_scores.keys()) - other_out)
@@ -293,14 +293,14 @@ def _chosen(scores: dict[str, Score], gold: Labels, why: str) -> dict[str, Score
     return {key: score for key, score in scores.items() if gold[key].get(CHOSEN) == why}
 
 
-def _leave_out(run: str, labels: str, out: LeftOut, answers: Answers, gold: Labels) -> None:
+def _leave_out(run: str, labels: str, seen: SeenDocuments, answers: Answers, gold: Labels) -> None:
     """Remove the documents that are left out; raise InputError if no label would remain."""
-    for key in out.ids:
+    for key in seen.ids:
         del gold[key]
         del answers[key]
-    if answers.keys() & gold.keys() or not out.ids:
+    if answers.keys() & gold.keys() or not seen.ids:
         return
-    if not out.trained:
+    if not seen.trained:
         raise InputError(
             f"{labels}: the prompt of {run} shows all of these documents (task.examples); label "
             "others"
@@ -351,12 +351,12 @@ def labelled_values(
     """
     gold = read_labels(labels, labels_column, run)
     answers, _ = answers_for(run, gold)
-    out = left_out(run, {key: gold[key] for key in answers.keys() & gold.keys()})
+    seen = seen_documents(run, {key: gold[key] for key in answers.keys() & gold.keys()})
     if with_trained:
-        out = LeftOut(out.shown)
-    _leave_out(run, labels, out, answers, gold)
+        seen = SeenDocuments(seen.shown)
+    _leave_out(run, labels, seen, answers, gold)
     values = _labelled_values(answers, gold, tolerance, asked_attributes(run))
-    return values, len(out.trained)
+    return values, len(seen.trained)
 
 
 def _labelled_values(
