@@ -8,12 +8,17 @@ import difflib
 from collections.abc import Callable, Iterable, Iterator
 
 
+def closest(wanted: str, known: Iterable[str]) -> str | None:
+    """Return the other known name that is most like a name; None if none is like it."""
+    others = [name for name in known if name != wanted]
+    near = difflib.get_close_matches(wanted, others, 1, cutoff=0.5)
+    return near[0] if near else None
+
+
 def did_you_mean(wanted: str, known: Iterable[str], shown: Callable[[str], object] = repr) -> str:
-    """`did you mean 'x'?`, as `shown` says x; "" where no name is near."""
-    near = difflib.get_close_matches(
-        wanted, [name for name in known if name != wanted], 1, cutoff=0.5
-    )
-    return f"did you mean {shown(near[0])}?" if near else ""
+    """Return `did you mean 'x'?`, with x as `shown` writes it; "" if no known name is like it."""
+    near = closest(wanted, known)
+    return "" if near is None else f"did you mean {shown(near)}?"
 
 
 def in_words(error: Exception) -> str:

@@ -34,7 +34,7 @@ from raypd.dataset import (
 from raypd.errors import ConfigError, InputError, raised_as
 from raypd.report.texts import marked, text_in
 from raypd.run import Unit, by_document, layout, load_record, load_run, spread
-from raypd.schema import Attribute
+from raypd.schema import TYPES, Attribute
 from raypd.tasks import (
     Document,
     RowValue,
@@ -260,30 +260,23 @@ def _box(value: RowValue, category: Category) -> ReviewBox:
             if not isinstance(item, str):
                 text = json.dumps(item, ensure_ascii=False)
             items.append(text)
-        return ReviewBox("list", items=items, pattern=_pattern(attribute), form=_form(attribute))
+        return ReviewBox(
+            "list", items=items, pattern=_pattern(attribute), form=TYPES[attribute.type].example
+        )
     if attribute.many:
         return ReviewBox("text")
     if attribute.type == "boolean":
         return ReviewBox("choice", choices=["true", "false"])
     if attribute.type == "enum" and len(attribute.values) <= _MOST_CHOICES:
         return ReviewBox("choice", choices=list(attribute.values))
-    return ReviewBox("text", pattern=_pattern(attribute), form=_form(attribute))
+    return ReviewBox("text", pattern=_pattern(attribute), form=TYPES[attribute.type].example)
 
 
 def _pattern(attribute: Attribute) -> str:
-    """Return the regular expression of a text of dates, times or numbers, as browsers have it."""
-    if attribute.type in ("number", "integer"):
-        # A number may be written in many ways, but never without a digit.
-        return ".*[0-9].*"
-    if attribute.type not in ("date", "time", "date-time"):
-        return ""
-    value_type = attribute.model_copy(update={"many": False}).value_type
+    """Return the regular expression of one value's label, as browsers have it."""
+    value_type = TYPES[attribute.type](attribute)
     # In a class of characters, browsers want a sign to be escaped.
-    return str(getattr(value_type, "regex", "")).replace("[+-]", r"[+\-]")
-
-
-def _form(attribute: Attribute) -> str:
-    return tasks_labels.FORMS.get(attribute.type, "")
+    return value_type.label_pattern().replace("[+-]", r"[+\-]")
 
 
 def apply(

@@ -14,7 +14,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from raypd.errors import InputError, did_you_mean
+from raypd.errors import InputError, closest, did_you_mean
 from raypd.storage.backend import Backend
 from raypd.storage.common import Changed, Data, Object, OnHidden, StorageError, choose, literal
 
@@ -337,7 +337,8 @@ def _is_alike(wanted: Path, other: Path) -> bool:
     Names of one or two letters are too short to be compared.
     """
     is_short = len(wanted.stem) <= 2 and len(other.stem) <= 2
-    if wanted.stem != other.stem and not is_short and not did_you_mean(wanted.stem, [other.stem]):
+    is_near = wanted.stem == other.stem or closest(wanted.stem, [other.stem]) is not None
+    if not is_short and not is_near:
         return False
     if not wanted.suffix or other.is_dir() or set(wanted.suffixes) & set(other.suffixes):
         return other.suffix not in _CONFIGURATIONS or other.suffix == wanted.suffix

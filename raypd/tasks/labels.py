@@ -6,20 +6,11 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from raypd.config import Category
-from raypd.errors import did_you_mean
-from raypd.schema import Attribute
+from raypd.errors import closest
+from raypd.schema import TYPES, Attribute
 from raypd.tasks.documents import unpacked
 
 _SHOWN_NAMES = 8
-# How a value of a type is written.
-FORMS = {
-    "date": "2026-03-16",
-    "time": "18:30:00",
-    "date-time": "2026-03-16T18:30:00Z",
-    "boolean": "true or false",
-    "number": "7.5",
-    "integer": "7",
-}
 
 
 def about_missing(attributes: Collection[str], columns: Collection[str]) -> str:
@@ -35,9 +26,8 @@ def about_missing(attributes: Collection[str], columns: Collection[str]) -> str:
     if columns:
         note += f". These columns of the labels fit no attribute: {_shown(columns)}"
     for name in attributes:
-        hint = did_you_mean(name, columns, str)
-        if hint:
-            column = hint.removeprefix("did you mean ").removesuffix("?")
+        column = closest(name, columns)
+        if column is not None:
             return f"{note}. If {column!r} is {name!r}, rename it"
     return note
 
@@ -145,9 +135,9 @@ def _kind(attribute: Attribute) -> str:
     if attribute.minimum is not None:
         kind += f" of at least {attribute.minimum:g}"
     if attribute.maximum is not None:
-        kind += (
-            f"{' and' if attribute.minimum is not None else ' of'} at most {attribute.maximum:g}"
-        )
-    if attribute.type in FORMS:
-        kind += f": write it as {FORMS[attribute.type]}"
+        kind += " of" if attribute.minimum is None else " and"
+        kind += f" at most {attribute.maximum:g}"
+    example = TYPES[attribute.type].example
+    if example:
+        kind += f": write it as {example}"
     return kind

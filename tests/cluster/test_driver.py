@@ -256,6 +256,24 @@ def test_a_run_survives_kills_of_a_worker_and_of_the_driver_and_a_sigterm(
     assert not [name for name in os.listdir(tmp_path / "out/units") if name.startswith(".tmp")]
 
 
+@pytest.mark.parametrize(("values", "recorded"), [(70, 70), (None, 0)])
+def test_a_run_records_the_calibration_with_which_it_began(
+    tmp_path, config, monkeypatch, values, recorded
+) -> None:
+    calibration = None if values is None else SimpleNamespace(values=values)
+    monkeypatch.setattr(driver, "calibration_of", lambda *_: calibration)
+
+    def no_workers(*_: Any, **__: Any) -> None:
+        raise RunError("no workers here")
+
+    monkeypatch.setattr(driver, "held", no_workers)
+    path = write_jsonl(tmp_path / "a.jsonl", ["a"] * 3)
+    with pytest.raises(RunError, match="no workers here"):
+        driver.run_extract(config(str(path)), build=fakes.build)
+    run = json.loads((tmp_path / "out/run.json").read_text())
+    assert run["calibrated_on"] == recorded
+
+
 @pytest.mark.parametrize("first", [signal.SIGINT, signal.SIGTERM])
 def test_a_second_signal_does_not_interrupt_the_clean_up(first) -> None:
 

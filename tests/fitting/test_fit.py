@@ -807,6 +807,13 @@ def test_the_table_says_how_many_documents_the_input_has_and_that_there_is_no_pr
     assert "$0.50" in rows[0]
 
 
+@pytest.mark.parametrize(("usd", "best"), [(None, "fastest"), (0.5, "cheapest")])
+def test_without_prices_the_fastest_is_recommended_and_called_so(usd, best):
+    result = result_of(score("good", 0.8, 0.9, usd=usd))
+    result.recommended = recommend(result)
+    says(page.describe(result, ""), f"recommended: good, the {best} that is certain")
+
+
 def test_below_the_floor_the_best_is_written_and_named_as_such(yaml_of, tmp_path):
     path = yaml_of()
     better = score("better", 0.5, 0.6)

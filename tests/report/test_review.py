@@ -5,6 +5,7 @@ by a real browser.
 import csv
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -384,6 +385,15 @@ def test_applying_another_file_keeps_the_labels_of_other_documents(run, tmp_path
     assert set(brands.values()) == {"Acme"}
 
 
+def applied(view: Any, run: str, file: Path) -> tuple[int, dict[str, Any]]:
+    """Save a page's corrections and apply them; return the documents and the first one's label."""
+    with view.expect_download() as download:
+        view.click("#save")
+    download.value.save_as(file)
+    where, count, _, _ = review.apply(run, str(file), None)
+    return count, json.loads(Path(where).read_text().splitlines()[0])["target"]
+
+
 def test_a_browser_edits_choices_and_lists_and_advances_with_enter(run, tmp_path, browser):
     view = browser.new_page()
     view.goto(f"file://{review.write(run, 3)[0]}")
@@ -399,12 +409,8 @@ def test_a_browser_edits_choices_and_lists_and_advances_with_enter(run, tmp_path
     assert second.locator(".box").first.evaluate("box => box === document.activeElement")
     second.locator(".box").first.press("Enter")
     assert view.inner_text("#done") == "2 of 3 reviewed"
-    with view.expect_download() as download:
-        view.click("#save")
-    download.value.save_as(tmp_path / "saved.csv")
-    where, count, _, _ = review.apply(run, str(tmp_path / "saved.csv"), None)
+    count, target = applied(view, run, tmp_path / "saved.csv")
     assert count == 2
-    target = json.loads(Path(where).read_text().splitlines()[0])["target"]
     assert target["Color"] == "blue"
     assert target["New"] is True
     assert target["Tags"] == ["a, b", "c"]
@@ -443,19 +449,15 @@ def test_a_review_is_still_there_when_the_page_is_loaded_again(run, tmp_path, cl
     view.on("pageerror", lambda error: problems.append(str(error)))
     view.goto(f"file://{path}")
     assert view.inner_text("#done") == "2 of 3 reviewed"
-    with view.expect_download() as download:
-        view.click("#save")
-    download.value.save_as(tmp_path / "saved.csv")
-    where, count, _, _ = review.apply(run, str(tmp_path / "saved.csv"), None)
+    count, target = applied(view, run, tmp_path / "saved.csv")
     assert count == 2
-    target = json.loads(Path(where).read_text().splitlines()[0])["target"]
     assert target["Brand"] == "Acme"
     assert target["Color"] == "blue"
     assert target["Tags"] == ["a, b", "c"]
     # Another run of the same documents begins anew.
     record = json.loads(Path(run, "run.json").read_text())
     Path(run, "run.json").write_text(json.dumps({**record, "created": "2020-01-01T00:00:00Z"}))
-    Path(where).unlink()
+    Path(run, "labels.jsonl").unlink()
     view.goto(f"file://{review.write(run, 3)[0]}")
     assert view.inner_text("#done") == "0 of 3 reviewed"
     assert problems == []

@@ -88,9 +88,15 @@ class ValueType:
     column_type: str = "text"
     # What is taught behind a value: a number ends at a newline, other values show their own end.
     label_end: ClassVar[str] = ""
+    # How people write a value in labels; "" if they may write any text.
+    example: ClassVar[str] = ""
 
     def __init__(self, attribute: AttributeKeys) -> None:
         self.attribute = attribute
+
+    def label_pattern(self) -> str:
+        """Return a regular expression that every label of this type matches; "" for any text."""
+        return ""
 
     # --------------------------------------------------------------------
     # configuration

@@ -20,6 +20,7 @@ class BooleanType(ValueType):
     name = "boolean"
     has_span = False
     column_type = "boolean"
+    example = "true or false"
 
     @classmethod
     def from_json_schema(cls, schema: Tree) -> Tree | None:

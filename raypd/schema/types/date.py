@@ -43,6 +43,9 @@ class _Moment(FormattedText):
     def regex(self) -> str:
         return FORMATS[self.name]
 
+    def label_pattern(self) -> str:
+        return self.regex
+
     @classmethod
     def from_json_schema(cls, schema: Tree) -> Tree | None:
         if schema.get("type") != "string" or schema.get("format") != cls.name:
@@ -87,6 +90,7 @@ class _Moment(FormattedText):
 class DateType(_Moment):
     name = "date"
     description = "a date, as YYYY-MM-DD"
+    example = "2026-03-16"
     text_lengths = (10,)
     column_type = "date"
 
@@ -104,6 +108,7 @@ class TimeType(_Moment):
 
     name = "time"
     description = "a time of day, as hh:mm:ss"
+    example = "18:30:00"
     text_lengths = (8,)
 
 
@@ -112,4 +117,5 @@ class DateTimeType(_Moment):
 
     name = "date-time"
     description = "a date and time with its offset, as YYYY-MM-DDThh:mm:ssZ"
+    example = "2026-03-16T18:30:00Z"
     text_lengths = (20, 25)

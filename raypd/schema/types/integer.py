@@ -24,6 +24,7 @@ class IntegerType(NumberType):
     name = "integer"
     always_nullable = False
     column_type = "integer"
+    example = "7"
     json_pattern = "-?(0|[1-9][0-9]{0,17})"
     python_types = (int,)
 

@@ -33,9 +33,14 @@ class NumberType(ValueType):
     has_span = False
     column_type = "number"
     label_end = "\n"
+    example = "7.5"
     # The regular expression of such a number as JSON has it.
     json_pattern: ClassVar[str] = r"-?(0|[1-9][0-9]*)(\.[0-9]+)?"
     python_types: ClassVar[tuple[type, ...]] = (int, float)
+
+    def label_pattern(self) -> str:
+        # A number may be written in many ways, but never without a digit.
+        return ".*[0-9].*"
 
     @classmethod
     def normalized(cls, keys: Tree) -> Tree:
