@@ -23,6 +23,8 @@ READY := $(VENV)/.ready
 # Three tests side by side on two cores: many of them wait for Ray. SIDE= runs one after the other.
 SIDE ?= -n 3 --dist loadscope
 WHICH ?= not slow
+# The tests start hundreds of processes, and each would compile raypd again.
+unexport PYTHONDONTWRITEBYTECODE
 
 MINUTES ?= 60
 SEED ?= 0
