@@ -8,8 +8,8 @@ from typing import Any
 
 from raypd import storage
 from raypd.dataset import about_ids, columns_of, label_rows, unit_rows, unused_columns
-from raypd.errors import InputError, did_you_mean, raised_as
-from raypd.run import NoRun, load_record
+from raypd.errors import InputError, raised_as
+from raypd.run import NoRun, load_record, similar_folder
 from raypd.schema import Attribute
 from raypd.tasks import labels_of, trained_on_of
 from raypd.text import id_text
@@ -328,12 +328,7 @@ def _add(answers: Answers, row: Row) -> None:
 def _no_answers(run: str) -> InputError:
     if storage.is_folder(run) or storage.exists(run):
         return InputError(f"{run}: holds no answers; give the output folder of a run")
-    parent, _, name = run.rstrip("/").rpartition("/")
-    try:
-        siblings = storage.folders(parent)
-    except OSError:
-        siblings = []
-    hint = did_you_mean(name, siblings, lambda sibling: storage.join(parent, sibling))
+    hint = similar_folder(run)
     return InputError("; ".join(filter(None, [f"{run}: no such folder", hint])))
 
 

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
         load_record as load_record,
         load_run as load_run,
         read_record as read_record,
+        similar_folder as similar_folder,
     )
     from raypd.run.manifest import Manifest as Manifest, RunRecord as RunRecord
     from raypd.run.read import by_document as by_document, spread as spread
@@ -86,7 +87,7 @@ __getattr__ = LazyExports(
         "layout": ("is_nightly", "output_folder"),
         "lease": ("RunLease", "held"),
         "left_out": ("LeftOut", "LeftOutFiles"),
-        "load": ("NoRun", "load_record", "load_run", "read_record"),
+        "load": ("NoRun", "load_record", "load_run", "read_record", "similar_folder"),
         "manifest": ("Manifest", "RunRecord"),
         "read": ("by_document", "spread"),
         "reading": ("ReadingRecord",),

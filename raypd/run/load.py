@@ -8,7 +8,7 @@ import raypd.run.layout as layout
 import raypd.run.records as records
 from raypd import storage
 from raypd.config import RunConfig, StorageConfig, make_config, set_key, value_of, with_current_keys
-from raypd.errors import ConfigError, raised_as
+from raypd.errors import ConfigError, did_you_mean, raised_as
 from raypd.run.manifest import RunRecord
 
 # A configuration in which only `storage` says something.
@@ -90,9 +90,27 @@ def _why_no_run(output: str) -> str:
             "no run here yet, only an estimate. Start the run, or show the estimate with "
             f"`raypd report {output}`"
         )
+    hint = "" if storage.is_folder(output) else similar_folder(output)
+    if hint:
+        return (
+            f"no run here (run.json is missing); {hint} A job that was submitted may not have "
+            "started yet (`ray job status ID`)"
+        )
     return (
         "no run here (run.json is missing): give the output.path of a run, or wait, because a job "
         "that was submitted may not have started yet (`ray job status ID`)"
+    )
+
+
+def similar_folder(missing: str) -> str:
+    """Return a hint at the folder that a misspelt path most likely means; "" if there is none."""
+    parent, _, name = missing.rstrip("/").rpartition("/")
+    try:
+        siblings = storage.folders(parent or ".")
+    except OSError:
+        return ""
+    return did_you_mean(
+        name, siblings, lambda sibling: storage.join(parent, sibling) if parent else sibling
     )
 
 

@@ -115,7 +115,7 @@ class SimulatedWorker:
         began = time.time()
         meter.begin(unit.id)
         documents = read_unit(unit, config)
-        categories = [billed_as(document, config) for document in documents]
+        categories = [billed_as(document, config.task, config.input) for document in documents]
         meter.documents(unit.id, categories)
         records, ended = answer(self._cluster.parts.task, documents, self._cluster.parts.engine)
         for finished, category in zip(ended, categories, strict=True):
@@ -164,7 +164,7 @@ class Cluster:
         self._samples_every = samples_every
 
     def start_ledger(self, config: Any, output: str, session: str, began: float, *_: Any) -> Handle:
-        def nodes(_: set[str]) -> list[NodeTime]:
+        def nodes() -> list[NodeTime]:
             count = -(-max(1, self.started) // WORKERS_PER_NODE)
             return [
                 NodeTime(f"n{number}", began, usd_per_hour=36.0, slots=WORKERS_PER_NODE)

@@ -65,6 +65,14 @@ def test_the_driver_takes_200_000_units_in_flat_memory(tmp_path):
     assert sizes[-1] - sizes[0] < 40, sizes
 
 
+def test_a_run_on_simulated_workers_bills_every_unit_once(tmp_path, monkeypatch):
+    """The same as below, small, so that a change that breaks the simulation is seen at once."""
+    found = simulated_cluster.simulate(tmp_path, 100, 8, monkeypatch)
+    assert found["units"] == found["ok"] == found["billed_documents"] == 100
+    assert found["workers"] == 8
+    assert found["most_in_flight"] == 16
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(3 * 3600)
 def test_a_whole_run_of_200_000_units_on_1024_workers_takes_flat_memory(tmp_path, monkeypatch):

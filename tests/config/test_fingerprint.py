@@ -54,11 +54,12 @@ DECODING_KEYS = [key for key, _ in keys(DecodingConfig)]
 
 def test_it_is_what_it_was() -> None:
     """A change here makes every user's next nightly do its whole corpus again."""
+    fingerprints = [make_config(task).fingerprint() for task in (EXTRACTION, QUESTIONS)]
     advice = (
         "is it meant that no run of an earlier raypd can be resumed? Then raise _ANSWERS in "
-        "raypd/config/run.py, write the new fingerprints into this test, and say so in CHANGELOG.md"
+        f"raypd/config/run.py, write the new fingerprints {fingerprints} into this test, and say "
+        "so in CHANGELOG.md"
     )
-    fingerprints = [make_config(task).fingerprint() for task in (EXTRACTION, QUESTIONS)]
     assert fingerprints == ["ff52ac83d9c2", "ca639d2ca2c5"], advice
 
 
