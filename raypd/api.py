@@ -471,8 +471,8 @@ def extract(
         source: A path (file, folder, glob, S3) or a list of paths; or texts, dicts, a pandas
             DataFrame, an Arrow table or a Ray Dataset (which is read twice). The latter are first
             written into the run's folder, so that the run can resume. Or a run's YAML.
-        schema: A pydantic model; a JSON Schema or the path of one; attributes (names, or {name,
-            type, ...}); or {category: {attributes}}, or the path of a YAML with that. None if
+        schema: A pydantic model; a JSON Schema; attributes (names, or {name, type, ...});
+            {category: {attributes}}; or the path of a file with one of the last three. None if
             `source` is a YAML.
         model: model.name.
         output: The folder of the run; None for a folder below `runs` that is named after the

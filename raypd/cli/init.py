@@ -51,11 +51,6 @@ def run(
     """
     name = _name(data)
     target = Path(output or f"{name}.yaml")
-    if target.exists() and not force:
-        raise ConfigError(
-            f"{target} already exists. To change one choice, such as the model (model.name), edit "
-            "the file; --output writes another file, and --force overwrites this one"
-        )
     choice = choice or toy()
     labels: list[str] = []
     value_tokens = 0
@@ -65,6 +60,12 @@ def run(
         )
         labels = label_columns(config.extraction.categories)
         value_tokens = _value_tokens(config.extraction.categories)
+    # What is wrong with the arguments comes first, since another file would not help there.
+    if target.exists() and not force:
+        raise ConfigError(
+            f"{target} already exists. To change one choice, such as the model (model.name), edit "
+            "the file; --output writes another file, and --force overwrites this one"
+        )
     columns = look.look(data, labels=labels)
     html = [column for column in columns.texts if column in columns.html]
     input_section: dict[str, Any] = {

@@ -24,7 +24,7 @@ import raypd.cli.options as o
 from raypd import storage
 from raypd.cli.run import config_over, run_task
 from raypd.config import LABELS_NEEDED, RunConfig, leaves_method_open, load_config, render
-from raypd.errors import ConfigError, RunError, UserError, raised_as
+from raypd.errors import ConfigError, RunError, UserError, did_you_mean, raised_as
 from raypd.run import layout, load
 from raypd.text import clean, counted, said
 
@@ -693,7 +693,7 @@ def status(
 
 @_config_app.command()
 def show(config: o.Shown = None, overrides: o.Overrides = None) -> None:
-    """Print the whole configuration, or one section, with defaults and explanations."""
+    """Print the whole configuration, one section or one key, with defaults and explanations."""
     width = shutil.get_terminal_size().columns
     if config is None:
         print(render.render(width=width), end="")
@@ -703,14 +703,30 @@ def show(config: o.Shown = None, overrides: o.Overrides = None) -> None:
             if re.match(rf"(# )?{config}:", section):
                 sections.append(section)
         print("\n\n".join(sections).rstrip())
+    elif config in render.known_keys() and not os.path.isfile(config):
+        print(render.render_key(config, width), end="")
     elif "=" in config and not os.path.exists(config):
         raise typer.BadParameter(f"{config!r}: give the configuration first, then key=value")
+    elif not config.endswith((".yaml", ".yml")) and not os.path.exists(config):
+        raise ConfigError(_no_such_key(config))
     else:
         loaded = load_config(config, overrides or [])
         remarks = {}
         if leaves_method_open(config, overrides or []):
             remarks["decoding.method"] = f"auto (here: {loaded.decoding.method})"
         print(render.render(loaded, width, remarks), end="")
+
+
+def _no_such_key(name: str) -> str:
+    """Say that a name is no configuration, section or key, and which key was probably meant."""
+    keys = render.known_keys()
+    hint = did_you_mean(name, keys)
+    for key in keys:
+        if key.endswith(f".{name}"):
+            hint = f"did you mean {key!r}?"
+            break
+    problem = f"{name}: no such configuration file, section or key"
+    return "; ".join(filter(None, [problem, hint or "`raypd config show` lists all keys"]))
 
 
 @_schema_app.command("suggest")

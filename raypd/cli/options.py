@@ -50,7 +50,8 @@ Schema = Annotated[
     str | None,
     Option(
         "--schema",
-        help="What to extract: 'Brand, Color', JSON Schema, module:Class, or a YAML of categories",
+        help="What to extract: 'Brand, Color', a YAML of attributes or categories, a JSON Schema, "
+        "or a pydantic model (module:Class)",
     ),
 ]
 Questions = Annotated[
@@ -187,7 +188,10 @@ Every = Annotated[float, Option(min=0.5, help="Seconds between repetitions")]
 
 # ------------------------------------------------------------------------
 # config, model, prices
-Shown = Annotated[str | None, Argument(help="YAML of a run, or a section; default: all sections")]
+Shown = Annotated[
+    str | None,
+    Argument(help="YAML of a run, a section, or a key such as cluster.unit_bytes; default: all"),
+]
 BaseModel = Annotated[
     str, Argument(help="Base model: a Hub id, a folder, or smollm2-135m-instruct")
 ]

@@ -66,7 +66,10 @@ def config_over(
         return load_config(source, changes)
     has_task = any(change.startswith("task.") for change in overrides)
     if kind == "extraction" and schema is None and not has_task:
-        advice = "--schema 'Brand, Color', or a JSON Schema, a YAML of categories, or module:Class"
+        advice = (
+            "--schema 'Brand, Color', a YAML of attributes or categories, a JSON Schema, or a "
+            "pydantic model (module:Class)"
+        )
         raise ConfigError(
             f"{source}: give a run's YAML, or say what to extract from this data: {advice}"
         )

@@ -12,7 +12,7 @@ from pydantic_core import ErrorDetails
 from raypd.config.moved import moved_to
 from raypd.config.options import OptionsError, options_in
 from raypd.config.run import RunConfig
-from raypd.config.schema import UNNAMED_CATEGORY
+from raypd.config.schema import UNNAMED_CATEGORY, is_file
 from raypd.config.secrets import redact
 from raypd.config.tasks import KINDS, Category
 from raypd.config.yaml_file import YamlFile
@@ -60,9 +60,12 @@ def _written_location(keys: Location, source: YamlFile) -> Location:
     if keys[:1] == ("task",) and len(keys) > 1 and keys[1] in KINDS:
         location = ("task", *keys[2:])
     # `task.attributes` is short for a category without a name.
-    is_short = "attributes" in source.tree.get("task", {})
-    if is_short and location[:4] == ("task", "categories", UNNAMED_CATEGORY, "attributes"):
-        location = ("task", *location[3:])
+    task = source.tree.get("task", {})
+    if location[:3] == ("task", "categories", UNNAMED_CATEGORY):
+        if "attributes" in task and location[3:4] == ("attributes",):
+            location = ("task", *location[3:])
+        elif is_file(task.get("schema")):
+            location = ("task", "schema", *location[3:])
     return location
 
 
@@ -80,7 +83,7 @@ def _explain_item(item: ErrorDetails, keys: Location, location: Location) -> str
     if error_type == "literal_error":
         problem = _explain_choice(item)
     elif error_type == "model_type" and location[-2:-1] == ("attributes",):
-        problem = "expected a mapping, such as {name: Brand}"
+        problem = "expected a name, or a mapping such as {name: Brand, type: text}"
     elif error_type == "model_type":
         problem = "expected a mapping of keys"
     else:

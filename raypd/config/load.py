@@ -16,7 +16,7 @@ from raypd.config.explain import explain
 from raypd.config.options import read
 from raypd.config.paths import anchor_paths
 from raypd.config.run import RunConfig
-from raypd.config.schema import UNNAMED_CATEGORY, categories_of
+from raypd.config.schema import UNNAMED_CATEGORY, categories_of, lists_attributes
 from raypd.config.secrets import redact
 from raypd.config.sections import drop_options, set_key
 from raypd.config.yaml_file import YamlFile, parse
@@ -195,18 +195,30 @@ def _resolve_schema(tree: dict[str, Any], task: dict[str, Any], folder: Path) ->
     if len(keys) > 1:
         raise ConfigError(f"task.{keys[0]} and task.{keys[1]} are both set: keep one")
     if keys == ["categories_file"]:
-        task["categories"] = YamlFile.read(Path(task["categories_file"])).tree
+        task["categories"] = _categories_in(Path(task["categories_file"]))
     elif keys == ["schema"]:
         task["categories"] = categories_of(task["schema"], folder)
     elif keys == ["attributes"] and isinstance(task["attributes"], list):
-        attributes = [
-            {"name": name} if isinstance(name, str) else name for name in task["attributes"]
-        ]
-        task["categories"] = {UNNAMED_CATEGORY: {"attributes": attributes}}
+        task["categories"] = {UNNAMED_CATEGORY: {"attributes": task["attributes"]}}
         task["attributes"] = []
     # Documents need not name their category where there is one schema.
     if keys in (["schema"], ["attributes"]) and isinstance(tree.get("input"), dict):
         tree["input"].setdefault("category_column", None)
+
+
+def _categories_in(path: Path) -> dict[str, Any]:
+    """Return the categories in the file of `task.categories_file`.
+
+    Raises:
+        ConfigError: The file cannot be read, or it has attributes without a category.
+    """
+    tree = YamlFile.read(path).tree
+    if lists_attributes(tree):
+        raise ConfigError(
+            f"task.categories_file: {path}: has attributes without a category: set task.schema to "
+            "this file instead"
+        )
+    return tree
 
 
 def _validated(source: YamlFile) -> RunConfig:

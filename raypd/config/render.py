@@ -42,6 +42,63 @@ def render(
     return "\n".join(_section(RunConfig, config, 0, width, remarks)) + "\n"
 
 
+def known_keys() -> dict[str, list[FieldInfo]]:
+    """Return what each dotted key takes; several if kinds of a task or options share its name."""
+    keys: dict[str, list[FieldInfo]] = {}
+    _add_keys(RunConfig, "", keys)
+    return keys
+
+
+def _add_keys(section: type[BaseModel], parent: str, keys: dict[str, list[FieldInfo]]) -> None:
+    """Add the keys of a section and of all sections in it.
+
+    Args:
+        section: The class of the section.
+        parent: The dotted key of the section with a final dot; "" for the whole configuration.
+        keys: What each dotted key takes, to which this adds.
+    """
+    for name, info in section.model_fields.items():
+        key = f"{parent}{name}"
+        keys.setdefault(key, []).append(info)
+        for inner in _sections_below(key, info):
+            _add_keys(inner, f"{key}.", keys)
+
+
+def _sections_below(key: str, info: FieldInfo) -> list[type[BaseModel]]:
+    """Return the classes of the sections that a dotted key may hold, and of its options."""
+    if key == "task":
+        return list(KINDS.values())
+    choices = [info.annotation]
+    if get_origin(info.annotation) in (Union, UnionType):
+        choices += get_args(info.annotation)
+    for options in options_in(info):
+        choices += options.sections.values()
+    return [
+        choice for choice in choices if isinstance(choice, type) and issubclass(choice, BaseModel)
+    ]
+
+
+def render_key(key: str, width: int | None = None) -> str:
+    """Return YAML of one key with its default, below the sections that hold it.
+
+    Args:
+        key: A dotted key of `known_keys`.
+        width: Columns into which the comments are wrapped; None does not wrap them.
+    """
+    *parents, name = key.split(".")
+    depth = len(parents)
+    variants: list[list[str]] = []
+    for info in known_keys()[key]:
+        lines = _key(name, info, None, depth, width, _NONE, "")
+        if lines not in variants:
+            variants.append(lines)
+    head = [f"{'  ' * level}{parent}:" for level, parent in enumerate(parents)]
+    # A key has one value, so that other kinds' stand as comments.
+    for lines in variants[1:]:
+        variants[0] += [f"# {line}" for line in lines]
+    return "\n".join([*head, *variants[0]]) + "\n"
+
+
 def _commented(head: str, note: str, column: int, width: int | None) -> list[str]:
     """Return a line of YAML with its comment, which goes on in further lines where it is long.
 
@@ -83,12 +140,8 @@ def _section(
     """
     out: list[str] = []
     for name, info in model.model_fields.items():
-        inner = info.annotation
-        default = None if info.is_required() else info.get_default(call_default_factory=True)
-        extra = info.json_schema_extra  # the word for a default that depends on other keys
-        shown = extra.get("shown", default) if isinstance(extra, dict) else default
-        value = getattr(values, name) if values is not None else shown
         if name == "task":
+            value = getattr(values, name) if values is not None else None
             kinds = [type(value)] if isinstance(value, BaseModel) else list(KINDS.values())
             for kind in kinds:  # a run has one: the others stand as comments
                 note = (kind.__doc__ or "").strip().splitlines()[0]
@@ -107,28 +160,59 @@ def _section(
                     ),
                 ]
                 out += lines if kind is kinds[0] else ["", *(f"# {line}" for line in lines)]
-        elif isinstance(inner, type) and issubclass(inner, BaseModel):
-            note = (inner.__doc__ or "").strip().splitlines()[0]
-            out += _commented(f"{'  ' * depth}{name}:", note, 0, width)
-            out += _section(
+        else:
+            out += _key(name, info, values, depth, width, remarks, parent)
+        if depth == 0:
+            out.append("")
+    return out[:-1] if depth == 0 else out
+
+
+def _key(
+    name: str,
+    info: FieldInfo,
+    values: BaseModel | None,
+    depth: int,
+    width: int | None,
+    remarks: Mapping[str, str],
+    parent: str,
+) -> list[str]:
+    """Return the lines of a key, and of all keys below it.
+
+    Args:
+        name: The key.
+        info: What the key takes.
+        values: The section that holds the key; None for the defaults.
+        depth: Levels of keys above it.
+        width: Columns into which the comments are wrapped; None does not wrap them.
+        remarks: What is special about the values of some dotted keys.
+        parent: The dotted key of the section with a final dot; "" for the whole configuration.
+    """
+    inner = info.annotation
+    default = None if info.is_required() else info.get_default(call_default_factory=True)
+    extra = info.json_schema_extra  # the word for a default that depends on other keys
+    shown = extra.get("shown", default) if isinstance(extra, dict) else default
+    value = getattr(values, name) if values is not None else shown
+    if isinstance(inner, type) and issubclass(inner, BaseModel):
+        note = (inner.__doc__ or "").strip().splitlines()[0]
+        return [
+            *_commented(f"{'  ' * depth}{name}:", note, 0, width),
+            *_section(
                 inner,
                 value if isinstance(value, BaseModel) else None,
                 depth + 1,
                 width,
                 remarks,
                 f"{parent}{name}.",
-            )
-        else:
-            required = values is None and info.is_required()
-            remark = remarks.get(f"{parent}{name}", "")
-            out += _leaf(name, info, value, required, depth, width, remark)
-            for options in options_in(info):
-                out += _options(options, depth + 1, width)
-            for section in _optional_sections(info):
-                out += _keys_in_comments(section, depth + 1, width)
-        if depth == 0:
-            out.append("")
-    return out[:-1] if depth == 0 else out
+            ),
+        ]
+    required = values is None and info.is_required()
+    remark = remarks.get(f"{parent}{name}", "")
+    lines = _leaf(name, info, value, required, depth, width, remark)
+    for options in options_in(info):
+        lines += _options(options, depth + 1, width)
+    for section in _optional_sections(info):
+        lines += _keys_in_comments(section, depth + 1, width)
+    return lines
 
 
 def _options(options: OptionsOf, depth: int, width: int | None) -> list[str]:

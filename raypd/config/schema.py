@@ -1,4 +1,4 @@
-"""A pydantic model or a JSON Schema as a category of attributes.
+"""A pydantic model, a JSON Schema or a list of attributes as a category of attributes.
 
 A property `b` of a nested object `a` becomes the attribute `a.b`; `$` is the schema itself.
 """
@@ -48,6 +48,8 @@ _KEYWORD_TYPES: dict[str, Any] = {
         ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"), float | int | None
     ),
 }
+# What a file holds instead of a schema, in words.
+_FOUND = {list: "an empty list", type(None): "nothing", str: "a text"}
 _JSON_TYPES = ("string", "number", "integer", "boolean", "array", "object", "null")
 _BOUND_KEYWORDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
 _COMBINING = ("$ref", "allOf", "anyOf", "oneOf")
@@ -68,7 +70,8 @@ def categories_of(schema: str | Tree, folder: Path) -> Tree:
     """Turn `task.schema` into a category.
 
     Args:
-        schema: A pydantic model (`package.module:Class`), a file, or a JSON Schema.
+        schema: A pydantic model (`package.module:Class`), a JSON Schema, or a file. A file holds a
+            JSON Schema, a list of attributes, or a mapping whose `attributes` are this list.
         folder: Where modules are looked for, besides the usual places.
 
     Returns:
@@ -81,8 +84,15 @@ def categories_of(schema: str | Tree, folder: Path) -> Tree:
     tree = schema
     if isinstance(schema, str):
         tree = _read(schema) if is_file(schema) else _imported(schema, folder)
+    if isinstance(schema, str) and isinstance(tree, list) and tree:
+        return {UNNAMED_CATEGORY: {"attributes": tree}}
+    if isinstance(tree, dict) and lists_attributes(tree):
+        return {UNNAMED_CATEGORY: tree}
     if not isinstance(tree, dict):
-        raise ConfigError(f"task.schema: {schema}: expected an object, found {type(tree).__name__}")
+        raise ConfigError(
+            f"task.schema: {schema}: expected a JSON Schema or a list of attributes, found "
+            f"{_FOUND.get(type(tree), type(tree).__name__)}"
+        )
     # The file, or the pydantic model.
     source = f"{schema}: " if isinstance(schema, str) else ""
     flat = _Flattened(tree)
@@ -105,8 +115,9 @@ def task_of(schema: Any) -> Tree:
     """Turn a schema of Python code into keys of section `task`.
 
     Args:
-        schema: A pydantic model; a JSON Schema, or its path; attributes (names, also as
-            "Brand, Color", or {name, type}); {category: {attributes}}, or the path of such a YAML.
+        schema: A pydantic model; a JSON Schema; attributes (names, also as "Brand, Color", or
+            {name, type}), or a mapping whose `attributes` are these; {category: {attributes}}; or
+            the path of a file with one of these.
 
     Raises:
         ConfigError: It is none of these.
@@ -123,12 +134,16 @@ def task_of(schema: Any) -> Tree:
     if isinstance(schema, (str, Path)):
         path = str(schema)
         may_be_categories = path.endswith((".yaml", ".yml"))
-        if may_be_categories and not _is_json_schema(_read(path)):
-            return {"categories_file": path}
+        if may_be_categories:
+            tree = _read(path)
+            if not lists_attributes(tree) and not _is_json_schema(tree):
+                return {"categories_file": path}
         return {"schema": path}
     if isinstance(schema, Mapping):
         if _is_json_schema(schema):
             return {"schema": dict(schema)}
+        if lists_attributes(schema):
+            return {"categories": {UNNAMED_CATEGORY: dict(schema)}}
         return {"categories": dict(schema)}
     if not isinstance(schema, Iterable):
         raise ConfigError(f"{expected}, not {schema!r:.80}")
@@ -142,6 +157,16 @@ def task_of(schema: Any) -> Tree:
 def _task_of_attributes(listed: list[Any]) -> Tree:
     attributes = [{"name": item} if isinstance(item, str) else dict(item) for item in listed]
     return {"categories": {UNNAMED_CATEGORY: {"attributes": attributes}}}
+
+
+def lists_attributes(tree: Any) -> bool:
+    """Return whether a mapping lists attributes of all documents, without a category.
+
+    A category that is named `attributes` is a mapping, and not a list.
+    """
+    if not isinstance(tree, Mapping) or "properties" in tree:
+        return False
+    return isinstance(tree.get("attributes"), list)
 
 
 def _is_json_schema(tree: Any) -> bool:

@@ -133,8 +133,9 @@ class ExtractionConfig(TaskSection, use_attribute_docstrings=True):
     )
     schema: str | dict | None = Field(  # type: ignore[assignment]
         None,
-        description="Schema of all documents, in place of categories: a pydantic model "
-        "(package.module:Class), or a JSON Schema (a .json or .yaml file, or the mapping itself)",
+        description="Schema of all documents, in place of categories: a YAML of attributes (a "
+        "file), a pydantic model (package.module:Class), or a JSON Schema (a .json or .yaml file, "
+        "or the mapping itself)",
     )
     instruction: str | None = Field(
         None, description="Beginning of the prompt; null: that of raypd"

@@ -69,6 +69,14 @@ class Attribute(Section):
         [], description="Keys of the value in nested objects of `record`; empty: its name"
     )
 
+    @model_validator(mode="before")
+    @classmethod
+    def _from_name(cls, tree: Any) -> Any:
+        """A name alone is an attribute of type text."""
+        if isinstance(tree, str):
+            return {"name": tree}
+        return tree
+
     @property
     def value_type(self) -> ValueType:
         """How its values are decoded, read, checked, stored and described."""

@@ -19,12 +19,12 @@ from rich.console import Console
 from raypd.cli.summary import _table, _values
 from raypd.config import RunConfig
 from raypd.config.load import load_config
-from raypd.config.render import render
+from raypd.config.render import known_keys, render, render_key
 from raypd.tasks.columns import value_row
 from raypd.verify.verification import verify
 from tests.faults.trial import Trial
 from tests.processes import ROOT, ended, start
-from tests.runs import write_jsonl
+from tests.runs import says, write_jsonl
 
 RUN = """\
 input:
@@ -59,8 +59,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ),
         (["run.yaml", "--schema", "s.json"], "run.yaml: has its own task"),
         (
-            ["run.yaml", "task.categories.book.attributes=[Brand]"],
-            "expected a mapping, such as {name: Brand} (it is 'Brand')",
+            ["run.yaml", "task.categories.book.attributes=[5]"],
+            "expected a name, or a mapping such as {name: Brand, type: text} (it is 5)",
         ),
         (
             ["run.yaml", "output.partition={_x: y}"],
@@ -298,6 +298,54 @@ def test_config_show_is_yaml_that_reads_back_or_a_section_of_it(folder: Path, ra
     assert shown.out.startswith("training:") is True
     assert "\ntask:" not in shown.out
     assert len(re.findall(r"^(?:# )?task:", raypd("config", "show", "task").out, re.MULTILINE)) == 3
+
+
+@pytest.mark.parametrize(
+    ("key", "shown"),
+    [
+        ("cluster.unit_documents", {"cluster": {"unit_documents": 256}}),
+        ("decoding.options.draft_tokens", {"decoding": {"options": {"draft_tokens": 5}}}),
+        ("task.examples.count", {"task": {"examples": {"count": 3}}}),
+        ("task.kind", {"task": {"kind": "extraction"}}),
+        ("cascade.model.adapter", {"cascade": {"model": {"adapter": None}}}),
+    ],
+)
+def test_config_show_prints_one_key(key: str, shown: dict[str, object], raypd) -> None:
+    out = raypd("config", "show", key).out
+    assert yaml.safe_load(out) == shown
+    assert "# " in out.splitlines()[key.count(".")]
+
+
+def test_config_show_prints_what_a_key_means(raypd) -> None:
+    out = raypd("config", "show", "cluster.unit_documents").out
+    says(" ".join(out.split()), "unit_documents: 256 # integer. Maximum documents of a unit")
+    out = raypd("config", "show", "decoding.options").out
+    assert "# draft_tokens: 5" in out
+
+
+@pytest.mark.parametrize(
+    ("misspelt", "meant"),
+    [
+        ("cluster.unit_document", "did you mean 'cluster.unit_documents'?"),
+        ("clustr", "did you mean 'cluster'?"),
+        ("unit_documents", "did you mean 'cluster.unit_documents'?"),
+        ("xyzzy.plugh", "`raypd config show` lists all keys"),
+    ],
+)
+def test_config_show_of_a_misspelt_key_says_which_was_meant(
+    misspelt: str, meant: str, raypd
+) -> None:
+    refused = raypd("config", "show", misspelt)
+    assert refused.code == 2
+    says(refused.err, f"{misspelt}: no such configuration file, section or key; {meant}")
+
+
+def test_every_key_can_be_shown() -> None:
+    for key in known_keys():
+        shown = yaml.safe_load(render_key(key))
+        for name in key.split("."):
+            assert name in shown
+            shown = shown[name]
 
 
 def test_a_job_is_the_same_command_and_needs_no_installation(folder: Path) -> None:

@@ -211,6 +211,57 @@ def test_a_schema_that_is_none_leaves_no_file(tmp_path, monkeypatch):
     assert not Path("letters.yaml").exists()
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "- product\n- {name: amount, type: number}\n",
+        "attributes:\n- product\n- {name: amount, type: number}\n",
+        "attributes: [{name: product}, {name: amount, type: number}]\n",
+        "letter: {attributes: [product, {name: amount, type: number}]}\n",
+    ],
+)
+def test_a_yaml_of_attributes_is_a_schema(text, tmp_path, in_process, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("mine").mkdir()
+    written(tmp_path, "csv")
+    Path("s.yaml").write_text(text)
+    init.run("letters.csv", "s.yaml", "mine/run.yaml")
+    config = load_config("mine/run.yaml", ["model.name=fake", "model.fake.load_seconds=0"])
+    (category,) = config.extraction.categories.values()
+    types = {attribute.name: attribute.type for attribute in category.attributes}
+    assert types == {"product": "text", "amount": "number"}
+    direct = config_over("letters.csv", "extraction", [], None, "fake", None, schema="s.yaml")
+    assert direct.extraction.categories == config.extraction.categories
+    assert driver.run_extract(config, build=build).ok == 6
+
+
+def test_a_mistake_in_a_yaml_of_attributes_is_named_with_its_place(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    written(tmp_path, "csv")
+    Path("s.yaml").write_text("- product\n- {name: amount, type: numbr}\n")
+    with pytest.raises(
+        ConfigError, match=r"task\.schema\.attributes\.1\.type: did you mean 'number'"
+    ):
+        init.run("letters.csv", "s.yaml", None)
+    for text in ("", "[]", "product"):
+        Path("s.yaml").write_text(text)
+        with pytest.raises(ConfigError, match=r"s\.yaml: expected a JSON Schema or a list of att"):
+            init.run("letters.csv", "s.yaml", None)
+    assert not Path("letters.yaml").exists()
+
+
+def test_a_missing_schema_is_named_before_an_existing_configuration(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    written(tmp_path, "csv")
+    Path("letters.yaml").write_text("mine")
+    with pytest.raises(ConfigError, match=r"s\.json: no such file"):
+        init.run("letters.csv", "s.json", None)
+    Path("s.json").write_text(SCHEMA)
+    with pytest.raises(ConfigError, match=r"letters\.yaml already exists"):
+        init.run("letters.csv", "s.json", None)
+    assert Path("letters.yaml").read_text() == "mine"
+
+
 def test_without_a_schema_it_says_how_to_get_one(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     written(tmp_path, "csv")

@@ -633,6 +633,23 @@ def test_a_schema_nested_too_deeply_is_one_line() -> None:
         )
 
 
+def test_a_name_alone_is_an_attribute_wherever_attributes_are_listed(tmp_path: Path) -> None:
+    rows = {"name": "lines", "type": "rows", "columns": ["item", {"name": "n", "type": "integer"}]}
+    tree = {"categories": {"bill": {"attributes": ["Total", rows]}}}
+    total, lines = make_config(config_tree(tree)).extraction.categories["bill"].attributes
+    assert total == Attribute(name="Total")
+    assert [column.name for column in lines.columns] == ["item", "n"]
+    file = tmp_path / "bill.yaml"
+    file.write_text("attributes: [Total]\ndescription: of a shop\n")
+    category = make_config(config_tree({"schema": str(file)})).extraction.categories["record"]
+    assert category.description == "of a shop"
+    assert task_of({"attributes": ["Total"]}) == {
+        "categories": {"record": {"attributes": ["Total"]}}
+    }
+    with pytest.raises(ConfigError, match=r"without a category: set task\.schema"):
+        make_config(config_tree({"categories_file": str(file)}))
+
+
 def test_documents_of_one_kind_need_no_category(tmp_path: Path) -> None:
     size = {"name": "Size", "type": "number"}
     short = make_config(config_tree({"attributes": ["Brand", size]}))
