@@ -20,8 +20,10 @@ if TYPE_CHECKING:
     )
     from raypd.schema.ranges import (
         asks_for_an_end as asks_for_an_end,
+        asks_for_multiples as asks_for_multiples,
         is_end_of_range as is_end_of_range,
         is_misread as is_misread,
+        lacks_multiplier as lacks_multiplier,
     )
     from raypd.schema.reading import (
         BARE_VALUE as BARE_VALUE,
@@ -62,7 +64,13 @@ __getattr__ = LazyExports(
             "search_tree",
             "simplified",
         ),
-        "ranges": ("asks_for_an_end", "is_end_of_range", "is_misread"),
+        "ranges": (
+            "asks_for_an_end",
+            "asks_for_multiples",
+            "is_end_of_range",
+            "is_misread",
+            "lacks_multiplier",
+        ),
         "reading": (
             "BARE_VALUE",
             "CheckedValue",

@@ -1,4 +1,5 @@
-"""Whether a number is only a part of what a document says: of a range, or of a longer number.
+"""Whether a number is only a part of what a document says: of a range, of a longer number, or of
+an amount such as "37k".
 
 A model that is asked for one number often writes an end of the range that a document states, such
 as 54000 of "54k to 60k". Nothing says that this end is the answer, so the value is ambiguous,
@@ -62,6 +63,30 @@ _MONEY_BEHIND = re.compile(rf"\s?(?:[{MONEY}]|{CURRENCY}\b)", re.IGNORECASE)
 # The characters around a number in which its currency is looked for.
 _AROUND = 10
 _WORD = re.compile(r"[A-Z]*[^\W\d_A-Z]+|[A-Z]+")
+# What multiplies a number, whatever stands around it. Other letters are units too: "5 m", "5 t".
+_MULTIPLIER = (
+    rf"k(?:[{MONEY}]|EUR|USD|GBP|CHF)?|T(?:€|EUR)|M(?:[{MONEY}]|EUR|USD|GBP|CHF)|bn"
+    r"|(?i:thousands?|tsd\.?|tausend|mille|mila|тыс\.?|millions?|millionen|millones|milioni|mio\.?|mln\.?"
+    r"|млн\.?|billions?|milliarden?|mrd\.?|млрд\.?|trillions?|lakhs?|crores?|hundred|hundert|dozen"
+    r"|dutzend)"
+)
+# These letters multiply an amount of money: £37K, $5m. Without a currency, K is kelvin.
+_MULTIPLIER_OF_MONEY = "[KmMbB]"
+# The factor of the upper end of a range is that of the lower end, too: 30-40k.
+_MULTIPLIED = re.compile(
+    rf"{_DIGITS}(?:{_BETWEEN}(?:[{MONEY}]|{CURRENCY}\s)?{_DIGITS})?"
+    rf"(?:\s?(?:{_MULTIPLIER})(?![^\W_])|(?P<of_money>{_MULTIPLIER_OF_MONEY})(?![^\W_]))"
+)
+_MULTIPLIER_NAMES = (
+    r"k|T|m|thousands?|tsd\.?|tausend|mio\.?|mln\.?|millions?|millionen|bn|billions?|mrd\.?|milliarden"
+    r"|milliers|millones|lakhs?|crores?|hundreds|dozens"
+)
+_MULTIPLIER_WORD = re.compile(rf"{_MULTIPLIER_NAMES}|teur", re.IGNORECASE)
+_IN_MULTIPLES = re.compile(
+    rf"(?<!not\s)(?<!nicht\s)\b(?:in|en)\s(?:[{MONEY}]|{CURRENCY}\s)?"
+    rf"(?:{_MULTIPLIER_NAMES})(?:[{MONEY}]|{CURRENCY})?(?![^\W_])",
+    re.IGNORECASE,
+)
 # What asks for an end of a range, in a name or a description. Other words ("from", "first") say so
 # in a name alone, because descriptions have them in other meanings.
 _ENDS = re.compile(
@@ -161,6 +186,50 @@ def is_misread(number: float, raw: str, text: str) -> bool:
             # A date, a version or a list is not one number.
             stands_otherwise = stands_otherwise or read_number(mention.digits) is not None
     return stands_otherwise
+
+
+@lru_cache(maxsize=1024)
+def asks_for_multiples(name: str, description: str) -> bool:
+    """Return whether an attribute asks for thousands or other multiples, such as "in thousands".
+
+    Args:
+        name: The attribute's name.
+        description: Its description.
+    """
+    if any(map(_MULTIPLIER_WORD.fullmatch, _words(name))):
+        return True
+    return bool(_IN_MULTIPLES.search(f"{name}\n{description}"))
+
+
+def lacks_multiplier(number: float, text: str) -> bool:
+    """Return whether a number stands in a text only before a word or letter that multiplies it.
+
+    A model that is asked for a number often copies 37 of "£37k", which is wrong by a factor of a
+    thousand.
+
+    Args:
+        number: The number.
+        text: The text of the document.
+    """
+    lacks = False
+    for mention in _mentions(text):
+        if not _is_among(number, mention.readings):
+            continue
+        is_as_written = _is_among(number, _readings(mention.digits, set()))
+        if not is_as_written or not _is_multiplied(mention, text):
+            return False
+        lacks = True
+    return lacks
+
+
+def _is_multiplied(mention: "_Mention", text: str) -> bool:
+    """Return whether a word or letter behind a number multiplies it."""
+    match = _MULTIPLIED.match(text, mention.begin)
+    if match is None:
+        return False
+    if match["of_money"] is None:
+        return True
+    return bool(_MONEY_BEFORE.search(text[max(0, mention.begin - _AROUND) : mention.begin]))
 
 
 def _is_beginning(written: str, digits: str) -> bool:

@@ -9,7 +9,14 @@ from transformers import PreTrainedTokenizerBase
 
 from raypd.config import RunConfig
 from raypd.decoding import Continuation, Value, Vocabulary
-from raypd.schema import Attribute, asks_for_an_end, is_end_of_range, is_misread
+from raypd.schema import (
+    Attribute,
+    asks_for_an_end,
+    asks_for_multiples,
+    is_end_of_range,
+    is_misread,
+    lacks_multiplier,
+)
 from raypd.tasks.base import Record, confidence
 from raypd.tasks.calibration import calibration_of
 from raypd.tasks.columns import value_row
@@ -195,7 +202,8 @@ class ExtractionAnswers:
 
 def _ambiguous_numbers(attributes: Sequence[Attribute], values: Sequence[ValueSource]) -> set[str]:
     """Return the attributes whose number is only a part of what the document says: an end of a
-    range, although nothing asks for this end, or the digits of a number with another value.
+    range, although nothing asks for this end, the digits of a number with another value, or what
+    stands before a "k".
     """
     numbers: dict[str, float] = {}
     for attribute, source in zip(attributes, values, strict=True):
@@ -209,6 +217,9 @@ def _ambiguous_numbers(attributes: Sequence[Attribute], values: Sequence[ValueSo
             continue
         document = source.text.text
         if is_misread(number, source.rated[0].raw, document):
+            ambiguous.add(attribute.name)
+        is_of_multiples = asks_for_multiples(attribute.name, attribute.description)
+        if not is_of_multiples and lacks_multiplier(number, document):
             ambiguous.add(attribute.name)
         if asks_for_an_end(attribute.name, attribute.description):
             continue

@@ -49,6 +49,23 @@ def test_both_ends_of_a_range_may_be_asked_for():
     assert answer.value == {"salary_min": 54000, "salary_max": 60000}
 
 
+@pytest.mark.parametrize("pay", ["37k", "\u00a337k", "37 k", "37 million"])
+def test_a_number_without_the_word_behind_it_is_no_value(pay):
+    document = f"Nurse (York). {pay} plus benefits."
+    names = [{"name": "salary", "type": "number", "description": "the full amount in pounds"}]
+    answer = extracted(document, '{"salary": 37}', attributes=names)
+    assert (answer.value, answer.status) == ({"salary": None}, {"salary": "ambiguous"})
+    names[0]["description"] = "in thousands"
+    answer = extracted(document, '{"salary": 37}', attributes=names)
+    assert (answer.value, answer.status) == ({"salary": 37}, {"salary": "ok"})
+
+
+def test_the_full_amount_of_thousands_is_a_value():
+    names = [{"name": "salary", "type": "number"}]
+    answer = extracted("Nurse (York). \u00a337k", '{"salary": 37000}', attributes=names)
+    assert (answer.value, answer.status) == ({"salary": 37000}, {"salary": "ok"})
+
+
 def test_what_was_not_reached_is_cut_and_not_invalid():
     answer = extracted("Nurse", '{"Salary": 5, "Years": 3, "Title": "Nur', "length")
     assert answer.status == {

@@ -2,7 +2,13 @@
 
 import pytest
 
-from raypd.schema import asks_for_an_end, is_end_of_range, is_misread
+from raypd.schema import (
+    asks_for_an_end,
+    asks_for_multiples,
+    is_end_of_range,
+    is_misread,
+    lacks_multiplier,
+)
 
 
 @pytest.mark.parametrize(
@@ -158,3 +164,74 @@ def test_a_number_with_the_digits_of_another_one_is_not_the_number(raw, number, 
 )
 def test_a_number_that_was_not_misread_is_one(raw, number, text):
     assert not is_misread(number, raw, text)
+
+
+@pytest.mark.parametrize(
+    ("number", "text"),
+    [
+        (37, "37k"),
+        (37, "\u00a337k"),
+        (37, "37 k"),
+        (37, "37 million"),
+        (37, "\u00a337K"),
+        (37, "EUR 37K"),
+        (37.5, "$37.5m"),
+        (37.5, "37,5 Mio. \u20ac"),
+        (37, "37k\u20ac"),
+        (37, "37 TEUR"),
+        (37, "37 Tsd. Euro"),
+        (2, "2 dozen"),
+        # Both ends of a range.
+        (30, "30-40k"),
+        (40, "30-40k"),
+        (30, "\u00a330K to \u00a340K"),
+    ],
+)
+def test_a_number_without_the_word_that_multiplies_it_is_not_the_number(number, text):
+    assert lacks_multiplier(number, text)
+    assert lacks_multiplier(number, f"Nurse (York). {text} plus benefits, in ward 8.")
+
+
+@pytest.mark.parametrize(
+    ("number", "text"),
+    [
+        (37000, "\u00a337k"),
+        (37000000, "37 million"),
+        (37, "\u00a337"),
+        # The number stands alone, too.
+        (37, "\u00a337k for 37 hours a week"),
+        (37, "37 hours a week for \u00a337k"),
+        # It is what another mention says.
+        (1000, "1000k pieces, or 1k"),
+        # Kelvin, metres, tonnes, and a size.
+        (4000, "4000K"),
+        (5, "5 m"),
+        (5, "5 t"),
+        (38, "38 M"),
+        (5, "5 kg"),
+        (3, "3 Milton Road"),
+        # Another number, and none.
+        (7, "37k"),
+        (2000, "Competitive pay"),
+    ],
+)
+def test_a_number_that_nothing_multiplies_is_one(number, text):
+    assert not lacks_multiplier(number, text)
+
+
+@pytest.mark.parametrize(
+    ("name", "description", "asks"),
+    [
+        ("salary_k", "", True),
+        ("salary", "in thousands", True),
+        ("revenue", "of the year, in million euros", True),
+        ("revenue", "in \u00a3k", True),
+        ("Umsatz", "in Mio. Euro", True),
+        ("Umsatz in TEUR", "", True),
+        ("salary", "in pounds per year", False),
+        ("salary", "the full amount in pounds: 37k is 37000", False),
+        ("salary", "in pounds, not in thousands", False),
+    ],
+)
+def test_an_attribute_may_ask_for_thousands(name, description, asks):
+    assert asks_for_multiples(name, description) is asks
