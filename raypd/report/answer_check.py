@@ -21,7 +21,7 @@ from raypd.report.advice import fit_step
 from raypd.report.sample import AnswerSample, SampleAttribute, first_rows
 from raypd.run import RunRecord, layout, read, read_record
 from raypd.tasks import calibration_of
-from raypd.text import clean, count
+from raypd.text import clean, count, share
 
 # The embedded model, whose answers only show how raypd works.
 EMBEDDED = "smollm2-135m-instruct"
@@ -36,6 +36,9 @@ _FEW = 5
 _SAME = 0.6
 _SAME_CHOICE = 0.98
 _COPIED = 0.2
+_NAME = 1 / 3
+_YEAR = 1 / 3
+_ELSEWHERE = 0.5
 _NULL = 0.98
 _CUT = 0.1
 # Confidences are nearly constant if 90% of them lie in a range of this width.
@@ -47,6 +50,10 @@ _SHOWN_CHARACTERS = 60
 _SLOW_PER_SECOND = 0.5
 _LONG_SECONDS = 1800.0
 _CHOICE_TYPES = ("enum", "boolean")
+_DATE_TYPES = ("date", "date-time")
+# Dates of most documents are of these years.
+_FIRST_YEAR = "1900"
+_LAST_YEAR = "2100"
 # Their values are always shorter than any limit.
 _NUMBER_TYPES = ("number", "integer")
 
@@ -210,7 +217,9 @@ def _card(config: Tree) -> Tree:
 class _AnswerFault:
     """A fault of an attribute's answers."""
 
-    kind: str  # same, copied, null, cut, endless (a number that was cut) or confidence
+    # null, cut, endless (a number that was cut), name (of the category or the attribute), copied,
+    # same, year, elsewhere (not in the documents) or confidence
+    kind: str
     text: str
 
 
@@ -271,7 +280,12 @@ def _faults(
             )
         )
     if keys.get("type") not in _CHOICE_TYPES:
+        named = _named(attribute, keys)
+        if named.total() > max(1, _NAME * total):
+            faults.append(_AnswerFault("name", f"{label} {_of_names(named, attribute, total)}"))
         copied = _copied(attribute.texts, attribute.texts_elsewhere, prompt_texts)
+        if faults and faults[-1].kind == "name":
+            copied -= named
         if copied and copied.total() >= max(2, _COPIED * total):
             text = copied.most_common(1)[0][0]
             faults.append(
@@ -282,8 +296,17 @@ def _faults(
                 )
             )
     same = _same(attribute, keys, total)
-    if same is not None and not any(fault.kind == "copied" for fault in faults):
+    if same is not None and not _has_fault(faults, "copied", "name"):
         faults.append(_AnswerFault("same", f"{label} {same}"))
+    if keys.get("type") in _DATE_TYPES:
+        years = _unlikely_years(attribute)
+        if years is not None:
+            faults.append(_AnswerFault("year", f"{label} {years}"))
+    is_fake = (config.get("model") or {}).get("name") == "fake"
+    if not is_fake and not _has_fault(faults, "cut", "copied", "name", "same"):
+        elsewhere = _elsewhere(attribute, keys)
+        if elsewhere is not None:
+            faults.append(_AnswerFault("elsewhere", f"{label} {elsewhere}"))
     if _is_constant(attribute.confidences):
         faults.append(
             _AnswerFault(
@@ -307,6 +330,68 @@ def _same(attribute: SampleAttribute, keys: Tree, total: int) -> str | None:
         return None
     of = "all" if documents == total else f"{count(documents)} of"
     return f"has the same value in {of} {count(total)} documents ({_shown(text)})"
+
+
+def _has_fault(faults: Sequence[_AnswerFault], *kinds: str) -> bool:
+    return any(fault.kind in kinds for fault in faults)
+
+
+def _named(attribute: SampleAttribute, keys: Tree) -> Counter[str]:
+    """Return the values that are the name of the category or of the attribute, with their counts.
+
+    Those that stand in their documents are left out. Nothing says where the items of a list stand.
+    """
+    named: Counter[str] = Counter()
+    if keys.get("many"):
+        return named
+    names = {_normal(attribute.category), _normal(attribute.name)}
+    for text, documents in attribute.texts_elsewhere.items():
+        if _normal(text) in names - {""}:
+            named[text] = documents
+    return named
+
+
+def _of_names(named: Counter[str], attribute: SampleAttribute, total: int) -> str:
+    """Return that many answers of an attribute are the name of its category, or its own."""
+    text, _ = named.most_common(1)[0]
+    whose = "the attribute's own name"
+    if _normal(text) == _normal(attribute.category):
+        whose = "the name of its category"
+    return (
+        f"is {_shown(text)} in {count(named.total())} of {count(total)} documents: this is "
+        f"{whose}, which the model copies from the prompt"
+    )
+
+
+def _unlikely_years(attribute: SampleAttribute) -> str | None:
+    """Return that many dates of an attribute are of years that few documents have; None if not."""
+    unlikely: Counter[str] = Counter()
+    for text, documents in attribute.texts.items():
+        if not _FIRST_YEAR <= text[:4] <= _LAST_YEAR:
+            unlikely[text] = documents
+    dates = attribute.texts.total()
+    if dates < _FEW or unlikely.total() <= _YEAR * dates:
+        return None
+    text = unlikely.most_common(1)[0][0]
+    return (
+        f"has years before {_FIRST_YEAR} or after {_LAST_YEAR} in {count(unlikely.total())} of "
+        f"{count(dates)} dates ({_shown(text)})"
+    )
+
+
+def _elsewhere(attribute: SampleAttribute, keys: Tree) -> str | None:
+    """Return that most texts of an attribute are not in their documents; None if they are."""
+    if keys.get("type") != "text" or keys.get("many"):
+        return None
+    texts = attribute.texts.total()
+    elsewhere = attribute.texts_elsewhere
+    if texts < _FEW or elsewhere.total() <= _ELSEWHERE * texts:
+        return None
+    text = elsewhere.most_common(1)[0][0]
+    return (
+        f"has values that stand nowhere in their documents: {share(elsewhere.total(), texts)} of "
+        f"{count(texts)} ({_shown(text)}); this is right only if you asked for other words"
+    )
 
 
 def _copied(
@@ -374,7 +459,7 @@ def _next_step(
     model = config.get("model") or {}
     shown_root = clean(root)
     kinds = {fault.kind for fault in faults}
-    degenerate = kinds & {"same", "copied", "null", "endless"}
+    degenerate = kinds & {"same", "copied", "name", "null", "endless", "year"}
     if model.get("name") == "fake":
         return "name a model that reads the documents: `raypd init DATA --for laptop` (or gpu, api)"
     if progress.documents and progress.failed == progress.documents:

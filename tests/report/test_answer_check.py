@@ -24,6 +24,8 @@ SCHEMA = [
     {"name": "title", "type": "text", "description": "the job's title"},
     {"name": "remote", "type": "boolean", "description": ""},
     {"name": "years", "type": "number", "description": ""},
+    {"name": "start", "type": "date", "description": ""},
+    {"name": "skills", "type": "text", "many": True, "description": ""},
 ]
 
 
@@ -97,11 +99,67 @@ def test_answers_that_differ_get_no_warning():
             [value("title", f"[{n}]", spread_confidence(n), "truncated") for n in range(20)],
             "cut",
         ),
-        ([value("title", f"job {n}", 0.75) for n in range(20)], "confidence"),
+        ([{**stands(f"Baker {n}", n), "confidence": 0.75} for n in range(20)], "confidence"),
     ],
 )
 def test_each_fault_of_an_attribute_is_found(rows, kind):
     assert kinds("title", rows) == [kind]
+
+
+@pytest.mark.parametrize(("copy", "whose"), [("Job", "category"), ("title", "own name")])
+def test_answers_that_are_a_name_of_the_prompt_are_named_from_a_third_on(copy, whose):
+    copies = [value("title", copy, spread_confidence(n)) for n in range(8)]
+    others = [stands(f"Baker {n}", n) for n in range(12)]
+    (fault,) = answer_check.warnings(config(), sample_of("title", copies + others))
+    assert fault.kind == "name"
+    assert "8 of 20 documents" in fault.text
+    assert whose in fault.text
+    fewer = copies[:2] + others
+    assert kinds("title", fewer) == []
+    # A document may say it.
+    assert kinds("title", [stands(copy, n) for n in range(8)] + others) == []
+
+
+def test_an_attribute_whose_answers_are_names_alone_has_one_warning():
+    assert kinds("title", [value("title", "job", spread_confidence(n)) for n in range(20)]) == [
+        "name"
+    ]
+
+
+def test_items_of_lists_may_be_the_name_of_the_category():
+    rows = [
+        value("skills", json.dumps(["job", f"skill {n}"]), spread_confidence(n)) for n in range(20)
+    ]
+    assert kinds("skills", rows) == ["same"]
+
+
+@pytest.mark.parametrize("year", ["1899", "1111", "2101", "2999"])
+def test_dates_of_unlikely_years_are_named_from_a_third_on(year):
+    far = [value("start", f"{year}-05-{n + 10}", spread_confidence(n)) for n in range(7)]
+    near = [value("start", f"1900-06-{n + 10}", spread_confidence(n)) for n in range(6)]
+    near += [value("start", f"2100-06-{n + 10}", spread_confidence(n)) for n in range(7)]
+    (fault,) = answer_check.warnings(config(), sample_of("start", far + near))
+    assert fault.kind == "year"
+    assert "7 of 20 dates" in fault.text
+    assert f"{year}-05-10" in fault.text
+    assert kinds("start", far[1:] + near) == []
+    # Nulls are no dates.
+    nulls = [value("start", None, spread_confidence(n), "null") for n in range(10)]
+    assert kinds("start", far + near + nulls) == ["year"]
+
+
+def test_texts_that_stand_nowhere_are_named_if_they_are_most():
+    made_up = [value("title", f"Clerk {n}", spread_confidence(n)) for n in range(11)]
+    others = [stands(f"Baker {n}", n) for n in range(9)]
+    (fault,) = answer_check.warnings(config(), sample_of("title", made_up + others))
+    assert fault.kind == "elsewhere"
+    assert "55%" in fault.text
+    assert kinds("title", made_up[1:] + others) == ["elsewhere"]
+    assert kinds("title", made_up[2:] + others) == []
+    # Nothing says where a number or an item of a list stands.
+    assert kinds("years", [value("years", str(n), spread_confidence(n)) for n in range(20)]) == []
+    # The answers of the model fake are made up anyway.
+    assert answer_check.warnings(config("fake"), sample_of("title", made_up)) == []
 
 
 def test_a_choice_that_is_mostly_one_value_is_no_fault_but_always_one_is():
