@@ -60,6 +60,10 @@ from raypd.text import counted
 _SEED = 0
 # Below this many documents a line says that the figures tell little.
 _FEW_DOCUMENTS = 10
+# Fewer documents that a review chose at random do not stand for all.
+_FEW_AT_RANDOM = 30
+# The figures that are told of them.
+_REVIEW_FIGURES = ("scored F1", "strict F1", "values right")
 # The width of the column with the names of the figures.
 _NAME_WIDTH = 25
 _MOST_ATTRIBUTES = 20  # on the terminal
@@ -576,20 +580,39 @@ def about_review(evaluation: Evaluation) -> str:
     if not evaluation.least_sure:
         return ""
     chosen = counted(evaluation.least_sure, "document")
-    note = (
-        f"`raypd review` chose {chosen} because the model was least sure of them: the "
-        "figures of all documents are probably better. "
-    )
+    note = f"`raypd review` chose {chosen} because the model was least sure of them"
     if not evaluation.at_random:
-        return f"{note}No document that it chose at random has labels here: review some of these"
-    names = ("scored F1", "strict F1", "values right")
+        return (
+            f"{note}, so the figures may not be those of all documents. No document that it chose "
+            "at random has labels here: review some of these"
+        )
     figures = [
         f"{measure.name} {measure.value:.3f} ({measure.low:.3f} to {measure.high:.3f})"
         for measure in evaluation.at_random
-        if measure.name in names
+        if measure.name in _REVIEW_FIGURES
     ]
-    drawn = counted(evaluation.at_random[0].documents, "document")
-    return f"{note}The {drawn} that it chose at random stand for all: {', '.join(figures)}"
+    listed = ", ".join(figures)
+    documents = evaluation.at_random[0].documents
+    drawn = counted(documents, "document")
+    if documents < _FEW_AT_RANDOM:
+        return (
+            f"{note}. Only the {drawn} that it chose at random can stand for all, and so few say "
+            f"little (label {_FEW_AT_RANDOM} of them): {listed}"
+        )
+    if _are_better(evaluation):
+        note += ": the figures of all documents are probably better"
+    return f"{note}. The {drawn} that it chose at random stand for all: {listed}"
+
+
+def _are_better(evaluation: Evaluation) -> bool:
+    """Return whether all figures of the documents chosen at random are better than those of all."""
+    of_all = {measure.name: measure.value for measure in evaluation.measures if not measure.of}
+    pairs = [
+        (measure.value, of_all[measure.name])
+        for measure in evaluation.at_random
+        if measure.name in _REVIEW_FIGURES and measure.name in of_all
+    ]
+    return bool(pairs) and all(at_random > both for at_random, both in pairs)
 
 
 def describe(evaluation: Evaluation) -> str:

@@ -981,3 +981,41 @@ def test_a_broken_calibration_is_refused_unless_it_is_switched_off(text, tmp_pat
     with pytest.raises(ModelError, match=r"calibration\.json: cannot be read"):
         calibration_of(ModelConfig(name=str(tmp_path)))
     assert calibration_of(ModelConfig(name=str(tmp_path), calibration="none")) is None
+
+
+def figures(value, documents):
+    return [
+        score.Measure(name, value, value - 0.1, value + 0.1, documents)
+        for name in ("strict F1", "values right")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("of_all", "at_random", "documents", "stands", "better"),
+    [
+        (0.376, 0.337, 6, False, False),
+        (0.376, 0.9, 29, False, False),
+        (0.376, 0.9, 30, True, True),
+        (0.376, 0.376, 30, True, False),
+        (0.376, 0.337, 30, True, False),
+    ],
+)
+def test_what_is_said_of_a_review_s_random_documents_fits_their_figures_and_number(
+    of_all, at_random, documents, stands, better
+):
+    evaluation = score.Evaluation(
+        figures(of_all, 2 * documents),
+        least_sure=documents,
+        at_random=figures(at_random, documents),
+    )
+    text = score.about_review(evaluation)
+    assert ("at random stand for all" in text) is stands
+    assert ("so few say little" in text) is not stands
+    assert ("probably better" in text) is better
+    assert f"strict F1 {at_random:.3f}" in text
+
+
+def test_without_random_documents_nothing_is_said_of_all():
+    text = score.about_review(score.Evaluation(figures(0.4, 6), least_sure=6))
+    assert "No document that it chose at random has labels" in text
+    assert "better" not in text

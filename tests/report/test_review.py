@@ -505,10 +505,13 @@ def test_figures_of_a_review_s_random_documents_are_given_apart(run, tmp_path, m
         assert evaluation.measures[0].documents == 8
         text = describe(evaluation)
         assert "chose 4 documents because the model was least sure of them" in text
-        assert "The 4 documents that it chose at random stand for all" in text
+        # So few do not.
+        assert "the 4 documents that it chose at random" in text
+        assert "so few say little" in text
+        assert "probably better" not in text
         assert "values right 1.000" in text
     write_page(run, str(labels), evaluation, "target", 0.0)
-    assert "random stand for all" in (Path(run) / "evaluation.html").read_text()
+    assert "so few say little" in (Path(run) / "evaluation.html").read_text()
     unsure = [row for row in rows if row["chosen_by_review"] == "least sure"]
     evaluation = evaluate(run, saved(unsure, tmp_path / "unsure.csv"))
     assert "No document that it chose at random has labels" in describe(evaluation)
