@@ -62,7 +62,7 @@ test-slow: setup
 kernels: setup
 	for version in $(TRITONS); do \
 	$(BIN)/python $(PIP) --no-deps --target build/triton-$$version triton==$$version && \
-	PYTHONPATH=build/triton-$$version $(BIN)/python -m pytest tests/decoding/test_triton.py -k compile $(SIDE) || exit 1; \
+	PYTHONPATH=build/triton-$$version $(BIN)/python -m pytest tests/decoding/test_triton.py -k compile -n 2 --dist load || exit 1; \
 	rm -rf build/triton-$$version; done
 
 azurite: .azurite/node_modules

@@ -28,6 +28,10 @@ _UNSAFE = {
 }
 
 
+# Text without any character that `clean` changes or counts: printable Latin with line ends and
+# tabs. Most text is such, and need not be looked at character by character.
+_PLAIN = re.compile(r"[\n\t\x20-\x7e\u00a0-\u02ff]*")
+
 # The beginning of a formula, also in full width and after blanks, tabs and line breaks, which a
 # spreadsheet may drop. A number may have a sign.
 _FORMULA = re.compile(r"\s*([=@\uff1d\uff20]|[+\uff0b\uff0d-](?![0-9.]+\s*\Z)|\t|\r)")
@@ -139,6 +143,8 @@ def clean(value: object, limit: int = 0) -> str:
     text = str(value)
     if limit and len(text) > limit:
         text = f"{text[:limit]}… ({count(len(text))} characters)"
+    if _PLAIN.fullmatch(text):
+        return text
     cleaned = []
     accents = 0
     for character in text:

@@ -170,6 +170,8 @@ ALONE = ("tests/faults/test_faults.py", "tests/cluster/test_ledger_actor.py")
 # begun one of them.
 LONG_FILES = (
     "storage/test_runs.py",
+    "decoding/test_triton.py",
+    "test_examples.py",
     "cluster/test_driver.py",
     "faults/",
     "cluster/test_worker_pool.py",

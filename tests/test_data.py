@@ -224,6 +224,8 @@ def test_functions_before_and_after_and_several_rows_of_a_document() -> None:
     assert sum(row["tokens"] for row in rows) == asked.bill().decoded_tokens
 
 
+@pytest.mark.slow
+@pytest.mark.ci
 def test_a_killed_worker_costs_its_batches_alone_and_the_bill_says_so() -> None:
     settings = {"model.fake.step_seconds": 0.05, "cost.prices": {"local": 36.0}}
     slow = processor(

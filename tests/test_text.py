@@ -1,5 +1,7 @@
 """Figures as people read them, and foreign text made safe to show."""
 
+import unicodedata
+
 import pytest
 
 from raypd import text
@@ -73,3 +75,12 @@ def test_stacked_accents_are_limited():
 def test_text_of_any_script_stays_as_it_is():
     foreign = "漢字 عربى é 👩‍👧"
     assert text.clean(foreign) == foreign
+
+
+def test_the_characters_that_need_no_look_are_all_safe():
+    safe = [chr(code) for code in range(0x300) if text._PLAIN.fullmatch(chr(code))]
+    assert len(safe) > 600
+    for character in safe:
+        assert text._is_safe(character)
+        assert not unicodedata.combining(character)
+    assert not text._PLAIN.fullmatch("a\u202eb")

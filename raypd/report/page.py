@@ -9,6 +9,7 @@ import hashlib
 import re
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -126,6 +127,22 @@ def fill(
         folders: Folders with further templates.
         content: The variables of the template.
     """
+    style = Markup((_TEMPLATES / "report.css").read_text())
+    script = Markup((_TEMPLATES / script_of).read_text())
+    policy = (
+        f"default-src 'none'; style-src {_source_hash(style)}; script-src {_source_hash(script)}; "
+        "base-uri 'none'; form-action 'none'"
+    )
+    return (
+        _environment(tuple(folders))
+        .get_template(template)
+        .render(**content, style=style, script=script, policy=policy, made=time.time())
+    )
+
+
+@cache
+def _environment(folders: tuple[Path, ...]) -> Environment:
+    """Return the environment of the templates, which keeps those that it has compiled."""
     environment = Environment(
         loader=ChoiceLoader([PackageLoader("raypd.report"), FileSystemLoader(folders)]),
         autoescape=True,
@@ -136,15 +153,7 @@ def fill(
     environment.filters |= {name: getattr(text, name) for name in _FILTERS}
     environment.filters["code"] = _with_code
     environment.globals |= {"text": text, "ROWS": _ROWS, "REASONS": _REASONS, "UNSURE": _UNSURE}
-    style = Markup((_TEMPLATES / "report.css").read_text())
-    script = Markup((_TEMPLATES / script_of).read_text())
-    policy = (
-        f"default-src 'none'; style-src {_source_hash(style)}; script-src {_source_hash(script)}; "
-        "base-uri 'none'; form-action 'none'"
-    )
-    return environment.get_template(template).render(
-        **content, style=style, script=script, policy=policy, made=time.time()
-    )
+    return environment
 
 
 def _source_hash(source: str) -> str:

@@ -63,6 +63,8 @@ def table(folder: Path, documents: int) -> list[list[str]]:
     return [re.split(r" \| ", line.strip("| ")) for line in rows]
 
 
+@pytest.mark.slow
+@pytest.mark.ci
 def test_each_set_is_answered_with_each_prompt(folder):
     rows = table(folder, 4)
     pairs = [(name, prompt) for name in descriptions.SETS for prompt in descriptions.PROMPTS]

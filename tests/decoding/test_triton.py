@@ -24,12 +24,13 @@ from raypd.decoding.attention import kernels, sdpa
 from raypd.decoding.attention.kernels import NAME
 from raypd.decoding.engine import Engine
 from raypd.errors import ModelError
-from tests.decoding.kernel_cases import slow
 from tests.processes import ended, start
 from tests.runs import with_keys
 from tests.tiny import tiny_model, tiny_tokenizer
 
 needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs triton")
+# `make kernels`, which continuous integration runs, compiles by two versions of triton.
+made_by_make_kernels = pytest.mark.slow
 # Bytes of shared memory that a block may have on the smallest GPUs of these kinds (sm86, sm89).
 SHARED_MEMORY = 99 * 1024
 
@@ -108,6 +109,7 @@ def compiled(kernel, capability: int, types: dict[str, str], constants: dict, wa
 
 
 @needs_triton
+@made_by_make_kernels
 @pytest.mark.parametrize(
     ("capability", "dtype", "dim", "rows", "flags"),
     [
@@ -119,20 +121,18 @@ def compiled(kernel, capability: int, types: dict[str, str], constants: dict, wa
         (90, "bf16", 128, 128, {"cache": "fp8e4nv"}),
         # The latents and rotated keys of DeepSeek V3.
         (89, "bf16", 512, 16, {"SPLIT": True, "REST_DIM": 64, "REST_BLOCK": 64}),
-        *slow(
-            (89, "fp16", 64, 64, {}),
-            (89, "fp16", 64, 64, {"SPLIT": True, "WINDOW": True, "cache": "fp8e4nv"}),
-            (89, "bf16", 256, 64, {"cache": "fp8e4nv"}),
-            (89, "bf16", 512, 16, {"REST_DIM": 64, "REST_BLOCK": 64, "cache": "fp8e4nv"}),
-            (90, "bf16", 64, 64, {"SPLIT": True, "SINKS": True, "cache": "fp8e4nv"}),
-            (89, "bf16", 128, 16, {"SPLIT": True, "WORDS": 2}),
-            (89, "bf16", 256, 64, {}),
-            (89, "bf16", 128, 64, {"SPLIT": True, "WORDS": 2, "WINDOW": True}),
-            (89, "fp32", 256, 16, {"SPLIT": True}),
-            (90, "bf16", 96, 16, {"WORDS": 2}),
-            (90, "bf16", 128, 64, {"SPLIT": True}),
-            (90, "bf16", 256, 64, {"SOFTCAP": True}),
-        ),
+        (89, "fp16", 64, 64, {}),
+        (89, "fp16", 64, 64, {"SPLIT": True, "WINDOW": True, "cache": "fp8e4nv"}),
+        (89, "bf16", 256, 64, {"cache": "fp8e4nv"}),
+        (89, "bf16", 512, 16, {"REST_DIM": 64, "REST_BLOCK": 64, "cache": "fp8e4nv"}),
+        (90, "bf16", 64, 64, {"SPLIT": True, "SINKS": True, "cache": "fp8e4nv"}),
+        (89, "bf16", 128, 16, {"SPLIT": True, "WORDS": 2}),
+        (89, "bf16", 256, 64, {}),
+        (89, "bf16", 128, 64, {"SPLIT": True, "WORDS": 2, "WINDOW": True}),
+        (89, "fp32", 256, 16, {"SPLIT": True}),
+        (90, "bf16", 96, 16, {"WORDS": 2}),
+        (90, "bf16", 128, 64, {"SPLIT": True}),
+        (90, "bf16", 256, 64, {"SOFTCAP": True}),
     ],
 )
 def test_attention_compiles_into_what_a_card_has(
@@ -184,7 +184,8 @@ def test_attention_compiles_into_what_a_card_has(
 
 
 @needs_triton
-@pytest.mark.parametrize("capability", [89, *slow((80,), (90,))])
+@made_by_make_kernels
+@pytest.mark.parametrize("capability", [80, 89, 90])
 def test_the_kernels_around_it_compile(capability, monkeypatch, tmp_path):
     from raypd.decoding.attention import triton_kernel
     from raypd.decoding.layers import triton_kernels
@@ -284,18 +285,17 @@ def test_the_kernels_around_it_compile(capability, monkeypatch, tmp_path):
 
 
 @needs_triton
+@made_by_make_kernels
 @pytest.mark.parametrize(
     ("capability", "dtype", "rows", "flags"),
     [
         (89, "bf16", 64, {"GATE": 1}),
         (90, "bf16", 16, {"GATE": 2, "BIAS": True}),
         (90, "fp8e4nv", 64, {"GATE": 1, "SCALED": True, "DEPTH": 128}),
-        *slow(
-            (80, "bf16", 64, {"WEIGHTED": True, "BIAS": True}),
-            (89, "fp8e4nv", 64, {"WEIGHTED": True, "SCALED": True, "DEPTH": 128}),
-            (89, "fp16", 16, {"WEIGHTED": True}),
-            (90, "bf16", 64, {"GATE": 2, "BIAS": True}),
-        ),
+        (80, "bf16", 64, {"WEIGHTED": True, "BIAS": True}),
+        (89, "fp8e4nv", 64, {"WEIGHTED": True, "SCALED": True, "DEPTH": 128}),
+        (89, "fp16", 16, {"WEIGHTED": True}),
+        (90, "bf16", 64, {"GATE": 2, "BIAS": True}),
     ],
 )
 def test_the_products_of_experts_compile(capability, dtype, rows, flags, monkeypatch, tmp_path):
@@ -333,6 +333,7 @@ def test_the_products_of_experts_compile(capability, dtype, rows, flags, monkeyp
 
 
 @needs_triton
+@made_by_make_kernels
 def test_the_kernels_around_the_experts_compile(monkeypatch, tmp_path):
     from raypd.decoding.layers import triton_experts
 
@@ -364,7 +365,8 @@ def test_the_kernels_around_the_experts_compile(monkeypatch, tmp_path):
 
 
 @needs_triton
-@pytest.mark.parametrize("capability", [89, *slow((80,), (90,))])
+@made_by_make_kernels
+@pytest.mark.parametrize("capability", [80, 89, 90])
 def test_the_kernels_of_recurrent_layers_compile(capability, monkeypatch, tmp_path):
     from raypd.decoding.layers import triton_recurrent
 

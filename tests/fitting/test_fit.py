@@ -192,6 +192,8 @@ def test_how_long_a_fit_takes_is_told_from_its_first_run(
     assert line.endswith(f"on this machine, from the speed of the first run{advice}")
 
 
+@pytest.mark.slow
+@pytest.mark.ci
 @pytest.mark.timeout(900)
 def test_a_fit_recommends_a_configuration_that_runs(
     tmp_path, yaml_of, ray_here, one_start, monkeypatch
