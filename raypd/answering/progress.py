@@ -101,7 +101,12 @@ class TimeLeft:
         left = time_left(answered, wanted - answered, seconds)
         if left is None:
             return ""
-        return f"{duration(max(0.0, min(left, self._limit - seconds)))} left"
+        until_limit = self._limit - seconds
+        if min(left, until_limit) < 1:
+            return ""
+        if until_limit < left:
+            return f"its time limit ends it in {duration(until_limit)}"
+        return f"{duration(left)} left"
 
 
 class _Bar(Progress):

@@ -88,8 +88,9 @@ def run(config: RunConfig | None, options: EstimateOptions, as_json: bool, verbo
     if config is not None and path is None:
         output = output_folder(config)
         print(
-            f"estimate: not saved, because {output} has the run or the estimate of another "
-            "configuration or model. To save it for a page, give another output.path"
+            f"estimate: not saved, which changes none of these figures: {output} has the run or "
+            "the estimate of another configuration or model, and keeps it. To save this one for a "
+            "page, give another output.path"
         )
     if path is not None:
         folder = path.rpartition("/")[0]
@@ -309,6 +310,10 @@ def speed_of(sample: CorpusSample, profiled: Profile, notes: list[str]) -> Metho
     actual = [actual_seconds for _, actual_seconds in profiled.samples]
     pace = bootstrap.ratio(actual, expected, machine_rng)
     seconds = _corpus_mean(sample, measured, [cost.seconds for _, cost in measured])
+    seconds = seconds * (pace / pace[0])
+    if not profiled.complete:
+        # What was not answered in time may take any number of seconds.
+        seconds = np.r_[seconds[0], np.full(bootstrap.DRAWS, np.nan)]
     tokens = {
         name: _corpus_mean(sample, measured, [getattr(cost, name) for _, cost in measured])
         for name in TOKENS
@@ -317,7 +322,7 @@ def speed_of(sample: CorpusSample, profiled: Profile, notes: list[str]) -> Metho
     document_count = counted(len(measured), "document")
     return MethodSpeed(
         method=profiled.method,
-        seconds=seconds * (pace / pace[0]),
+        seconds=seconds,
         source=f"measured on {worker.machine}, {document_count}, {profiled.seconds:.0f} s",
         gpu=worker.gpu,
         machine=worker.machine,

@@ -70,7 +70,7 @@ def prices(estimate: Estimate) -> Cells:
     per_1000 = heading("$ per 1,000", [machine.usd_per_1000 for machine in priced])
     headings = ["machine", "$/h", per_1000]
     if has_baseline:
-        headings += ["autoregressive", "saves"]
+        headings += ["autoregressive", "saves in all"]
     rows = [[machine.title, *_price_cells(machine, has_baseline)] for machine in estimate.machines]
     return [headings, *rows]
 

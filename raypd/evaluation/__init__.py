@@ -33,10 +33,12 @@ if TYPE_CHECKING:
         write_page as write_page,
     )
     from raypd.evaluation.score import (
+        AttributeScore as AttributeScore,
         Evaluation as Evaluation,
         Measure as Measure,
         Metric as Metric,
         Score as Score,
+        attributes_of as attributes_of,
         describe as describe,
         evaluate as evaluate,
         f1_of as f1_of,
@@ -53,10 +55,12 @@ __getattr__ = LazyExports(
         "labels": ("asked_attributes", "flat_values", "read_answers", "read_labels"),
         "page": ("reliability_chart", "write_page"),
         "score": (
+            "AttributeScore",
             "Evaluation",
             "Measure",
             "Metric",
             "Score",
+            "attributes_of",
             "describe",
             "evaluate",
             "f1_of",

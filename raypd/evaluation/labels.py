@@ -1,5 +1,6 @@
 """The labels of documents, and the answers of a run, as an evaluation reads them."""
 
+import json
 from collections import Counter
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
@@ -9,7 +10,7 @@ from typing import Any
 from raypd import storage
 from raypd.dataset import about_ids, columns_of, label_rows, unit_rows, unused_columns
 from raypd.errors import InputError, raised_as
-from raypd.run import NoRun, load_record, similar_folder
+from raypd.run import NoRun, layout, load_record, similar_folder
 from raypd.schema import Attribute
 from raypd.tasks import labels_of, trained_on_of
 from raypd.text import id_text
@@ -19,6 +20,8 @@ Answers = dict[str, list[Row]]  # document id -> the rows that answer it; no row
 Labels = dict[str, Row]  # document id -> its labels
 # Category -> name of an attribute that a run extracted -> its name in labels ("a.b" if nested).
 AttributeNames = dict[str, dict[str, str]]
+# A run of a fit is at most so many levels below the fit's folder (candidates/NAME/SHARE/test).
+_LEVELS_OF_FIT = 4
 # Type of what a row of labels holds under a name. Anything else is a column of the input.
 _TYPES: dict[str, Any] = {
     "target": dict,
@@ -46,6 +49,7 @@ def read_labels(path: str, labels_column: str, run: str = "") -> Labels:
     """
     config = _recorded_config(run) if run else {}
     source = config.get("input") or {}
+    id_column = _id_column(run, source)
     categories = (config.get("task") or {}).get("categories") or {}
     attributes_by_category = {
         name: [Attribute(**attribute) for attribute in schema["attributes"]]
@@ -54,7 +58,7 @@ def read_labels(path: str, labels_column: str, run: str = "") -> Labels:
     category_column = source.get("category_column") or ""
     text_columns = source.get("text_columns") or ()
     labels: Labels = {}
-    for number, key, row in label_rows(path, source.get("id_column")):
+    for number, key, row in label_rows(path, id_column):
         line = f"{path}:{number}"
         try:
             category = str(row.get(category_column))
@@ -84,14 +88,18 @@ def no_ids(path: str, run: str) -> str:
     Raises:
         InputError: If the file cannot be read.
     """
-    about = about_ids(path, (_recorded_config(run).get("input") or {}).get("id_column"))
+    source = _recorded_config(run).get("input") or {}
+    about = about_ids(path, _id_column(run, source))
     if not about:
         return ""
+    values_by_column: dict[str, set[str]] = {}
     for _, _, row in label_rows(path, None):
         for column, value in row.items():
-            if isinstance(value, (str, int)) and answers_for(run, {id_text(value)})[0]:
-                return f"{about}. The column {column!r} has ids of this run: name it 'id'"
-        break
+            if isinstance(value, (str, int)):
+                values_by_column.setdefault(column, set()).add(id_text(value))
+    for column, values in values_by_column.items():
+        if answers_for(run, values)[0]:
+            return f"{about}. The column {column!r} has ids of this run: name it 'id'"
     return f"{about}. Name the column of the ids 'id'"
 
 
@@ -249,6 +257,34 @@ def attribute_names(task: Row) -> AttributeNames:
             for attribute in schema["attributes"]
         }
     return names
+
+
+def _id_column(run: str, source: Row) -> str | None:
+    """Return the column of ids that labels of a run have.
+
+    A run within the folder of a fit reads the fit's own files, whose ids are in `id`. The user's
+    labels have the column of the fit's input.
+
+    Args:
+        run: The folder of the run; "" if there is none.
+        source: Section `input` of its configuration.
+    """
+    id_column = source.get("id_column")
+    if not run or id_column != "id":
+        return id_column
+    folder = storage.absolute(run).rstrip("/")
+    for _ in range(_LEVELS_OF_FIT):
+        folder = folder.rpartition("/")[0]
+        path = storage.join(folder, layout.FIT)
+        if not folder or storage.is_remote(folder):
+            break  # a fit is local
+        if storage.exists(path):
+            try:
+                fit = json.loads(storage.read(path))
+                return fit.get("id_column") or id_column
+            except (OSError, ValueError, AttributeError):
+                break
+    return id_column
 
 
 def _recorded_config(run: str) -> Row:

@@ -9,6 +9,8 @@ from raypd.config import RunConfig, with_changes
 from raypd.errors import UserError
 from raypd.estimation import Estimate, EstimateOptions, Figure, estimate
 from raypd.evaluation import (
+    AttributeScore,
+    attributes_of,
     calibration_error,
     f1_of,
     fit_calibration,
@@ -18,8 +20,9 @@ from raypd.evaluation import (
     reliability,
 )
 from raypd.fitting.context import UNCALIBRATED, FitContext, extract, input_keys
-from raypd.fitting.result import CandidateScore
+from raypd.fitting.result import AttributeResult, CandidateScore
 from raypd.models import find_source, read_config
+from raypd.report import answer_check
 from raypd.run import TrainingRecord, layout, read, records
 from raypd.tasks import calibration as tasks_calibration
 from raypd.training import run_training
@@ -36,6 +39,8 @@ _MEASURED: Any = {
 }
 _LIMITS: Any = {"cost": {"budget_usd", "deadline"}}
 _DEFAULT_EPOCHS = 2.0
+# Of the keys of a training, in the name of its folder.
+_DIGEST_CHARACTERS = 8
 # The best learning rate for all weights was found to be about _FULL_RATE at this hidden size, to
 # fall with the size to this power, and to be ten times as high for an adapter (Thinking Machines
 # Lab, "LoRA Without Regret", 2025). For the embedded model, whose hidden size is 576, it is 1.3e-3.
@@ -118,6 +123,11 @@ def train(
         UserError: Whatever the training and the run over test raise.
     """
     folder = _candidate_folder(context, name, changes, share)
+    if not storage.is_folder(folder) and _was_trained_otherwise(context, name, share):
+        context.say(
+            f"{name}: its keys have changed since it was trained here, so it begins anew; the "
+            "earlier training stays in the folder, and counts again with its keys"
+        )
     documents = context.part("train")
     if share < 1:
         lines = storage.read(documents).splitlines(keepends=True)[:labels]
@@ -143,8 +153,19 @@ def _candidate_folder(context: FitContext, name: str, changes: dict[str, Any], s
     """Return the folder of a candidate, which differs with every key that changes its weights."""
     config = training_config(context, changes, context.part("train"), context.folder)
     identity = config.model_dump_json(include={"model", "decoding", "training"})
-    digest = hashlib.sha256(identity.encode()).hexdigest()[:8]
+    digest = hashlib.sha256(identity.encode()).hexdigest()[:_DIGEST_CHARACTERS]
     return storage.join(context.folder, "candidates", f"{name}-{digest}", f"{100 * share:g}")
+
+
+def _was_trained_otherwise(context: FitContext, name: str, share: float) -> bool:
+    """Return whether the fit has a training of a candidate, of whichever keys."""
+    candidates = storage.join(context.folder, "candidates")
+    for folder in storage.folders(candidates):
+        own_name, _, digest = folder.rpartition("-")
+        is_training = storage.is_folder(storage.join(candidates, folder, f"{100 * share:g}"))
+        if own_name == name and len(digest) == _DIGEST_CHARACTERS and is_training:
+            return True
+    return False
 
 
 def _trained_keys(config: RunConfig, changes: dict[str, Any], weights: str) -> dict[str, Any]:
@@ -213,14 +234,33 @@ def test(context: FitContext, name: str, changes: dict[str, Any], output: str) -
     """
     config = _run(context, changes, "test", output)
     gold = read_labels(context.part("test"), config.training.labels_column, output)
-    measure = f1_of(read_answers(output), gold, config)
+    answers = read_answers(output)
+    measure = f1_of(answers, gold, config)
     return CandidateScore(
         name=name,
         method=config.decoding.method,
         changes=changes,
         measure=measure.name,
         f1=Figure(measure.value, measure.low, measure.high),
+        attributes=_attributes(attributes_of(answers, gold, config), config, output),
     )
+
+
+def _attributes(
+    scores: list[AttributeScore], config: RunConfig, output: str
+) -> list[AttributeResult]:
+    """Add to the scores of attributes what a run warns about without labels."""
+    # Labels name a nested attribute by its path.
+    path_of = {}
+    for category, schema in config.extraction.categories.items():
+        for attribute in schema.attributes:
+            path_of[category, attribute.name] = ".".join(attribute.key_path)
+    results = {(score.category, score.attribute): AttributeResult(score=score) for score in scores}
+    for fault in answer_check.faults_of(output):
+        result = results.get((fault.category, path_of.get((fault.category, fault.attribute), "")))
+        if result is not None:
+            result.faults[fault.kind] = fault.text
+    return list(results.values())
 
 
 def add_costs(context: FitContext, score: CandidateScore, run: str | None = None) -> Figure:

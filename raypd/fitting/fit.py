@@ -219,8 +219,8 @@ class Fit:
             advice = f"; {' or '.join(shorter)} would take less"
         self.context.say(
             f"{counted(trainings, 'training')} on up to {counted(labels, 'document')}, each scored "
-            f"on {self.result.documents['test']}: about {duration(seconds)} on this machine, from "
-            f"the speed of the first run{advice}"
+            f"on {self.result.documents['test']}: about {duration(seconds)} on this machine if "
+            f"nothing else runs on it, from the speed of the first run{advice}"
         )
 
     def _add_configured(self, labels: int) -> None:
@@ -372,6 +372,7 @@ def _begin(config: RunConfig, folder: str) -> FitResult:
         gold=config.fit.teacher is None if labels is None else not is_run(labels),
         task=config.task.kind,
         model=config.model.name,
+        id_column=config.input.id_column,
     )
     try:
         before = records.read(FitResult, storage.join(folder, layout.FIT))

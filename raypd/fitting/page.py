@@ -7,8 +7,8 @@ from matplotlib.axes import Axes
 
 from raypd import storage, text
 from raypd.estimation import Figure
-from raypd.evaluation import reliability_chart
-from raypd.fitting.result import CandidateScore, FitResult
+from raypd.evaluation import AttributeScore, reliability_chart
+from raypd.fitting.result import AttributeResult, CandidateScore, FitResult
 from raypd.report import FULL, ROLES, Chart, Table, charts, page
 from raypd.run import layout
 
@@ -31,6 +31,14 @@ _CORPUS_COLUMN = 7
 _NO_PRICE = "no price"
 _TEXT_COLUMNS = 2  # the first columns, which are aligned to the left
 _FLOOR_WIDTH = 1.5
+# Attributes that the terminal names, and characters of a name or a label.
+_SHOWN_ATTRIBUTES = 8
+_SHOWN_CHARACTERS = 60
+_ADVICE = (
+    "do not rely on such an attribute. Label more documents, above all with its rarer values "
+    "(`raypd review`, fit.documents); or describe it better or give it another type "
+    "(docs/values.md), and fit again"
+)
 
 
 def write(result: FitResult, reason: str) -> str:
@@ -59,6 +67,9 @@ def write(result: FitResult, reason: str) -> str:
         heads=_heads(result),
         rows=[_cells(score) for score in result.scores],
         note=note,
+        attributes=_attribute_table(result),
+        warnings=_attribute_warnings(result),
+        advice=_ADVICE,
         quality=_quality(result),
         learning=_learning(result),
         sureness=_reliability(result),
@@ -91,21 +102,134 @@ def describe(result: FitResult, reason: str) -> str:
     lines.append(f"F1: {result.measure}, on {documents}")
     if result.stopped is not None:
         lines.append(f"stopped: {result.stopped}")
+    lines += _attributes_below_floor(result)
     if result.choice is None:
         lines.append(f"none is certain to reach fit.f1_floor, {result.floor:g}: {reason}")
         if result.best_configuration is not None:
             lines.append(
                 f"best nevertheless: {result.best}; configuration: {result.best_configuration}"
             )
+            lines += _warning_lines(result)
     else:
         floor = f"certain to reach fit.f1_floor, {result.floor:g}"
         has_prices = any(score.usd_per_1000 is not None for score in result.scores)
         best = "cheapest" if has_prices else "fastest"
         lines.append(f"recommended: {result.choice.name}, the {best} that is {floor}")
+        lines += _warning_lines(result)
         lines.append(f"configuration: {result.configuration}")
     lines.append(f"page: {storage.join(result.path, layout.REPORT)}")
     lines.append(f"Next: {_next_step(result)}")
     return "\n".join(lines)
+
+
+def _shown_score(result: FitResult) -> CandidateScore | None:
+    """Return the score that is recommended, or else the best one."""
+    return result.choice or result.best_score
+
+
+def _attributes_below_floor(result: FitResult) -> list[str]:
+    """Return a line that names the attributes whose F1 is below the floor; none without such."""
+    score = _shown_score(result)
+    if score is None:
+        return []
+    low = []
+    for attribute in score.attributes:
+        figures = attribute.score
+        if figures.f1 < result.floor and figures.right < figures.values:
+            right = f"{text.count(figures.right)} of {text.count(figures.values)} right"
+            low.append(f"{_attribute_name(result, figures)} {figures.f1:.3f} ({right})")
+    if not low:
+        return []
+    named = ", ".join(low[:_SHOWN_ATTRIBUTES])
+    if len(low) > _SHOWN_ATTRIBUTES:
+        named += f", and {len(low) - _SHOWN_ATTRIBUTES} more on the page"
+    return [f"attributes: {score.name}, strict F1 below fit.f1_floor, {result.floor:g}: {named}"]
+
+
+def _warning_lines(result: FitResult) -> list[str]:
+    """Return the warnings about worthless attributes for the terminal, with what to do."""
+    warnings = _attribute_warnings(result)
+    if not warnings:
+        return []
+    lines = [f"warning: {warning}" for warning in warnings[:_SHOWN_ATTRIBUTES]]
+    if len(warnings) > _SHOWN_ATTRIBUTES:
+        lines.append(f"warning: {len(warnings) - _SHOWN_ATTRIBUTES} more, which the page shows")
+    lines.append(f"what helps: {_ADVICE}")
+    return lines
+
+
+def _attribute_warnings(result: FitResult) -> list[str]:
+    """Return a sentence for each worthless attribute of the recommended or best score."""
+    score = _shown_score(result)
+    if score is None:
+        return []
+    warnings = []
+    for attribute in score.attributes:
+        if not attribute.is_worthless:
+            continue
+        figures = attribute.score
+        name = _attribute_name(result, figures)
+        label = text.clean(figures.frequent_label, _SHOWN_CHARACTERS)
+        warning = (
+            f"{score.name} has {name} right in {text.count(figures.right)} of "
+            f"{text.counted(figures.values, 'document')}; its most frequent label, {label}, "
+            f"everywhere would be right in {text.count(figures.frequent_right)}"
+        )
+        for fault in attribute.faults.values():
+            warning += f"; {fault}"
+        warnings.append(warning)
+    return warnings
+
+
+def _attribute_name(result: FitResult, figures: AttributeScore) -> str:
+    """Return the name of an attribute, with its category where there are several."""
+    categories = {
+        attribute.score.category for score in result.scores for attribute in score.attributes
+    }
+    name = figures.attribute
+    if len(categories) > 1:
+        name = f"{figures.category} · {name}"
+    return text.clean(name, _SHOWN_CHARACTERS)
+
+
+def _attribute_table(result: FitResult) -> Table | None:
+    """Return the strict F1 of each attribute and score; None if nothing was scored."""
+    scores = [score for score in result.scores if score.attributes]
+    shown = _shown_score(result)
+    if shown is None or not shown.attributes:
+        return None
+    by_score = []
+    for score in scores:
+        of_score = {}
+        for attribute in score.attributes:
+            of_score[attribute.score.category, attribute.score.attribute] = attribute
+        by_score.append(of_score)
+    rows = []
+    for attribute in shown.attributes:
+        figures = attribute.score
+        cells = [_attribute_name(result, figures)]
+        for of_score in by_score:
+            cells.append(_attribute_cell(of_score.get((figures.category, figures.attribute))))
+        share = text.share(figures.frequent_right, figures.values)
+        cells.append(f"{share}, {figures.frequent_label}")
+        rows.append(cells)
+    heads = ["attribute", *(score.name for score in scores), "always the most frequent label"]
+    note = (
+        "The strict F1 of each attribute on the test part, and the share of documents that have it "
+        "right; an F1 counts values alone, and a share nulls, too. The last column is the share "
+        "that one and the same answer would have right. ⚠ marks an attribute that is worse than "
+        "that, or whose answers say no more."
+    )
+    return Table(heads, rows, note)
+
+
+def _attribute_cell(attribute: AttributeResult | None) -> str:
+    """Return the figures of an attribute as a cell of the table."""
+    if attribute is None:
+        return text.NONE
+    figures = attribute.score
+    cell = f"{figures.f1:.3f}, {text.share(figures.right, figures.values)} right"
+    return f"⚠ {cell}" if attribute.is_worthless else cell
 
 
 def _run_command(configuration: str | None) -> str:

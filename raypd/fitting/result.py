@@ -4,10 +4,38 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from raypd.estimation import Figure
+from raypd.evaluation import AttributeScore
 
 # The names of the scores of models that are not trained.
 AS_CONFIGURED = "as configured"
 TEACHER = "teacher"
+
+
+# An attribute whose answers have one of these faults (`report.answer_check`) says little.
+_SAYS_LITTLE = ("same", "null", "copied")
+
+
+@dataclass(kw_only=True)
+class AttributeResult:
+    """How right one attribute of a model is on the test part."""
+
+    score: AttributeScore
+    # What is wrong with its answers whatever the labels are, in words, by the kind of the fault.
+    faults: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def is_worthless(self) -> bool:
+        """Whether its answers are one value everywhere, or worse than the most frequent label.
+
+        An attribute that is right everywhere may well have one value everywhere.
+        """
+        if self.score.right == self.score.values:
+            return False
+        if self.score.right < self.score.frequent_right:
+            return True
+        # A value that is mostly right may be the same in most documents.
+        says_little = not self.faults.keys().isdisjoint(_SAYS_LITTLE)
+        return says_little and self.score.right == self.score.frequent_right
 
 
 @dataclass(kw_only=True)
@@ -19,6 +47,7 @@ class CandidateScore:
     labels: int = 0  # documents that it was trained on
     measure: str = ""  # the name that `raypd evaluate` has for this F1
     f1: Figure | None = None  # None if it could not be measured; `error` says why
+    attributes: list[AttributeResult] = field(default_factory=list)  # the lowest F1 first
     documents_per_second: Figure | None = None  # of one worker
     # For decoding and for a server's tokens; None if neither machine nor server has a price.
     usd_per_1000: Figure | None = None
@@ -50,6 +79,7 @@ class FitResult:
     gold: bool  # whether the labels are others than a model's answers
     task: str
     model: str
+    id_column: str | None = None  # of the user's input; that of its runs is `id`
     documents: dict[str, int] = field(default_factory=dict)  # of train, validation, test
     corpus_documents: Figure | None = None
     # The models that are not trained, then the candidates with all labels.

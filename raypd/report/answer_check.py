@@ -8,7 +8,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import chain
 from typing import Any
@@ -214,16 +214,33 @@ def _card(config: Tree) -> Tree:
 
 
 @dataclass(frozen=True)
-class _AnswerFault:
+class AnswerFault:
     """A fault of an attribute's answers."""
 
     # null, cut, endless (a number that was cut), name (of the category or the attribute), copied,
     # same, year, elsewhere (not in the documents) or confidence
     kind: str
     text: str
+    category: str = ""
+    attribute: str = ""
 
 
-def warnings(config: Tree, sample: AnswerSample) -> list[_AnswerFault]:
+def faults_of(root: str) -> list[AnswerFault]:
+    """Return what is wrong with the answers of each attribute of a run.
+
+    Storage must be configured for the run.
+
+    Args:
+        root: The folder of the run.
+
+    Raises:
+        ConfigError: If there is no run.
+        OSError: If storage does not answer.
+    """
+    return warnings(read_record(root).config, read_answers(root))
+
+
+def warnings(config: Tree, sample: AnswerSample) -> list[AnswerFault]:
     """Return what is wrong with the answers of each attribute.
 
     Args:
@@ -248,7 +265,8 @@ def warnings(config: Tree, sample: AnswerSample) -> list[_AnswerFault]:
             str(task.get("instruction") or ""),
             name,
         ]
-        faults += _faults(label, attribute, keys, prompt_texts, config)
+        for fault in _faults(label, attribute, keys, prompt_texts, config):
+            faults.append(replace(fault, category=category, attribute=name))
     return faults
 
 
@@ -258,7 +276,7 @@ def _faults(
     keys: Tree,
     prompt_texts: Sequence[str],
     config: Tree,
-) -> list[_AnswerFault]:
+) -> list[AnswerFault]:
     """Return what is wrong with the answers of one attribute."""
     total = attribute.statuses.total()
     if total < _FEW:
@@ -268,11 +286,11 @@ def _faults(
     cut = attribute.statuses["truncated"]
     if nulls >= _NULL * total:
         of = "all" if nulls == total else f"{count(nulls)} of"
-        faults.append(_AnswerFault("null", f"{label} is null in {of} {count(total)} documents"))
+        faults.append(AnswerFault("null", f"{label} is null in {of} {count(total)} documents"))
     if cut >= _CUT * total:
         limit = (config.get("decoding") or {}).get("max_value_tokens")
         faults.append(
-            _AnswerFault(
+            AnswerFault(
                 "endless" if keys.get("type") in _NUMBER_TYPES else "cut",
                 f"{label} was cut in {count(cut)} of {count(total)} documents: its values are "
                 f"longer than decoding.max_value_tokens ({limit}), or the model does not stop "
@@ -282,14 +300,14 @@ def _faults(
     if keys.get("type") not in _CHOICE_TYPES:
         named = _named(attribute, keys)
         if named.total() > max(1, _NAME * total):
-            faults.append(_AnswerFault("name", f"{label} {_of_names(named, attribute, total)}"))
+            faults.append(AnswerFault("name", f"{label} {_of_names(named, attribute, total)}"))
         copied = _copied(attribute.texts, attribute.texts_elsewhere, prompt_texts)
         if faults and faults[-1].kind == "name":
             copied -= named
         if copied and copied.total() >= max(2, _COPIED * total):
             text = copied.most_common(1)[0][0]
             faults.append(
-                _AnswerFault(
+                AnswerFault(
                     "copied",
                     f"{label} is copied from its description or the prompt in "
                     f"{count(copied.total())} of {count(total)} documents ({_shown(text)})",
@@ -297,19 +315,19 @@ def _faults(
             )
     same = _same(attribute, keys, total)
     if same is not None and not _has_fault(faults, "copied", "name"):
-        faults.append(_AnswerFault("same", f"{label} {same}"))
+        faults.append(AnswerFault("same", f"{label} {same}"))
     if keys.get("type") in _DATE_TYPES:
         years = _unlikely_years(attribute)
         if years is not None:
-            faults.append(_AnswerFault("year", f"{label} {years}"))
+            faults.append(AnswerFault("year", f"{label} {years}"))
     is_fake = (config.get("model") or {}).get("name") == "fake"
     if not is_fake and not _has_fault(faults, "cut", "copied", "name", "same"):
         elsewhere = _elsewhere(attribute, keys)
         if elsewhere is not None:
-            faults.append(_AnswerFault("elsewhere", f"{label} {elsewhere}"))
+            faults.append(AnswerFault("elsewhere", f"{label} {elsewhere}"))
     if _is_constant(attribute.confidences):
         faults.append(
-            _AnswerFault(
+            AnswerFault(
                 "confidence",
                 f"{label} has nearly the same confidence everywhere ({attribute.median}): it does "
                 "not tell right from wrong",
@@ -332,7 +350,7 @@ def _same(attribute: SampleAttribute, keys: Tree, total: int) -> str | None:
     return f"has the same value in {of} {count(total)} documents ({_shown(text)})"
 
 
-def _has_fault(faults: Sequence[_AnswerFault], *kinds: str) -> bool:
+def _has_fault(faults: Sequence[AnswerFault], *kinds: str) -> bool:
     return any(fault.kind in kinds for fault in faults)
 
 
@@ -453,7 +471,7 @@ def _is_constant(confidences: Sequence[float]) -> bool:
 
 
 def _next_step(
-    root: str, config: Tree, card: Tree, faults: Sequence[_AnswerFault], progress: RunProgress
+    root: str, config: Tree, card: Tree, faults: Sequence[AnswerFault], progress: RunProgress
 ) -> str:
     """Return the one step that fits the state of a run; "" while it goes on well."""
     model = config.get("model") or {}

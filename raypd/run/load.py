@@ -20,6 +20,10 @@ _NO_RUN = {
 }
 
 
+# A fit trains each candidate in a folder of this name.
+_TRAINING_FOLDER = "training"
+
+
 class NoRun(ConfigError):
     """The folder contains no run."""
 
@@ -120,11 +124,20 @@ def _about_fit(output: str) -> str:
         "is the folder of a fit, which is no run. Its terminal shows how far it is, and "
         f"{storage.join(output, layout.REPORT)} the result when it has ended"
     )
-    runs = list(Path(output).rglob(layout.RUN))
-    if not runs:
-        return says
-    latest = max(runs, key=lambda path: path.stat().st_mtime).parent
-    return f"{says}. `raypd status {latest}` shows its latest run"
+    begun = {path.parent: path.stat().st_mtime for path in Path(output).rglob(layout.RUN)}
+    if begun:
+        latest = max(begun, key=begun.__getitem__)
+        says += f". `raypd status {latest}` shows its latest run"
+    newer = []
+    for ledger in Path(output).rglob(f"{_TRAINING_FOLDER}/{layout.LEDGER}"):
+        training = ledger.parent
+        is_done = (training / layout.TRAINING).exists()
+        began = ledger.stat().st_mtime
+        if not is_done and began > max(begun.values(), default=0.0):
+            newer.append(training)
+    if newer:
+        says += f"; the training {newer[-1]} has begun since, and is no run"
+    return says
 
 
 def load_run(output: str, overrides: list[str]) -> RunConfig:

@@ -710,6 +710,9 @@ def test_autoregressive_decoding_is_measured_where_it_is_asked_for(tmp_path, mon
     assert plain.startup_seconds == 5.0
     assert plain.sample["server_usd"] == pytest.approx(0.25)
     assert [one.method for one in with_it.baseline] == ["autoregressive"]
+    # Whoever was not answered in time may take any number of seconds.
+    assert with_it.baseline[0].documents_per_second.low is None
+    assert with_it.speeds[0].documents_per_second.low is not None
     guess, endless = (note for note in with_it.notes if "autoregressive" in note)
     assert guess == (
         "autoregressive: the time was up before the sample was done, so this is a guess; raise "

@@ -9,6 +9,7 @@ import json
 import re
 import shlex
 import shutil
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -632,6 +633,20 @@ def test_only_texts_and_lists_can_be_a_part_of_their_label(value, label, reason)
     assert page._reason(value, [label], 0.0) == reason
 
 
+def test_a_run_within_a_fit_takes_the_user_s_column_of_ids(run, tmp_path):
+    """The files of a fit have their ids in `id`, and the labels of the user elsewhere."""
+    folder, path = run
+    record = json.loads(Path(folder, "run.json").read_text())
+    record["config"]["input"]["id_column"] = "id"
+    Path(folder, "run.json").write_text(json.dumps(record))
+    own = tmp_path / "own.jsonl"
+    own.write_text(Path(path).read_text().replace('"id":', '"advert_no":'))
+    with pytest.raises(InputError, match="column 'advert_no' has ids of this run: name it 'id'"):
+        evaluate(folder, str(own))
+    (tmp_path / "fit.json").write_text('{"id_column": "advert_no"}')
+    assert evaluate(folder, str(own)).measures == evaluate(folder, path).measures
+
+
 def test_each_attribute_has_an_f1_and_the_lowest_is_first(run):
     brand, size = evaluate(*run).attributes
     # Of the brands 3 are right, 3 wrong and 2 missing; of the sizes 4 values and 2 nulls are right,
@@ -639,6 +654,9 @@ def test_each_attribute_has_an_f1_and_the_lowest_is_first(run):
     assert (brand.attribute, brand.right, brand.values) == ("Brand", 3, 8)
     assert brand.f1 == pytest.approx(2 * 3 / (2 * 3 + 2 * 3 + 2))
     assert (size.attribute, size.right, size.values) == ("Size", 6, 8)
+    labels = Counter(json.dumps(target.get("Size")) for _, _, target in GOLD.values())
+    assert (size.frequent_label, size.frequent_right) == labels.most_common(1)[0]
+    assert brand.frequent_right >= brand.right
     assert size.f1 == pytest.approx(2 * 4 / (2 * 4 + 1 + 1))
     described = score.describe(evaluate(*run)).splitlines()
     assert described[-2].split() == ["Brand", f"{brand.f1:.3f}", "3", "of", "8"]

@@ -7,7 +7,7 @@ import json
 import os
 import shlex
 import time
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -29,7 +29,7 @@ from raypd.config.load import load_config, with_changes
 from raypd.dataset.plan import Plan
 from raypd.errors import ConfigError, InputError, UserError
 from raypd.estimation.records import Figure
-from raypd.evaluation import evaluate
+from raypd.evaluation import AttributeScore, evaluate
 from raypd.fitting import candidate, context as fit_context, fit, labels, page, parts as fit_parts
 from raypd.fitting.context import FitContext, teacher_config, teacher_keys
 from raypd.fitting.fit import (
@@ -41,7 +41,7 @@ from raypd.fitting.fit import (
     run_fit,
 )
 from raypd.fitting.parts import PARTS, parts_of, split
-from raypd.fitting.result import AS_CONFIGURED, TEACHER, CandidateScore, FitResult
+from raypd.fitting.result import AS_CONFIGURED, TEACHER, AttributeResult, CandidateScore, FitResult
 from raypd.run import load_record, records
 from raypd.run.console import Interrupted
 from raypd.run.manifest import Manifest
@@ -189,7 +189,9 @@ def test_how_long_a_fit_takes_is_told_from_its_first_run(
     Fit(context_of(config, tmp_path, lines.append), result)._say_how_long(155)
     (line,) = lines
     assert line.startswith(f"{trainings} on up to 155 documents, each scored on 62: about {about}")
-    assert line.endswith(f"on this machine, from the speed of the first run{advice}")
+    assert line.endswith(
+        f"on this machine if nothing else runs on it, from the speed of the first run{advice}"
+    )
 
 
 @pytest.mark.slow
@@ -212,6 +214,7 @@ def test_a_fit_recommends_a_configuration_that_runs(
     assert full.name == "full"
     assert full.holds(0.5)
     assert full.labels == result.documents["train"]
+    assert {attribute.score.values for attribute in full.attributes} == {result.documents["test"]}
     assert result.recommended == "full"
     usd = 0.0
     for bill in (tmp_path / "out-fit").rglob("ledger/*.json"):
@@ -729,6 +732,26 @@ def test_a_candidate_has_a_folder_per_settings_of_its_training(yaml_of, monkeypa
     assert len(set(outputs)) == 3
 
 
+def test_a_training_that_begins_anew_with_other_keys_says_so(yaml_of, tmp_path, monkeypatch):
+    lines: list[str] = []
+
+    def run_training(config, **_):
+        Path(config.output.path).mkdir(parents=True)
+        raise Stopped
+
+    monkeypatch.setattr(candidate, "run_training", run_training)
+    said = []
+    for keys in ([], [], ["training.seed=5"], ["training.seed=5"]):
+        lines.clear()
+        context = context_of(load_config(yaml_of(), keys), tmp_path / "f", lines.append)
+        with pytest.raises(Stopped):
+            candidate.train(context, "full", TRAINED["full"], 9, 1.0)
+        for training in (tmp_path / "f/candidates").rglob("training"):
+            training.rmdir()
+        said.append(any("begins anew" in line for line in lines))
+    assert said == [False, False, True, False]
+
+
 def test_a_candidate_has_an_estimate_per_settings_of_its_speed_and_cost(yaml_of, monkeypatch):
     paths = []
 
@@ -860,6 +883,51 @@ def test_the_command_of_terminal_and_page_runs_beside_the_run_that_was_there(yam
     assert not (tmp_path / "best.yaml").exists()
 
 
+def attribute_of(name: str, right: int, frequent_right: int, **faults: str) -> AttributeResult:
+    figures = AttributeScore("advert", name, right / 43, right, 43, "false", frequent_right)
+    return AttributeResult(score=figures, faults=faults)
+
+
+def test_a_worthless_attribute_of_the_recommended_model_is_named_next_to_it(tmp_path):
+    good = score("lora", 0.8, 0.9)
+    good.attributes = [
+        attribute_of("remote", 19, 24, same="'remote' has the same value in all 43 documents"),
+        attribute_of("role", 30, 30, same="'role' has the same value in 43 documents"),
+        attribute_of("start", 28, 9),
+        attribute_of("salary", 42, 3),
+        attribute_of("country", 43, 43, same="'country' has the same value in all 43 documents"),
+    ]
+    other = score("other", 0.5, 0.6)
+    other.attributes = [attribute_of("remote", 40, 24)]
+    result = result_of(good, other)
+    result.path = str(tmp_path)
+    result.recommended = "lora"
+    lines = page.describe(result, "").splitlines()
+    (begin,) = (number for number, line in enumerate(lines) if line.startswith("recommended"))
+    warnings = [line for line in lines if line.startswith("warning: ")]
+    assert lines[begin + 1 : begin + 3] == warnings
+    says(warnings[0], "remote right in 19 of 43 documents", "right in 24", "the same value in all")
+    says(warnings[1], "role right in 30 of 43", "the same value")
+    assert lines[begin + 3].startswith("what helps: ")
+    (low,) = (line for line in lines if line.startswith("attributes: "))
+    says(low, "remote 0.442 (19 of 43 right)", "role 0.698", "start 0.651")
+    assert "salary" not in low
+    assert "country" not in low
+    written = html.unescape(Path(page.write(result, "")).read_text())
+    says(written, "remote right in 19 of 43 documents", "⚠ 0.442, 44% right", "0.930, 93% right")
+    assert records.from_json(FitResult, json.loads(json.dumps(asdict(result))), "f") == result
+
+
+def test_a_model_without_worthless_attributes_gets_no_warning():
+    good = score("lora", 0.8, 0.9)
+    good.attributes = [attribute_of("remote", 40, 24)]
+    result = result_of(good)
+    result.recommended = "lora"
+    shown = page.describe(result, "")
+    assert "warning" not in shown
+    assert "attributes: " not in shown
+
+
 def test_the_status_of_a_fit_names_its_latest_run(tmp_path):
     """It is a folder of runs, and none itself."""
     (tmp_path / "fit.json").write_text("{}")
@@ -872,4 +940,11 @@ def test_the_status_of_a_fit_names_its_latest_run(tmp_path):
         os.utime(folder / "run.json", (number, number))
     done = CliRunner().invoke(app, ["status", str(tmp_path)])
     assert isinstance(done.exception, ConfigError)
-    assert f"`raypd status {folder}` shows its latest run" in str(done.exception)
+    latest = f"`raypd status {folder}` shows its latest run"
+    assert str(done.exception).endswith(latest)
+    training = tmp_path / "candidates/full/100/training"
+    (training / "ledger").mkdir(parents=True)
+    with pytest.raises(ConfigError) as raised:
+        load_record(str(tmp_path))
+    assert latest in str(raised.value)
+    assert str(raised.value).endswith(f"the training {training} has begun since, and is no run")
