@@ -125,8 +125,8 @@ def train(
     folder = _candidate_folder(context, name, changes, share)
     if not storage.is_folder(folder) and _was_trained_otherwise(context, name, share):
         context.say(
-            f"{name}: its keys have changed since it was trained here, so it begins anew; the "
-            "earlier training stays in the folder, and counts again with its keys"
+            f"{name}: its keys have changed since it was trained here, so its training begins "
+            "again; the earlier training stays in the folder, and counts again with its keys"
         )
     documents = context.part("train")
     if share < 1:

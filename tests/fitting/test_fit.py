@@ -732,7 +732,7 @@ def test_a_candidate_has_a_folder_per_settings_of_its_training(yaml_of, monkeypa
     assert len(set(outputs)) == 3
 
 
-def test_a_training_that_begins_anew_with_other_keys_says_so(yaml_of, tmp_path, monkeypatch):
+def test_a_training_that_begins_again_with_other_keys_says_so(yaml_of, tmp_path, monkeypatch):
     lines: list[str] = []
 
     def run_training(config, **_):
@@ -748,7 +748,7 @@ def test_a_training_that_begins_anew_with_other_keys_says_so(yaml_of, tmp_path, 
             candidate.train(context, "full", TRAINED["full"], 9, 1.0)
         for training in (tmp_path / "f/candidates").rglob("training"):
             training.rmdir()
-        said.append(any("begins anew" in line for line in lines))
+        said.append(any("its training begins again" in line for line in lines))
     assert said == [False, False, True, False]
 
 
