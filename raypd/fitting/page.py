@@ -70,6 +70,7 @@ def write(result: FitResult, reason: str) -> str:
         attributes=_attribute_table(result),
         warnings=_attribute_warnings(result),
         advice=_ADVICE,
+        best=_best(result),
         quality=_quality(result),
         learning=_learning(result),
         sureness=_reliability(result),
@@ -112,14 +113,18 @@ def describe(result: FitResult, reason: str) -> str:
             lines += _warning_lines(result)
     else:
         floor = f"certain to reach fit.f1_floor, {result.floor:g}"
-        has_prices = any(score.usd_per_1000 is not None for score in result.scores)
-        best = "cheapest" if has_prices else "fastest"
-        lines.append(f"recommended: {result.choice.name}, the {best} that is {floor}")
+        lines.append(f"recommended: {result.choice.name}, the {_best(result)} that is {floor}")
         lines += _warning_lines(result)
         lines.append(f"configuration: {result.configuration}")
     lines.append(f"page: {storage.join(result.path, layout.REPORT)}")
     lines.append(f"Next: {_next_step(result)}")
     return "\n".join(lines)
+
+
+def _best(result: FitResult) -> str:
+    """Return by what the recommended score was chosen."""
+    has_prices = any(score.usd_per_1000 is not None for score in result.scores)
+    return "cheapest" if has_prices else "fastest"
 
 
 def _shown_score(result: FitResult) -> CandidateScore | None:
@@ -143,7 +148,7 @@ def _attributes_below_floor(result: FitResult) -> list[str]:
     named = ", ".join(low[:_SHOWN_ATTRIBUTES])
     if len(low) > _SHOWN_ATTRIBUTES:
         named += f", and {len(low) - _SHOWN_ATTRIBUTES} more on the page"
-    return [f"attributes: {score.name}, strict F1 below fit.f1_floor, {result.floor:g}: {named}"]
+    return [f"attributes: {score.name}, F1 below fit.f1_floor, {result.floor:g}: {named}"]
 
 
 def _warning_lines(result: FitResult) -> list[str]:
@@ -193,7 +198,7 @@ def _attribute_name(result: FitResult, figures: AttributeScore) -> str:
 
 
 def _attribute_table(result: FitResult) -> Table | None:
-    """Return the strict F1 of each attribute and score; None if nothing was scored."""
+    """Return the F1 of each attribute and score; None if nothing was scored."""
     scores = [score for score in result.scores if score.attributes]
     shown = _shown_score(result)
     if shown is None or not shown.attributes:
@@ -215,7 +220,8 @@ def _attribute_table(result: FitResult) -> Table | None:
         rows.append(cells)
     heads = ["attribute", *(score.name for score in scores), "always the most frequent label"]
     note = (
-        "The strict F1 of each attribute on the test part, and the share of documents that have it "
+        "The F1 of each attribute on the test part, with all accepted forms of a label, and the "
+        "share of documents that have it "
         "right; an F1 counts values alone, and a share nulls, too. The last column is the share "
         "that one and the same answer would have right. ⚠ marks an attribute that is worse than "
         "that, or whose answers say no more."

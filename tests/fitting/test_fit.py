@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 import json
 import os
+import re
 import shlex
 import time
 from dataclasses import asdict, replace
@@ -574,6 +575,17 @@ def test_documents_with_the_same_text_are_in_one_part():
     assert [len(parts[name]) for name in PARTS] == pytest.approx([195, 30, 75], abs=6)
 
 
+def test_the_manual_has_the_sizes_of_the_parts():
+    """Its table is of documents whose texts all differ."""
+    manual = (Path(__file__).parents[2] / "docs/fit.md").read_text()
+    table = re.findall(r"^\| (\d+)[^|]* \| (\d+) \| (\d+) \| (\d+) \|$", manual, re.MULTILINE)
+    assert len(table) == 3
+    for line in table:
+        total, *sizes = map(int, line)
+        parts = split(rows_of([f"text {number}" for number in range(total)]), run_config(), seen=())
+        assert [len(parts[part]) for part in PARTS] == sizes
+
+
 def test_every_category_is_in_all_parts_and_the_first_of_train_are_a_sample():
     parts = split(rows_of([f"t{n}" for n in range(200)], 8), run_config())
     for rows in parts.values():
@@ -833,10 +845,12 @@ def test_the_table_says_how_many_documents_the_input_has_and_that_there_is_no_pr
 
 
 @pytest.mark.parametrize(("usd", "best"), [(None, "fastest"), (0.5, "cheapest")])
-def test_without_prices_the_fastest_is_recommended_and_called_so(usd, best):
+def test_without_prices_the_fastest_is_recommended_and_called_so(usd, best, tmp_path):
     result = result_of(score("good", 0.8, 0.9, usd=usd))
     result.recommended = recommend(result)
     says(page.describe(result, ""), f"recommended: good, the {best} that is certain")
+    result.path = str(tmp_path)
+    says(Path(page.write(result, "")).read_text(), f"The {best} of those")
 
 
 def test_below_the_floor_the_best_is_written_and_named_as_such(yaml_of, tmp_path):
