@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
-from raypd.schema.numbers import CURRENCY, MONEY, THOUSANDS_OR_DECIMALS, read_number
+from raypd.schema.numbers import CURRENCY, MONEY, read_number
 
 _THOUSAND = r"k|tsd\.?|t(?:ausend|housand)|mila|mil|mille|тыс\.?"
 _MILLION = r"m|mi?o\.?|mln\.?|mill?ion(?:en|s|i|e|es)?|mill?ones|млн\.?"
@@ -62,6 +62,19 @@ _MONEY_BEFORE = re.compile(rf"(?:[{MONEY}]|\b{CURRENCY})\s?$", re.IGNORECASE)
 _MONEY_BEHIND = re.compile(rf"\s?(?:[{MONEY}]|{CURRENCY}\b)", re.IGNORECASE)
 # The characters around a number in which its currency is looked for.
 _AROUND = 10
+# These digits are either a whole number with thousands, or one with three decimals.
+_ONE_GROUP = re.compile(r"(?P<whole>[1-9][0-9]{0,2})(?P<separator>[^0-9])(?P<group>[0-9]{3})")
+_DECIMAL_COMMA = re.compile(r"(?:[0-9]{1,3}(?:\.[0-9]{3})+|[0-9]+),[0-9]{1,2}|0,[0-9]+")
+# Of these units there are usually thousands: 42.003 km on the clock of a car.
+_UNIT_OF_THOUSANDS = re.compile(
+    r"[\s-]?(?:kms?|kilomet(?:er|re)[ns]?|mi|miles?|Meilen?)(?![\w/])", re.IGNORECASE
+)
+# A thousand of these units are another one, in which a model may have answered: 2,500 g as 2.5 kg.
+_UNIT_WITH_PREFIX = re.compile(
+    r"[\s-]?(?:[nu\u00b5\u03bcmkMG]?(?:g|l|L|W|Wh|V|VA|A|Ah|Hz|J|Pa|N|B|bit|s|cal)|[nu\u00b5\u03bcm]?m|t"
+    r"|(?i:(?:milli|mi[ck]ro|kilo|mega)?(?:gram(?:m|mes?|s)?|lit(?:er|re)[ns]?|met(?:er|re)[ns]?"
+    r"|watts?|volts?|hertz|bytes?|seconds?|sekunden?)))(?![^\W_])"
+)
 _WORD = re.compile(r"[A-Z]*[^\W\d_A-Z]+|[A-Z]+")
 # What multiplies a number, whatever stands around it. Other letters are units too: "5 m", "5 t".
 _MULTIPLIER = (
@@ -157,18 +170,20 @@ def is_end_of_range(number: float, text: str, others: Sequence[float] = ()) -> b
     return is_end and not _stands_alone(number, text, ranges)
 
 
-def is_misread(number: float, raw: str, text: str) -> bool:
+def is_misread(number: float, raw: str, text: str, *, of_multiples: bool = False) -> bool:
     """Return whether a number has the digits of a number in a text, but another value.
 
     A model that copies "16.303,76" as a number of JSON stops at the comma, which ends a value
-    there, and 16.303 is left. Others write 31.500 where the text has "31,500", or leave out the
-    currency of "31.500 €", without which nothing says that these are thousands. All are wrong by a
-    factor of a thousand.
+    there, and 16.303 is left. Others write 31.500 or 31.5 where the text has "31,500", or leave
+    out the currency of "31.500 €", without which nothing says that these are thousands. All are
+    wrong by a factor of a thousand.
 
     Args:
         number: The number.
         raw: The number as the model wrote it.
         text: The text of the document.
+        of_multiples: Whether thousands or other multiples were asked for. Then 31.5 is right where
+            the text has "31,500".
     """
     answer = _MENTION.search(raw)
     if answer is None:
@@ -176,7 +191,9 @@ def is_misread(number: float, raw: str, text: str) -> bool:
     written = answer["digits"]
     stands_otherwise = False
     for mention in _mentions(text):
-        if mention.may_be_thousands and number == float(mention.digits):
+        if mention.doubtful is not None and _is_among(number, [mention.doubtful]):
+            if of_multiples:
+                return False
             stands_otherwise = True
             continue
         if _is_among(number, mention.readings):
@@ -268,25 +285,47 @@ class _Mention(NamedTuple):
         begin: Its first character.
         digits: Its digits with their separators.
         readings: What it may be read as.
-        may_be_thousands: Whether it is a price such as 1.299 €, which has either thousands or three
-            decimals.
+        doubtful: What it is if its last three digits are decimals, where they are probably
+            thousands, such as 1.299 of "1.299 €"; None for other numbers.
     """
 
     begin: int
     digits: str
     readings: list[float]
-    may_be_thousands: bool
+    doubtful: float | None
 
 
 @lru_cache(maxsize=16)
 def _mentions(text: str) -> tuple[_Mention, ...]:
+    matches = list(_MENTION.finditer(text))
+    has_decimal_comma = any(_DECIMAL_COMMA.fullmatch(match["digits"]) for match in matches)
     mentions = []
-    for match in _MENTION.finditer(text):
+    for match in matches:
         digits = match["digits"]
         readings = _readings(digits, {_factor(match["factor"])})
-        may_be_thousands = bool(THOUSANDS_OR_DECIMALS.fullmatch(digits)) and _is_money(match)
-        mentions.append(_Mention(match.start(), digits, readings, may_be_thousands))
+        doubtful = _doubtful_reading(match, has_decimal_comma=has_decimal_comma)
+        mentions.append(_Mention(match.start(), digits, readings, doubtful))
     return tuple(mentions)
+
+
+def _doubtful_reading(mention: re.Match[str], *, has_decimal_comma: bool) -> float | None:
+    """Return what a number is with three decimals, if these are probably thousands.
+
+    Args:
+        mention: The number.
+        has_decimal_comma: Whether the text writes decimals behind a comma.
+    """
+    group = _ONE_GROUP.fullmatch(mention["digits"])
+    if group is None:
+        return None
+    text, end = mention.string, mention.end("digits")
+    if not _is_money(mention) and not _UNIT_OF_THOUSANDS.match(text, end):
+        separator = group["separator"]
+        if separator == "." or (separator == "," and has_decimal_comma):
+            return None
+        if _UNIT_WITH_PREFIX.match(text, end):
+            return None
+    return float(f"{group['whole']}.{group['group']}")
 
 
 def _is_money(mention: re.Match[str]) -> bool:

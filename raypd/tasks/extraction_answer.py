@@ -216,9 +216,10 @@ def _ambiguous_numbers(attributes: Sequence[Attribute], values: Sequence[ValueSo
         if number is None:
             continue
         document = source.text.text
-        if is_misread(number, source.rated[0].raw, document):
-            ambiguous.add(attribute.name)
         is_of_multiples = asks_for_multiples(attribute.name, attribute.description)
+        raw = source.rated[0].raw
+        if is_misread(number, raw, document, of_multiples=is_of_multiples):
+            ambiguous.add(attribute.name)
         if not is_of_multiples and lacks_multiplier(number, document):
             ambiguous.add(attribute.name)
         if asks_for_an_end(attribute.name, attribute.description):

@@ -60,6 +60,17 @@ def test_a_number_without_the_word_behind_it_is_no_value(pay):
     assert (answer.value, answer.status) == ({"salary": 37}, {"salary": "ok"})
 
 
+@pytest.mark.parametrize("pay", ["\u00a337,090", "37.090 EUR", "\u00a337'090"])
+def test_a_thousandth_of_an_amount_is_no_value_unless_thousands_are_asked_for(pay):
+    document = f"Nurse (York). {pay} plus benefits."
+    names = [{"name": "salary", "type": "number", "description": "the full amount in pounds"}]
+    answer = extracted(document, '{"salary": 37.09}', attributes=names)
+    assert (answer.value, answer.status) == ({"salary": None}, {"salary": "ambiguous"})
+    names[0]["description"] = "in thousands"
+    answer = extracted(document, '{"salary": 37.09}', attributes=names)
+    assert (answer.value, answer.status) == ({"salary": 37.09}, {"salary": "ok"})
+
+
 def test_the_full_amount_of_thousands_is_a_value():
     names = [{"name": "salary", "type": "number"}]
     answer = extracted("Nurse (York). \u00a337k", '{"salary": 37000}', attributes=names)

@@ -128,6 +128,22 @@ def test_an_attribute_may_ask_for_an_end(name, description, asks):
         ("20.500", 20.5, "20.500 \u20ac a year"),
         ("20.500", 20.5, "Gehalt: EUR 20.500, sofort"),
         ("20.5", 20.5, "20.500 Euro"),
+        # The model left out the zeros at the end.
+        ("37.09", 37.09, "Plug-in hybrid. \u20ac37,090 (VAT not reclaimable). Mileage 22516 km."),
+        ("23.89", 23.89, "\u20ac23,890 incl. VAT. 40,768 km on the clock."),
+        ("28.95", 28.95, "155,905 km on the clock. \u20ac28,950 incl. VAT."),
+        ("13.8", 13.8, "\u20ac13,800, a litre of petrol on 5,3 litres"),
+        ("-37.09", -37.09, "balance: -37,090 USD"),
+        ("37.09", 37.09, "37'090 CHF"),
+        ("1.29", 1.29, "1 290 kr"),
+        ("40.76", 40.76, "40,760 visitors in 2019"),
+        ("2.5", 2.5, "2,500 m\u00b2"),
+        # Of these units there are thousands.
+        ("42.003", 42.003, "Runs on petrol. 42.003 km. Never crashed."),
+        ("209.49", 209.49, "209.490 km"),
+        ("102.66", 102.66, "102.660 Kilometer, 2.0 TDI"),
+        ("40.76", 40.76, "40,760 miles, 5,3 l"),
+        ("88.09", 88.09, "88.090km"),
     ],
 )
 def test_a_number_with_the_digits_of_another_one_is_not_the_number(raw, number, text):
@@ -155,6 +171,23 @@ def test_a_number_with_the_digits_of_another_one_is_not_the_number(raw, number, 
         ("315", 315, "31500"),
         # Other units, a share, and rounding.
         ("2.5", 2.5, "2,500 g"),
+        ("2.5", 2.5, "2,500 m, 1'500 ml"),
+        ("1.5", 1.5, "2,500 m, 1'500 ml"),
+        ("1.25", 1.25, "1,250 grams"),
+        ("1.25", 1.25, "1.250 kg"),
+        ("0.125", 0.125, "0.125"),
+        ("0.125", 0.125, "0,125 km"),
+        ("12.345", 12.345, "12.345 s"),
+        ("1.25", 1.25, "1.250"),
+        ("1.25", 1.25, "1.250 km/h"),
+        # The document has decimal commas.
+        ("1.25", 1.25, "1,250 bar, 3,5 bar"),
+        # The number stands in the document, too.
+        ("42.003", 42.003, "42.003 km, reading 42.003"),
+        ("42.5", 42.5, "42.500 km, or 42.5 thousand"),
+        # It is read as thousands.
+        ("42003", 42003, "42.003 km"),
+        ("37090", 37090, "\u20ac37,090"),
         ("1500", 1500, "1.5 km"),
         ("0.125", 0.125, "12.5%"),
         ("3", 3, "3.5 kg"),
@@ -164,6 +197,13 @@ def test_a_number_with_the_digits_of_another_one_is_not_the_number(raw, number, 
 )
 def test_a_number_that_was_not_misread_is_one(raw, number, text):
     assert not is_misread(number, raw, text)
+
+
+def test_thousands_that_were_asked_for_are_not_misread():
+    for text in ("\u20ac37,090", "37.090 \u20ac", "37,090 visitors"):
+        assert is_misread(37.09, "37.09", text)
+        assert not is_misread(37.09, "37.09", text, of_multiples=True)
+    assert is_misread(16.303, "16.303", "16.303,76 EUR", of_multiples=True)
 
 
 @pytest.mark.parametrize(
