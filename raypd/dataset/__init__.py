@@ -41,6 +41,7 @@ if TYPE_CHECKING:
         columns_of as columns_of,
         label_rows as label_rows,
         unused_columns as unused_columns,
+        was_left_open as was_left_open,
         was_reviewed as was_reviewed,
         without_documents as without_documents,
     )
@@ -88,6 +89,7 @@ __getattr__ = LazyExports(
             "columns_of",
             "label_rows",
             "unused_columns",
+            "was_left_open",
             "was_reviewed",
             "without_documents",
         ),

@@ -31,6 +31,8 @@ REVIEW_COLUMNS = {"source", "row", "id", "category", "attribute", "value", "corr
 CHOSEN = "chosen_by_review"
 LEAST_SURE = "least sure"
 AT_RANDOM = "at random"
+# Statuses of an answer that is neither a value nor null.
+UNREAD = ("ambiguous", "invalid", "truncated", "unsure")
 # Columns that a file of `raypd export` has beside the attributes.
 _EXPORT_COLUMNS = {"source", "row", "status", "error"}
 
@@ -118,7 +120,8 @@ def about_ids(path: str, id_column: str | None) -> str:
 def _reviewed(rows: Iterator["_LabelRow"]) -> Iterator["_LabelRow"]:
     """Yield rows; those of a file of `raypd review`, one a value, become one a document.
 
-    Documents that nobody reviewed are left out (`was_reviewed`).
+    Documents that nobody reviewed are left out (`was_reviewed`), and so are values that a review
+    left open (`was_left_open`).
     """
     first = next(rows, None)
     if first is None:
@@ -129,6 +132,7 @@ def _reviewed(rows: Iterator["_LabelRow"]) -> Iterator["_LabelRow"]:
         return
     documents: dict[tuple[str, str], _LabelRow] = {}
     reviewed: set[tuple[str, str]] = set()
+    left_open: list[tuple[tuple[str, str], str]] = []
     for line in rows:
         key = (str(line.row["source"]), str(line.row["row"]))
         labels = documents.setdefault(key, line._replace(row={"id": line.row["id"]}))
@@ -145,6 +149,10 @@ def _reviewed(rows: Iterator["_LabelRow"]) -> Iterator["_LabelRow"]:
             )
         if was_reviewed(line.row):
             reviewed.add(key)
+        if was_left_open(line.row):
+            left_open.append((key, name))
+    for key, name in left_open:
+        documents[key].row.pop(name, None)
     for key, labels in documents.items():
         if key in reviewed:
             yield labels
@@ -162,6 +170,20 @@ def was_reviewed(cells: Mapping[str, Any]) -> bool:
     if "reviewed" not in cells:
         return True
     return bool(str(cells["reviewed"] or "").strip()) or cells["correct"] != cells["value"]
+
+
+def was_left_open(cells: Mapping[str, Any]) -> bool:
+    """Return whether a line of a file of `raypd review` gives no label, not even null.
+
+    The answer could not be read as a value, and nobody wrote a value, or `null`, in its place.
+
+    Args:
+        cells: The cells of the line, by column. A file without the column `status` is one of an
+            earlier version, whose empty values are null.
+    """
+    if cells.get("status") not in UNREAD:
+        return False
+    return not any(str(cells[name] or "").strip() for name in ("value", "correct"))
 
 
 def without_documents(path: str, texts: Collection[str], id_column: str | None) -> bool:

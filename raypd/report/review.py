@@ -28,6 +28,7 @@ from raypd.dataset import (
     planner,
     read_unit,
     unit_rows,
+    was_left_open,
     was_reviewed,
     writer,
 )
@@ -59,9 +60,20 @@ COLUMNS = (
     "value",
     "correct",
     "confidence",
+    "status",
+    "raw",
     "reviewed",
     CHOSEN,
 )
+# What is said of an answer that is no value, by its status.
+_ABOUT_UNREAD = {
+    "ambiguous": "not surely one number",
+    "invalid": "not a value of this type",
+    "truncated": "cut before its end",
+    "unsure": "too uncertain",
+}
+# Words for null, of which the first is taken that is no value of the attribute.
+_NULL_WORDS = ("null", "none", "n/a")
 # Units that are read, evenly spread.
 _UNITS = 100
 _THREADS = 8
@@ -85,6 +97,8 @@ class ReviewBox:
         items: The items of a list.
         pattern: The regular expression of its texts, as browsers have it; "" for any text.
         form: How its texts are written.
+        about_unread: Why the answer is no value, if it is neither a value nor null; "" otherwise.
+        null_word: What the CSV has where a person says that the document does not say.
     """
 
     kind: str
@@ -92,6 +106,8 @@ class ReviewBox:
     items: list[str] = field(default_factory=list)
     pattern: str = ""
     form: str = ""
+    about_unread: str = ""
+    null_word: str = ""
 
 
 @dataclass
@@ -253,6 +269,15 @@ def _review_document(
 def _box(value: RowValue, category: Category) -> ReviewBox:
     """Return how a value is edited."""
     attribute = next(attribute for attribute in category.attributes if attribute.name == value.name)
+    box = _empty_box(value, attribute)
+    if value.value is None and value.status in _ABOUT_UNREAD:
+        box.about_unread = _ABOUT_UNREAD[value.status]
+        box.null_word = next(word for word in (*_NULL_WORDS, "") if _is_same(attribute, word, None))
+    return box
+
+
+def _empty_box(value: RowValue, attribute: Attribute) -> ReviewBox:
+    """Return how a value of an attribute is edited, whether it could be read or not."""
     if attribute.many and attribute.type != "rows":
         items = []
         for item in json.loads(value.value or "[]"):
@@ -316,6 +341,11 @@ def apply(
             changed.add((_position(cells), cells["attribute"]))
         if cells.get(CHOSEN):
             chosen[_position(cells)] = cells[CHOSEN]
+    if not labels.values:
+        raise InputError(
+            f"{file}: no reviewed document has a label: all its answers were no values, and stay "
+            "open. Write the value into `correct`, or `null` where the document does not say"
+        )
     documents = documents_at(config, root, labels.values)
     missing = sorted(labels.values.keys() - documents.keys())
     if missing:
@@ -372,7 +402,7 @@ class _Labels:
         self._first_lines: dict[tuple[Position, str], tuple[int, str]] = {}
 
     def add(self, line: int, cells: Mapping[str, str]) -> None:
-        """Add the value of a line.
+        """Add the value of a line, unless the review left it open.
 
         Raises:
             InputError: If the line has a wrong value or an unknown attribute, or contradicts an
@@ -399,6 +429,8 @@ class _Labels:
                 f"{self._file}:{line}: {name!r} of {document}, is {value!r} here and "
                 f"{first_value!r} on line {first_line}; delete one of these lines"
             )
+        if was_left_open(cells):
+            return
         with raised_as(InputError, f"{self._file}:{line}", ValueError):
             self.values.setdefault(position, {})[name] = tasks_labels.typed(attribute, value)
 
@@ -467,11 +499,16 @@ def _chosen_rows(
 
 
 def _with_uncertain(value: RowValue, category: Category) -> RowValue:
-    """Return an uncertain value as the model gave it, because it is null in the table."""
+    """Return an uncertain value as the model gave it, because it is null in the table.
+
+    If it is no value even so, its status says why.
+    """
     if value.status != "unsure" or value.raw is None:
         return value
     attribute = next(attribute for attribute in category.attributes if attribute.name == value.name)
     checked = tasks_values.check(attribute, value.raw)
+    if checked.value is None:
+        return replace(value, status=checked.status)
     return replace(value, value=value_row(value.name, checked.value, "ok", None)["value"])
 
 
@@ -536,6 +573,8 @@ def _table(documents: Sequence[ReviewDocument]) -> str:
                 text,
                 text,
                 confidence,
+                value.status,
+                (value.raw or "").strip(),
                 "",
                 document.chosen,
             ]
@@ -605,7 +644,7 @@ def _exported_rows(file: str, root: str, config: RunConfig) -> list[tuple[int, d
     for answer in unit_rows.rows_of(root):
         position = (answer["source"], int(answer["row"]))
         if position in positions and answer["status"] == "ok":
-            values = {value["name"]: value["value"] for value in answer["values"]}
+            values = {value["name"]: value for value in answer["values"]}
             answers[position] = {"category": answer["category"], "values": values}
     rows = []
     for line, _, row in table:
@@ -622,11 +661,15 @@ def _exported_rows(file: str, root: str, config: RunConfig) -> list[tuple[int, d
             name = ".".join(attribute.key_path)
             if name not in labels:
                 continue
-            answer_text = values.get(attribute.name) or ""
+            answer_value = values.get(attribute.name) or {}
+            answer_text = answer_value.get("value") or ""
             correct = value_row(name, labels[name], "ok", None)["value"] or ""
             if _is_same(attribute, answer_text, labels[name]):
                 # An export writes 58000 as 58000.0.
                 correct = answer_text
+            if not correct and isinstance(row.get(name), str):
+                # A person may write `null`, unlike an export.
+                correct = row[name].strip()
             cells = {
                 "source": position[0],
                 "row": str(position[1]),
@@ -635,6 +678,7 @@ def _exported_rows(file: str, root: str, config: RunConfig) -> list[tuple[int, d
                 "attribute": attribute.name,
                 "value": answer_text,
                 "correct": correct,
+                "status": str(answer_value.get("status") or ""),
                 "reviewed": str(row.get("reviewed") or ""),
             }
             rows.append((line, cells))

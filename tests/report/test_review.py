@@ -13,6 +13,7 @@ from raypd.answering.components import build
 from raypd.cluster import driver
 from raypd.config.load import make_config
 from raypd.errors import ConfigError, InputError
+from raypd.evaluation.labels import read_labels
 from raypd.evaluation.page import write_page
 from raypd.evaluation.score import describe, evaluate
 from raypd.report import review
@@ -139,6 +140,92 @@ def test_an_unsure_value_stands_in_its_box_as_the_model_gave_it(run, monkeypatch
         ("Color", "red"),
     ]
     assert 'value="red"' in Path(page).read_text()
+
+
+UNREAD = [
+    RowValue("", "Brand", "Acme", "ok", 0.9, None),
+    RowValue("", "Size", None, "ambiguous", 0.87, '"7.500 <b>"'),
+    RowValue("", "Color", None, "invalid", 0.9, '"green"'),
+    RowValue("", "From", None, "null", 0.9, None),
+    RowValue("", "New", None, "unsure", 0.2, "maybe"),
+    RowValue("", "Tags", None, "invalid", 0.9, "["),
+]
+
+
+@pytest.fixture
+def unread_run(run, monkeypatch) -> str:
+    """The folder of a run in which four answers of each document are no values."""
+    monkeypatch.setattr(review, "row_values", lambda row: UNREAD)
+    return run
+
+
+def both_ways(run: str, file: str) -> dict[str, Any]:
+    """The only label that `--apply` makes of a file, which `evaluate` reads in the same way."""
+    where, count, _, _ = review.apply(run, file, None)
+    assert count == 1
+    label = json.loads(Path(where).read_text())
+    assert read_labels(file, "target", run)[label["id"]]["target"] == label["target"]
+    return label["target"]
+
+
+def test_an_answer_that_is_no_value_becomes_a_label_only_if_somebody_writes_it(
+    unread_run, tmp_path
+):
+    table = review.write(unread_run, 1)[1]
+    rows = corrected(table)
+    shown = {row["attribute"]: (row["status"], row["raw"], row["correct"]) for row in rows}
+    assert shown["Size"] == ("ambiguous", '"7.500 <b>"', "")
+    assert shown["New"] == ("invalid", "maybe", "")
+    assert shown["From"] == ("null", "", "")
+    file = saved(rows, tmp_path / "seen.csv")
+    assert both_ways(unread_run, file) == {"Brand": "Acme", "From": None}
+    rows = corrected(table, Size="7500", Color="null")
+    file = saved(rows, tmp_path / "written.csv")
+    assert both_ways(unread_run, file) == {
+        "Brand": "Acme",
+        "Size": 7500,
+        "Color": None,
+        "From": None,
+    }
+    rows = [row for row in corrected(table) if row["attribute"] == "Size"]
+    with pytest.raises(InputError, match="Write the value into `correct`, or `null` where"):
+        review.apply(unread_run, saved(rows, tmp_path / "open.csv"), None)
+    # A file of an earlier version has no statuses.
+    rows = [{k: v for k, v in row.items() if k not in ("status", "raw")} for row in rows]
+    assert both_ways(unread_run, saved(rows, tmp_path / "old.csv")) == {"Size": None}
+
+
+def test_a_browser_makes_no_null_of_an_answer_that_is_no_value(unread_run, tmp_path, closable):
+    view = closable.new_page()
+    problems: list[str] = []
+    view.on("pageerror", lambda error: problems.append(str(error)))
+    view.goto(f"file://{review.write(unread_run, 1)[0]}")
+    size = view.locator(".field[data-name=Size]")
+    assert "ambiguous" in size.inner_text()
+    assert 'the model wrote "7.500 <b>": not surely one number' in size.inner_text()
+    color = "box => getComputedStyle(box).borderColor"
+    brand_color = view.locator(".field[data-name=Brand] .box").evaluate(color)
+    assert size.locator(".box").evaluate(color) != brand_color
+    assert view.locator(".field[data-name=From] .hint").count() == 0
+    view.locator(".field[data-name=Brand] .box").press("Enter")
+    with view.expect_download() as download:
+        view.click("#save")
+    download.value.save_as(tmp_path / "seen.csv")
+    seen = {"Brand": "Acme", "From": None}
+    assert both_ways(unread_run, str(tmp_path / "seen.csv")) == seen
+    size.locator(".absent").check()
+    for name in ("Color", "New", "Tags"):
+        view.locator(f".field[data-name={name}] .absent").check()
+    # Who writes a value takes back that there is none.
+    view.locator(".field[data-name=Color] .box").select_option("blue")
+    view.locator(".field[data-name=New] .absent").uncheck()
+    view.reload()
+    with view.expect_download() as download:
+        view.click("#save")
+    download.value.save_as(tmp_path / "said.csv")
+    said = seen | {"Size": None, "Color": "blue", "Tags": None}
+    assert both_ways(unread_run, str(tmp_path / "said.csv")) == said
+    assert problems == []
 
 
 def test_half_of_them_are_the_least_sure(run, monkeypatch):
@@ -319,6 +406,34 @@ def test_a_corrected_export_is_applied_for_its_changed_documents_alone(run, tmp_
     label = json.loads(Path(where).read_text())
     assert label["target"]["Tags"] == ["a", "b"]
     assert label["id"] == "=3"
+
+
+def test_an_empty_cell_of_an_export_is_no_label_if_the_answer_was_no_value(
+    run, tmp_path, monkeypatch
+):
+    path = tmp_path / "answers.csv"
+    export(run, str(path))
+    with open(path, encoding="utf-8", newline="") as file:
+        row = next(csv.DictReader(file))
+    row.update(reviewed="x", Size="", From="")
+    rows_of = review.unit_rows.rows_of
+
+    def unread(root):
+        for answer in rows_of(root):
+            for value in answer["values"]:
+                if value["name"] in ("Size", "From"):
+                    status = "ambiguous" if value["name"] == "Size" else "null"
+                    value.update(value=None, status=status)
+            yield answer
+
+    monkeypatch.setattr(review.unit_rows, "rows_of", unread)
+    where, _, _, _ = review.apply(run, saved([row], tmp_path / "empty.csv"), None)
+    target = json.loads(Path(where).read_text())["target"]
+    assert "Size" not in target
+    assert target["From"] is None
+    row["Size"] = "null"
+    where, _, _, _ = review.apply(run, saved([row], tmp_path / "null.csv"), None)
+    assert json.loads(Path(where).read_text())["target"]["Size"] is None
 
 
 def test_a_file_that_does_not_exist_is_named_without_a_guess_at_another(run, tmp_path):

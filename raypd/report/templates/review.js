@@ -23,9 +23,12 @@
     const value = parsed(text);
     return kinds.has(typeof value) && typeof value !== "string" ? value : text;
   };
+  // Only an answer that is no value has this box: without it, an empty value is null.
+  const absent = (field) => field.querySelector(".absent");
   const valueOf = (field) => {
     const { kind, value } = field.dataset;
     const boxes = Array.from(field.querySelectorAll(".box"), (box) => box.value);
+    if (absent(field)?.checked) return field.dataset.null;
     if (kind !== "list") {
       const text = boxes[0];
       return text === value.replace(/[\r\n]/g, "") ? value : text;  // a box holds no line break
@@ -49,11 +52,13 @@
   };
   const keep = (article) => {
     const boxes = {};
+    const absents = [];
     for (const field of fieldsOf(article)) {
+      if (absent(field)?.checked) absents.push(field.dataset.name);
       boxes[field.dataset.name] = Array.from(field.querySelectorAll(".box"), (box) => box.value);
     }
     const state = kept();
-    state[nameOf(article)] = { looked: looked(article).checked, boxes };
+    state[nameOf(article)] = { looked: looked(article).checked, boxes, absents };
     try {
       localStorage.setItem(key, JSON.stringify(state));
     } catch {
@@ -85,6 +90,7 @@
   const restore = (article, state) => {
     looked(article).checked = state.looked === true;
     for (const field of fieldsOf(article)) {
+      if (absent(field)) absent(field).checked = !!state.absents?.includes(field.dataset.name);
       const texts = state.boxes?.[field.dataset.name];
       if (!Array.isArray(texts)) continue;
       if (field.dataset.kind === "list") {
@@ -105,7 +111,18 @@
   for (const article of articles) {
     // Who changes a value has looked.
     article.addEventListener("input", (event) => {
-      if (event.target.classList.contains("box")) reviewed(article);
+      const field = event.target.closest(".field");
+      if (event.target.classList.contains("box")) {
+        if (absent(field)) absent(field).checked = false;
+        reviewed(article);
+      }
+      if (event.target.classList.contains("absent")) {
+        if (event.target.checked) {
+          for (const item of field.querySelectorAll(".item")) item.remove();
+          for (const box of field.querySelectorAll(".box")) box.value = "";
+        }
+        reviewed(article);
+      }
     });
     article.addEventListener("keydown", (event) => {
       const inBox = event.target.classList.contains("box");
@@ -133,8 +150,9 @@
     for (const article of articles.filter((a) => looked(a).checked)) {
       const { source, row, id, category, chosen } = article.dataset;
       for (const field of article.querySelectorAll(".field")) {
-        const { name, value, sure } = field.dataset;
-        const cells = [source, row, id, category, name, value, valueOf(field), sure, "x", chosen];
+        const { name, value, sure, status, raw } = field.dataset;
+        const answer = [name, value, valueOf(field), sure, status, raw];
+        const cells = [source, row, id, category, ...answer, "x", chosen];
         lines.push(cells.map(cell).join(","));
       }
     }
