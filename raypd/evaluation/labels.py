@@ -168,6 +168,21 @@ def asked_attributes(run: str) -> AttributeNames:
     return attribute_names(_recorded_config(run).get("task") or {})
 
 
+def free_texts(run: str) -> set[tuple[str, str]]:
+    """Return the (category, attribute) of a run whose values are free texts.
+
+    Args:
+        run: The folder of the run.
+    """
+    task = _recorded_config(run).get("task") or {}
+    found = set()
+    for category, names in attribute_names(task).items():
+        for attribute in task["categories"][category]["attributes"]:
+            if attribute.get("type", "text") in ("text", "pattern"):
+                found.add((category, names[attribute["name"]]))
+    return found
+
+
 def shown_in_prompt(run: str) -> set[str]:
     """Return the ids of the documents that a run's prompts show with their labels.
 

@@ -7,7 +7,7 @@ import html as html_text
 import json
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +23,7 @@ from raypd.evaluation.labels import (
     asked_attributes,
     category_of,
     flat_values,
+    free_texts,
     read_labels,
     seen_documents,
 )
@@ -244,6 +245,7 @@ def find_wrong_values(
     for key in seen_documents(run, {key: gold[key] for key in answers.keys() & gold.keys()}).ids:
         del gold[key]
     names = asked_attributes(run)
+    texts = free_texts(run)
     documents: list[WrongDocument] = []
     counts: Counts = {}
     for key, rows in answers.items():
@@ -252,7 +254,7 @@ def find_wrong_values(
         row = rows[0] if rows else {}
         category = category_of(row, gold[key], names)
         wrong = []
-        for name, reason, value in _compared(row, gold[key], category, names, tolerance):
+        for name, reason, value in _compared(row, gold[key], category, names, texts, tolerance):
             counts.setdefault((category, name), Counter())[reason or "right"] += 1
             if value is not None:
                 wrong.append(value)
@@ -270,7 +272,12 @@ def find_wrong_values(
 
 
 def _compared(
-    row: Row, labels: Row, category: str, names: AttributeNames, tolerance: float
+    row: Row,
+    labels: Row,
+    category: str,
+    names: AttributeNames,
+    texts: Collection[tuple[str, str]],
+    tolerance: float,
 ) -> list[tuple[str, str | None, WrongValue | None]]:
     """Compare the values of one document with its labels.
 
@@ -287,7 +294,11 @@ def _compared(
         if name not in target:
             continue
         forms = (labels.get("accepted") or {}).get(name) or [target[name]]
-        reason = _reason(record.get(name), forms, tolerance) if row else "no answer"
+        # Without a configuration nothing is known of the types.
+        is_free = not names or (category, name) in texts
+        reason = "no answer"
+        if row:
+            reason = _reason(record.get(name), forms, tolerance, is_free)
         if reason is None:
             compared.append((name, None, None))
             continue
@@ -304,8 +315,16 @@ def _compared(
     return compared
 
 
-def _reason(value: Any, forms: list[Any], tolerance: float) -> str | None:
-    """Return why a value is wrong; None if it is right."""
+def _reason(value: Any, forms: list[Any], tolerance: float, is_free: bool) -> str | None:
+    """Return why a value is wrong; None if it is right.
+
+    Args:
+        value: The value.
+        forms: All forms of the label that are right.
+        tolerance: The share by which a number may differ from its label.
+        is_free: Whether it is a free text. Of another value a part says nothing: `accident-free` is
+            not more than `accident`, but its opposite.
+    """
     kind = outcome(value, forms, tolerance)
     if kind in (VC, NN):
         return None
@@ -313,7 +332,7 @@ def _reason(value: Any, forms: list[Any], tolerance: float) -> str | None:
         return "no label"
     if kind == VN:
         return "missing"
-    if isinstance(value, str):
+    if is_free and isinstance(value, str):
         # Of numbers, digits in common say nothing: 36 is no part of 36000.
         text = value.casefold()
         labels = [form.casefold() for form in forms if isinstance(form, str)]

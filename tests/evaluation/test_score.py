@@ -630,7 +630,22 @@ def test_every_wrong_value_has_its_reason(run):
     ],
 )
 def test_only_texts_and_lists_can_be_a_part_of_their_label(value, label, reason):
-    assert page._reason(value, [label], 0.0) == reason
+    assert page._reason(value, [label], 0.0, is_free=True) == reason
+
+
+def test_one_value_of_an_enum_is_never_more_than_another(run):
+    folder, labels = run
+    record = json.loads(Path(folder, "run.json").read_text())
+    (brand,) = (
+        attribute
+        for attribute in record["config"]["task"]["categories"]["shoes"]["attributes"]
+        if attribute["name"] == "Brand"
+    )
+    brand.update(type="enum", values=["Acme", "Acme Inc", "Ac", "Zeta"])
+    Path(folder, "run.json").write_text(json.dumps(record))
+    _, counts = page.find_wrong_values(folder, labels, "target", 0.0)
+    assert counts["shoes", "Brand"]["another value"] == 3
+    assert not counts["shoes", "Brand"].keys() & {"a part of the label", "more than the label"}
 
 
 def test_a_run_within_a_fit_takes_the_user_s_column_of_ids(run, tmp_path):
