@@ -296,7 +296,7 @@ def _compared(
         forms = (labels.get("accepted") or {}).get(name) or [target[name]]
         # Without a configuration nothing is known of the types.
         is_free = not names or (category, name) in texts
-        reason = "no answer"
+        reason: str | None = "no answer"
         if row:
             reason = _reason(record.get(name), forms, tolerance, is_free)
         if reason is None:

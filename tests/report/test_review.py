@@ -211,6 +211,7 @@ def test_a_browser_makes_no_null_of_an_answer_that_is_no_value(unread_run, tmp_p
     with view.expect_download() as download:
         view.click("#save")
     download.value.save_as(tmp_path / "seen.csv")
+    assert "1 of 1 reviewed; 4 without a label" in view.inner_text("#done")
     seen = {"Brand": "Acme", "From": None}
     assert both_ways(unread_run, str(tmp_path / "seen.csv")) == seen
     size.locator(".absent").check()

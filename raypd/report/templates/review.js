@@ -147,11 +147,14 @@
   document.getElementById("save").addEventListener("click", () => {
     if (!say()) { done.textContent = "nothing is reviewed yet"; return; }
     const lines = [list.dataset.columns];
+    let open = 0;
     for (const article of articles.filter((a) => looked(a).checked)) {
       const { source, row, id, category, chosen } = article.dataset;
       for (const field of article.querySelectorAll(".field")) {
         const { name, value, sure, status, raw } = field.dataset;
-        const answer = [name, value, valueOf(field), sure, status, raw];
+        const correct = valueOf(field);
+        const answer = [name, value, correct, sure, status, raw];
+        if (absent(field) && !absent(field).checked && !correct.trim()) open += 1;
         const cells = [source, row, id, category, ...answer, "x", chosen];
         lines.push(cells.map(cell).join(","));
       }
@@ -162,6 +165,7 @@
     link.click();
     URL.revokeObjectURL(link.href);
     const wrong = list.querySelectorAll("article:has(.looked:checked) .box:invalid").length;
+    if (open) done.textContent += `; ${open} without a label, because the answer is no value and none was typed`;
     if (wrong) done.textContent += `; ${wrong} not written as their type wants it (red)`;
     lost = false;
   });
