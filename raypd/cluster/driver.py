@@ -130,9 +130,7 @@ def run_extract(
             if len(done) < planned.units:
                 session.stream()
         except KeyboardInterrupt:
-            raise Interrupted(
-                f"interrupted: {session.state()}; run the same command again to resume"
-            ) from None
+            raise Interrupted(f"interrupted: {session.kept()}") from None
         finally:
             session.summaries.flush()
     done = writer.committed(output)
@@ -297,6 +295,17 @@ class DriverSession:
     def state(self) -> str:
         """Say how many units are committed."""
         return f"{self.done_units} of {counted(self.units, 'unit')} committed"
+
+    def kept(self) -> str:
+        """Say how many units are committed, and what the same command does with them."""
+        if self.done_units:
+            return f"{self.state()}; run the same command again to resume"
+        most = counted(self.config.cluster.unit_documents, "document")
+        return (
+            f"{self.state()}, so nothing is kept yet: the same command starts from the beginning. "
+            f"A unit has up to {most}; with a smaller cluster.unit_documents the first answers are "
+            "kept sooner"
+        )
 
     def stream(self) -> None:
         """Run units until none is left.

@@ -320,6 +320,9 @@ def speed_of(sample: CorpusSample, profiled: Profile, notes: list[str]) -> Metho
     }
     worker = profiled.worker
     document_count = counted(len(measured), "document")
+    if not profiled.complete:
+        wanted = counted(len(profiled.costs), "document")
+        document_count = f"{len(measured)} of {wanted}"
     return MethodSpeed(
         method=profiled.method,
         seconds=seconds,

@@ -46,6 +46,13 @@ def sentences(estimate: Estimate) -> list[str]:
     return lines
 
 
+def whole_bill(estimate: Estimate) -> str:
+    """Say what the whole bill has beside the decoding."""
+    if estimate.startup_seconds is None:
+        return "With idle time and head node, without start-up, which was not measured."
+    return "With start-up, idle time and head node."
+
+
 def speeds(estimate: Estimate) -> Cells:
     """Return documents per second of one worker, and tokens per document."""
     all_speeds = [*estimate.speeds, *estimate.baseline]

@@ -638,8 +638,9 @@ def about_review(evaluation: Evaluation) -> str:
     drawn = counted(documents, "document")
     if documents < _FEW_AT_RANDOM:
         return (
-            f"{note}. Only the {drawn} that it chose at random can stand for all, and so few say "
-            f"little (label {_FEW_AT_RANDOM} of them): {listed}"
+            f"{note}. Only documents that it chose at random can stand for all, and {documents} "
+            f"of them tell little: {listed}. {_FEW_AT_RANDOM} are enough: label more of them, with "
+            "another `raypd review` if none is left"
         )
     if _are_better(evaluation):
         note += ": the figures of all documents are probably better"

@@ -182,7 +182,7 @@ class Fit:
             for share in fit.curve:
                 fewer = max(1, round(share * labels))
                 make = partial(candidate.train, self.context, name, changes, fewer, share)
-                self._add(self.result.curve, name, make)
+                self._add(self.result.curve, name, make, labels=fewer)
 
     def _say_how_long(self, labels: int) -> None:
         """Tell about how long the trainings take, from the speed of the run that was just made.
@@ -220,7 +220,8 @@ class Fit:
         self.context.say(
             f"{counted(trainings, 'training')} on up to {counted(labels, 'document')}, each scored "
             f"on {self.result.documents['test']}: about {duration(seconds)} on this machine if "
-            f"nothing else runs on it, from the speed of the first run{advice}"
+            f"nothing else runs on it, from the speed of the first run{advice}. Measuring the cost "
+            f"of each model comes on top, up to {fit.sample_minutes:g} min each (fit.sample_minutes)"
         )
 
     def _add_configured(self, labels: int) -> None:
@@ -255,17 +256,22 @@ class Fit:
         name: str,
         make: Callable[[], CandidateScore],
         run: str | None = None,
+        labels: int | None = None,
     ) -> None:
         """Make a score and append it to `scores`.
 
         If it fails by itself, the error becomes its score and the fit continues. Costs are measured
         of `result.scores` alone, and not of the curve. `run` is the folder of a run whose speed
-        counts; None to measure that of a sample.
+        counts; None to measure that of a sample. `labels` is how many labelled documents a score of
+        the curve is trained on, which its line names.
         """
         self._check_limits()
         is_trained = name not in (AS_CONFIGURED, TEACHER)
         action = "training and running" if is_trained else "running"
-        self.context.say(f"{name}: {action} over the test part")
+        shown = name
+        if labels is not None:
+            shown += f" with {labels} of the labels"
+        self.context.say(f"{shown}: {action} over the test part")
         score = CandidateScore(name=name, method="")
         try:
             score = make()

@@ -1,5 +1,6 @@
 """Load the configuration of an earlier run from its folder."""
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -120,23 +121,50 @@ def similar_folder(missing: str) -> str:
 
 def _about_fit(output: str) -> str:
     """Return what to look at in the folder of a fit, which holds runs and is none itself."""
+    report = storage.join(output, layout.REPORT)
+    begun = {path.parent: path.stat().st_mtime for path in Path(output).rglob(layout.RUN)}
+    trainings = {}
+    for ledger in Path(output).rglob(f"{_TRAINING_FOLDER}/{layout.LEDGER}"):
+        trainings[ledger.parent] = ledger.stat().st_mtime
+    written = Path(output, layout.FIT).stat().st_mtime
+    # A fit that was resumed begins runs or trainings after its earlier result.
+    if written >= max([*begun.values(), *trainings.values()], default=0.0):
+        ended = _result_of_fit(output)
+        if ended:
+            return f"is the folder of a fit, which is no run. {ended}. {report} shows its results"
     says = (
         "is the folder of a fit, which is no run. Its terminal shows how far it is, and "
-        f"{storage.join(output, layout.REPORT)} the result when it has ended"
+        f"{report} the result when it has ended"
     )
-    begun = {path.parent: path.stat().st_mtime for path in Path(output).rglob(layout.RUN)}
     if begun:
         latest = max(begun, key=begun.__getitem__)
         says += f". `raypd status {latest}` shows its latest run"
     newer = []
-    for ledger in Path(output).rglob(f"{_TRAINING_FOLDER}/{layout.LEDGER}"):
-        training = ledger.parent
+    for training, began in trainings.items():
         is_done = (training / layout.TRAINING).exists()
-        began = ledger.stat().st_mtime
         if not is_done and began > max(begun.values(), default=0.0):
             newer.append(training)
     if newer:
         says += f"; the training {newer[-1]} has begun since, and is no run"
+    return says
+
+
+def _result_of_fit(output: str) -> str:
+    """Return what a fit that has ended recommends; "" if it has not ended."""
+    try:
+        result = json.loads(storage.read(storage.join(output, layout.FIT)))
+    except (OSError, ValueError):
+        return ""
+    if not isinstance(result, dict) or not (result.get("scores") or result.get("stopped")):
+        return ""
+    says = "The fit has ended"
+    if result.get("stopped"):
+        says += f" early ({result['stopped']})"
+    if result.get("configuration"):
+        return f"{says} and recommends {result.get('recommended')}: {result['configuration']}"
+    says += " and recommends no model"
+    if result.get("best_configuration"):
+        says += f"; the best one is {result.get('best')}: {result['best_configuration']}"
     return says
 
 

@@ -256,6 +256,20 @@ def test_a_run_survives_kills_of_a_worker_and_of_the_driver_and_a_sigterm(
     assert not [name for name in os.listdir(tmp_path / "out/units") if name.startswith(".tmp")]
 
 
+def test_an_interrupted_run_says_whether_something_is_kept(config) -> None:
+    run = config("in.jsonl")
+    session = driver.DriverSession.__new__(driver.DriverSession)
+    session.config = with_keys(run, cluster={"unit_documents": 7})
+    session.units, session.done_units = 3, 0
+    assert session.kept() == (
+        "0 of 3 units committed, so nothing is kept yet: the same command starts from the "
+        "beginning. A unit has up to 7 documents; with a smaller cluster.unit_documents the first "
+        "answers are kept sooner"
+    )
+    session.done_units = 2
+    assert session.kept() == "2 of 3 units committed; run the same command again to resume"
+
+
 @pytest.mark.parametrize(("values", "recorded"), [(70, 70), (None, 0)])
 def test_a_run_records_the_calibration_with_which_it_began(
     tmp_path, config, monkeypatch, values, recorded

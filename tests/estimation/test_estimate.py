@@ -713,6 +713,9 @@ def test_autoregressive_decoding_is_measured_where_it_is_asked_for(tmp_path, mon
     # Whoever was not answered in time may take any number of seconds.
     assert with_it.baseline[0].documents_per_second.low is None
     assert with_it.speeds[0].documents_per_second.low is not None
+    # The line on the speed names how many were answered if the time was up.
+    assert "20 documents," in with_it.speeds[0].source
+    assert "20 of 20 documents," in with_it.baseline[0].source
     guess, endless = (note for note in with_it.notes if "autoregressive" in note)
     assert guess == (
         "autoregressive: the time was up before the sample was done, so this is a guess; raise "

@@ -191,8 +191,28 @@ def test_how_long_a_fit_takes_is_told_from_its_first_run(
     (line,) = lines
     assert line.startswith(f"{trainings} on up to 155 documents, each scored on 62: about {about}")
     assert line.endswith(
-        f"on this machine if nothing else runs on it, from the speed of the first run{advice}"
+        f"on this machine if nothing else runs on it, from the speed of the first run{advice}. "
+        "Measuring the cost of each model comes on top, up to 2 min each (fit.sample_minutes)"
     )
+
+
+def test_the_progress_of_a_learning_curve_names_its_labels(yaml_of, tmp_path, monkeypatch):
+    lines: list[str] = []
+    parts = {"train": [0] * 96, "validation": [0] * 9, "test": [0] * 30}
+    monkeypatch.setattr(fit, "parts_of", lambda _: parts)
+    made = CandidateScore(name="lora", method="")
+    for name in ("train", "test"):
+        monkeypatch.setattr(fit.candidate, name, lambda *_: made)
+    monkeypatch.setattr(fit.candidate, "add_costs", lambda *_: Figure(1.0, None, None))
+    config = load_config(yaml_of(curve=[0.5], candidates={"lora": {"training.epochs": 1}}))
+    result = FitResult(
+        path=str(tmp_path), identity="", floor=0.5, gold=True, task="extraction", model="fake"
+    )
+    Fit(context_of(config, tmp_path, lines.append), result).run()
+    assert lines[-2:] == [
+        "lora: training and running over the test part",
+        "lora with 48 of the labels: training and running over the test part",
+    ]
 
 
 @pytest.mark.slow
@@ -962,3 +982,38 @@ def test_the_status_of_a_fit_names_its_latest_run(tmp_path):
         load_record(str(tmp_path))
     assert latest in str(raised.value)
     assert str(raised.value).endswith(f"the training {training} has begun since, and is no run")
+
+
+@pytest.mark.parametrize(
+    ("found", "says_so"),
+    [
+        (
+            {"recommended": "lora", "configuration": "x/recommended.yaml"},
+            "The fit has ended and recommends lora: x/recommended.yaml",
+        ),
+        (
+            {"best": "lora", "best_configuration": "x/best.yaml"},
+            "The fit has ended and recommends no model; the best one is lora: x/best.yaml",
+        ),
+        (
+            {"stopped": "cost.deadline is reached"},
+            "The fit has ended early (cost.deadline is reached) and recommends no model",
+        ),
+    ],
+)
+def test_the_status_of_a_fit_that_has_ended_names_what_it_recommends(tmp_path, found, says_so):
+    """Its latest run may be one with fewer labels."""
+    run = tmp_path / "candidates/lora/50/test"
+    run.mkdir(parents=True)
+    (run / "run.json").write_text("{}")
+    os.utime(run / "run.json", (1, 1))
+    (tmp_path / "fit.json").write_text(json.dumps({"scores": [{"name": "lora"}], **found}))
+    os.utime(tmp_path / "fit.json", (2, 2))
+    with pytest.raises(ConfigError) as raised:
+        load_record(str(tmp_path))
+    expected = f"{says_so}. {tmp_path}/report.html shows its results"
+    assert str(raised.value).endswith(f"is the folder of a fit, which is no run. {expected}")
+    # It has been resumed.
+    os.utime(run / "run.json", (3, 3))
+    with pytest.raises(ConfigError, match=f"`raypd status {run}` shows its latest run"):
+        load_record(str(tmp_path))

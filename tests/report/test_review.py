@@ -622,12 +622,12 @@ def test_figures_of_a_review_s_random_documents_are_given_apart(run, tmp_path, m
         text = describe(evaluation)
         assert "chose 4 documents because the model was least sure of them" in text
         # So few do not.
-        assert "the 4 documents that it chose at random" in text
-        assert "so few say little" in text
+        assert "Only documents that it chose at random can stand for all, and 4 of them tell little" in text
+        assert "of them tell little" in text
         assert "probably better" not in text
         assert "values right 1.000" in text
     write_page(run, str(labels), evaluation, "target", 0.0)
-    assert "so few say little" in (Path(run) / "evaluation.html").read_text()
+    assert "of them tell little" in (Path(run) / "evaluation.html").read_text()
     unsure = [row for row in rows if row["chosen_by_review"] == "least sure"]
     evaluation = evaluate(run, saved(unsure, tmp_path / "unsure.csv"))
     assert "No document that it chose at random has labels" in describe(evaluation)

@@ -587,6 +587,17 @@ def shown(root) -> str:
     return words_of(data.load(str(root)))
 
 
+@pytest.mark.parametrize("startup", [48.0, None])
+def test_the_page_says_whether_start_up_is_in_the_whole_bill(no_charts, tmp_path, startup):
+    """It is not in a bill from data sheets or given throughputs, and a note says so."""
+    root = build(tmp_path / "run", Plan(units=40))
+    put(root, startup_seconds=startup)
+    found = shown(root)
+    assert ("With start-up, idle time and head node." in found) is (startup is not None)
+    without = "With idle time and head node, without start-up, which was not measured."
+    assert (without in found) is (startup is None)
+
+
 def test_what_was_estimated_stands_on_the_page(no_charts, tmp_path):
     root = build(tmp_path / "run", Plan(units=40))
     assert "<h2>Estimate</h2>" not in page.render(data.load(str(root)))
