@@ -320,9 +320,9 @@ def speed_of(sample: CorpusSample, profiled: Profile, notes: list[str]) -> Metho
     }
     worker = profiled.worker
     document_count = counted(len(measured), "document")
-    if not profiled.complete:
-        wanted = counted(len(profiled.costs), "document")
-        document_count = f"{len(measured)} of {wanted}"
+    if profiled.answers is not None:
+        given, wanted = profiled.answers
+        document_count = f"{given:,} of {counted(wanted, 'answer')}"
     return MethodSpeed(
         method=profiled.method,
         seconds=seconds,

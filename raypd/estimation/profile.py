@@ -92,6 +92,9 @@ class Profile:
     warmup_seconds: float
     worker: WorkerFacts
     complete: bool  # the limit did not cut the window short
+    # If it did: the answers that were given, and those that a complete measurement has. It has more
+    # than the sample, because documents that come before the window are answered again in it.
+    answers: tuple[int, int] | None = None
 
     @property
     def documents_per_second(self) -> float:
@@ -278,7 +281,11 @@ class Profiler:
         costs = _costs(config, tokens_source, rates, len(documents))
         warmup_costs = [costs[index] for index in warmup_indices]
         answering_seconds = sum(cost.seconds for cost in warmup_costs if cost is not None)
+        answers = None
+        if not complete:
+            answers = (int(full.readings[-1, _ANSWERED]), full.lead + full.count)
         if slow and None in costs:
+            answers = (len(costs) - costs.count(None), len(costs))
             costs = _with_unfinished(costs, alone, rates)
         elif slow:
             complete = True
@@ -291,6 +298,7 @@ class Profiler:
             warmup_seconds=max(0.0, warmed - loaded - answering_seconds),
             worker=self.facts(config),
             complete=complete,
+            answers=None if complete else answers,
         )
 
     def _build(self, config: RunConfig) -> WorkerComponents:

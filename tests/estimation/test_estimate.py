@@ -560,6 +560,9 @@ def test_a_limit_ends_it(tmp_path, fake_time) -> None:
     assert not found.complete
     assert 0 < len(costs) < 150
     assert found.documents_per_second > 0
+    assert found.answers is not None
+    given, wanted = found.answers
+    assert len(costs) <= given < wanted
 
 
 def test_time_that_ends_while_the_engine_fills_leaves_a_guess(tmp_path, fake_time) -> None:
@@ -595,6 +598,7 @@ def test_a_limit_leaves_the_seconds_that_were_spent_and_what_had_not_ended(tmp_p
     ended = [cost.decode_tokens for cost in guess.costs if cost is not None and cost.rows]
     assert guess.complete is False
     assert 0 < len(ended) < 10
+    assert guess.answers == (len(ended), 10)
     assert np.mean([cost.decode_tokens for cost in guess.costs if cost is not None]) > np.mean(
         ended
     )
@@ -624,6 +628,7 @@ def test_a_slow_method_is_priced_though_a_full_engine_ends_nothing(
             getattr(cost, name) for cost in whole.costs
         ]
     assert guess.complete
+    assert guess.answers is None
     # The sample alone fills no pass.
     assert 0.4 < guess.documents_per_second / whole.documents_per_second < 1.3
 
@@ -696,6 +701,7 @@ def test_autoregressive_decoding_is_measured_where_it_is_asked_for(tmp_path, mon
             costs,
             method=config.decoding.method,
             complete=not slow,
+            answers=(15, 20) if slow else None,
             load_seconds=3.0,
             warmup_seconds=2.0,
         )
@@ -714,8 +720,8 @@ def test_autoregressive_decoding_is_measured_where_it_is_asked_for(tmp_path, mon
     assert with_it.baseline[0].documents_per_second.low is None
     assert with_it.speeds[0].documents_per_second.low is not None
     # The line on the speed names how many were answered if the time was up.
-    assert "20 documents," in with_it.speeds[0].source
-    assert "20 of 20 documents," in with_it.baseline[0].source
+    assert "here, 20 documents, " in with_it.speeds[0].source
+    assert "here, 15 of 20 answers, " in with_it.baseline[0].source
     guess, endless = (note for note in with_it.notes if "autoregressive" in note)
     assert guess == (
         "autoregressive: the time was up before the sample was done, so this is a guess; raise "

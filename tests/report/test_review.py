@@ -622,7 +622,10 @@ def test_figures_of_a_review_s_random_documents_are_given_apart(run, tmp_path, m
         text = describe(evaluation)
         assert "chose 4 documents because the model was least sure of them" in text
         # So few do not.
-        assert "Only documents that it chose at random can stand for all, and 4 of them tell little" in text
+        assert (
+            "Only documents that it chose at random can stand for all, and 4 of them tell little"
+            in text
+        )
         assert "of them tell little" in text
         assert "probably better" not in text
         assert "values right 1.000" in text
