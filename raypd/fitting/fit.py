@@ -220,8 +220,9 @@ class Fit:
         self.context.say(
             f"{counted(trainings, 'training')} on up to {counted(labels, 'document')}, each scored "
             f"on {self.result.documents['test']}: about {duration(seconds)} on this machine if "
-            f"nothing else runs on it, from the speed of the first run{advice}. Measuring the cost "
-            f"of each model comes on top, up to {fit.sample_minutes:g} min each (fit.sample_minutes)"
+            f"nothing else runs on it, from the speed of the first run{advice}. Measuring the "
+            f"cost of each model comes on top, up to {fit.sample_minutes:g} min each "
+            "(fit.sample_minutes)"
         )
 
     def _add_configured(self, labels: int) -> None:
