@@ -281,14 +281,15 @@ class Profiler:
         costs = _costs(config, tokens_source, rates, len(documents))
         warmup_costs = [costs[index] for index in warmup_indices]
         answering_seconds = sum(cost.seconds for cost in warmup_costs if cost is not None)
-        answers = None
-        if not complete:
+        if slow:
+            # Each document was to be answered once.
+            unfinished = costs.count(None)
+            complete = unfinished == 0
+            answers = (len(costs) - unfinished, len(costs))
+            if unfinished:
+                costs = _with_unfinished(costs, alone, rates)
+        else:
             answers = (int(full.readings[-1, _ANSWERED]), full.lead + full.count)
-        if slow and None in costs:
-            answers = (len(costs) - costs.count(None), len(costs))
-            costs = _with_unfinished(costs, alone, rates)
-        elif slow:
-            complete = True
         return Profile(
             method=config.decoding.method,
             costs=costs,

@@ -7,6 +7,11 @@ from raypd.lazy import LazyExports
 if TYPE_CHECKING:
     from raypd.schema import patterns as patterns
     from raypd.schema.attribute import Attribute as Attribute
+    from raypd.schema.misread import (
+        asks_for_multiples as asks_for_multiples,
+        is_misread as is_misread,
+        lacks_multiplier as lacks_multiplier,
+    )
     from raypd.schema.names import bare as bare
     from raypd.schema.numbers import read_number as read_number
     from raypd.schema.patterns import (
@@ -20,10 +25,7 @@ if TYPE_CHECKING:
     )
     from raypd.schema.ranges import (
         asks_for_an_end as asks_for_an_end,
-        asks_for_multiples as asks_for_multiples,
         is_end_of_range as is_end_of_range,
-        is_misread as is_misread,
-        lacks_multiplier as lacks_multiplier,
     )
     from raypd.schema.reading import (
         BARE_VALUE as BARE_VALUE,
@@ -64,13 +66,8 @@ __getattr__ = LazyExports(
             "search_tree",
             "simplified",
         ),
-        "ranges": (
-            "asks_for_an_end",
-            "asks_for_multiples",
-            "is_end_of_range",
-            "is_misread",
-            "lacks_multiplier",
-        ),
+        "misread": ("asks_for_multiples", "is_misread", "lacks_multiplier"),
+        "ranges": ("asks_for_an_end", "is_end_of_range"),
         "reading": (
             "BARE_VALUE",
             "CheckedValue",
