@@ -25,6 +25,16 @@ REPLACED = {
     "this is a fault of raypd": "internal error, please report this",
     "best all the same": "best nevertheless",
     "surely at": "certain to reach",
+    "surely agree": "are certain to agree",
+    "and the like": "and similar",
+    "counts as right": "counts as correct",
+    "holds the floor": "reaches the floor",
+    "is no measurement": "is not a measurement",
+    "says of itself": "say what it contains",
+    "may stand": "may be",
+    "leave away": "omit",
+    "is looked for": "raypd looks for",
+    "ends of their names": "file extensions",
 }
 PATTERN = re.compile(r"\b(" + "|".join(REPLACED).replace(" ", r"\s+") + r")\b", re.IGNORECASE)
 PAGES = (
