@@ -35,6 +35,15 @@ REPLACED = {
     "leave away": "omit",
     "is looked for": "raypd looks for",
     "ends of their names": "file extensions",
+    "surely holds": "is certain to reach",
+    "stand nowhere": "do not occur in",
+    "stands nowhere": "does not occur in",
+    "complete already": "already complete",
+    "calibrated already": "already calibrated",
+    "quantized already": "already quantized",
+    "woken for": "alerted to",
+    "not certainly": "but its interval begins at",
+    "leave the answers alone": "do not affect the answers",
 }
 PATTERN = re.compile(r"\b(" + "|".join(REPLACED).replace(" ", r"\s+") + r")\b", re.IGNORECASE)
 PAGES = (

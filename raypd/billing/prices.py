@@ -70,7 +70,7 @@ PriceTable = dict[tuple[str, str, str], Price]
 _SOURCES = {
     "price-list": "AWS price list",
     "catalogue": "a public catalogue of AWS's price list, not before this date",
-    "as-us-east-1": "AWS price list of us-east-1, which this region shared wherever it was compared",  # noqa: E501
+    "as-us-east-1": "AWS price list of us-east-1; all prices that were compared are the same here",
 }
 
 
@@ -221,7 +221,7 @@ def price(
         if key in cost.prices:
             return Price(cost.prices[key], f"cost.prices.{key}")
     if instance_type is None:
-        return Price(0.0, "a machine of your own; set its price with cost.prices.local")
+        return Price(0.0, "your own machine; set its price with cost.prices.local")
     region = region or cost.region or DEFAULT_REGION
     if rows is None:
         rows = table()

@@ -178,7 +178,7 @@ def _comments(columns: Look) -> str:
         lines.append(f"# Columns that are not read: {', '.join(unread)}")
     if columns.label_texts:
         lines.append(
-            "# A column that is named like an attribute is taken for its labels: "
+            "# Columns with an attribute's name are assumed to hold its labels: "
             f"{', '.join(columns.label_texts)}. If it is text, add it to text_columns."
         )
     by_lower_case = {column.casefold(): column for column in columns.columns}

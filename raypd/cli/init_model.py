@@ -104,7 +104,7 @@ def _for_gpu() -> ModelChoice:
     memory = gpu_memory_gib()
     here = f"the GPU of this machine has {memory:.0f} GiB" if memory else ""
     if not memory:
-        here = f"this machine has no GPU, so this is the model for one with {_USUAL_GPU_GIB:g} GiB"
+        here = f"this machine has no GPU, so the choice is for one with {_USUAL_GPU_GIB:g} GiB"
         memory = _USUAL_GPU_GIB
     name = next(name for needed, name in _ON_GPU if memory >= needed)
     return _of_the_hub(name, f"{name} ({here})")
@@ -121,7 +121,7 @@ def _of_the_hub(name: str, summary: str) -> ModelChoice:
     if reason:
         choice.hint = reason
         choice.first_step = (
-            "set model.name in {target} to a local folder or a GGUF file, or take the toy with "
+            "set model.name in {target} to a local folder or a GGUF file, or use the toy with "
             "`{toy}`"
         )
     return choice

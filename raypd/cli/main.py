@@ -179,7 +179,7 @@ def answer(
     all_errors: o.AllErrors = False,
     verbose: o.Verbose = False,
 ) -> None:
-    """Answer the questions of every context.
+    """Answer questions about every context.
 
     Examples: raypd answer questions.jsonl (columns context and questions; or a CSV with context,
     question and choices); raypd answer contexts.csv --questions questions.txt. A YAML can have
@@ -249,7 +249,7 @@ def nightly(
     ] = False,
     verbose: o.Verbose = False,
 ) -> None:
-    """Bring a table up to tonight's input.
+    """Update a table to tonight's input.
 
     Extracts only what is new or changed since the last successful night. Run the same command again
     to resume an interrupted night. If two commands use one folder, the second ends with a message.
@@ -286,8 +286,8 @@ def train(config: o.Config, overrides: o.Overrides = None, verbose: o.Verbose = 
         _print_next(f"`raypd generate PROMPTS {weights} --method medusa` decodes with the heads")
     else:
         _print_next(
-            f"run labelled documents that were not trained on with {weights}, then `raypd evaluate "
-            "RUN LABELS` says how many answers are right"
+            f"run labelled documents that were not used for training with {weights}, then `raypd "
+            "evaluate RUN LABELS` says how many answers are right"
         )
 
 
@@ -361,7 +361,7 @@ def _after_evaluation(
     steps = []
     command = calibrate_command(run, labels, evaluation.reliability, labels_column, tolerance)
     if command is not None:
-        steps.append(f"`{command}` makes confidences probabilities")
+        steps.append(f"`{command}` turns confidences into probabilities")
     if not evaluation.trained:
         steps.append(better)
     return "; ".join(steps) or report_step
@@ -396,8 +396,8 @@ def verify(
     """Prove that a run lost and duplicated nothing.
 
     Reads its input again and compares; the exit code is 1 if something is wrong. If the input was
-    moved, input.path=... names its new location. For a nightly folder, the table of the last good
-    night is compared.
+    moved, input.path=... names its new location. For a nightly folder, it compares the table of
+    the last successful night.
     """
     from raypd.nights import table_check
     from raypd.verify import findings, verification
@@ -471,10 +471,10 @@ def export(run: o.Run, file: o.ExportTo, overrides: o.Overrides = None) -> None:
 
 @app.command()
 def compact(run: o.Run, overrides: o.Overrides = None) -> None:
-    """Copy a run's rows into few large table files, and delete the units.
+    """Copy a run's rows into a few large table files, and delete the units.
 
     A large run does so at its end (output.target_file_mb). Other programs then read the table files
-    that current/files.txt lists. The commands of raypd read them, too.
+    that current/files.txt lists. raypd's own commands read them as well.
     """
     from raypd.dataset import compaction
 
@@ -500,7 +500,7 @@ def estimate(
     model: o.PredictedModel = None,
     tokens: o.PredictedTokens = None,
     documents: Annotated[
-        float | None, Option(min=1, help="Number of documents of the corpus; default: count them")
+        float | None, Option(min=1, help="Documents in the corpus; default: count them")
     ] = None,
     instance: Annotated[
         list[str] | None,
@@ -510,7 +510,7 @@ def estimate(
         int | None,
         Option(
             min=1,
-            help="Largest number of nodes in the table of instance types with a GPU; default: 8",
+            help="Maximum number of nodes in the table of instance types with a GPU; default: 8",
         ),
     ] = None,
     head: Annotated[str, Option(help="Instance type of the head node, or none")] = "m7i.2xlarge",
@@ -555,7 +555,7 @@ def tune(
         float | None, Option(help="Maximum cost of the measurement, at the price of one node")
     ] = None,
     agreement: Annotated[
-        float, Option(help="Smallest share of values that must agree with the reference")
+        float, Option(help="Minimum share of values that must agree with the reference")
     ] = 0.9,
     judge: o.Judge = "low",
     reference: o.Reference = "auto",
@@ -800,7 +800,8 @@ def add_heads(
     drafts = len(heads_config.tree.paths)
     print(f"{output}: {shape} for {model}, which draft a tree of {drafts} tokens")
     print(
-        "The heads are not trained yet. Any heads give the right text; trained ones give it faster."
+        "The heads are not trained yet. The text is right with any heads; trained heads make "
+        "decoding faster."
     )
     _print_next(f"`raypd train CONFIG decoding.options.heads={output}` trains them")
 

@@ -72,11 +72,11 @@ OpenAI = Annotated[
     ),
 ]
 RetryErrors = Annotated[
-    bool, Option("--retry-errors", help="Retry the failed documents of a run, and no others")
+    bool, Option("--retry-errors", help="Retry only the failed documents of a run")
 ]
 AllErrors = Annotated[
     bool,
-    Option("--all-errors", help="Like --retry-errors, and also documents that could not be read"),
+    Option("--all-errors", help="--retry-errors, and also documents that could not be read"),
 ]
 
 # ------------------------------------------------------------------------
@@ -93,7 +93,7 @@ Against = Annotated[
 ]
 LabelsColumn = Annotated[str, Option(help="Column with the labels, like training.labels_column")]
 Tolerance = Annotated[
-    float, Option(min=0, help="Relative difference that a number may have from its label")
+    float, Option(min=0, help="Maximum relative difference between a number and its label")
 ]
 CalibrationTo = Annotated[
     str | None,
@@ -154,7 +154,7 @@ CascadeLabels = Annotated[
 ]
 F1Floor = Annotated[
     float | None,
-    Option(help="F1 that the cascade must hold with 97.5% confidence; default: fit.f1_floor"),
+    Option(help="F1 that the cascade must reach with 97.5% confidence; default: fit.f1_floor"),
 ]
 Judge = Annotated[
     Literal["low", "share"],

@@ -128,7 +128,7 @@ def read_questions(path: str) -> list[Any]:
             text = storage.read(storage.absolute(path)).decode("utf-8-sig")
         questions = [line.strip() for line in text.splitlines() if line.strip()]
     if not questions:
-        raise ConfigError(f"--questions {path}: holds no questions")
+        raise ConfigError(f"--questions {path}: contains no questions")
     return questions
 
 

@@ -150,7 +150,7 @@ def _time_lines(cost: RunCost, run_seconds: float) -> list[str]:
     if parts:
         line = f"time:   {', '.join(parts)}"
         if sum(cost.seconds.values()) > _SEVERAL_PLACES * run_seconds > 0:
-            line += " (added up over all places for workers)"
+            line += " (summed over all workers)"
         lines.append(line)
     return lines + _input_lines(cost)
 

@@ -340,7 +340,7 @@ class DocumentStream:
         current.late_units += 1
         hangs = time.monotonic() - self._moved > _HANG_SECONDS
         if hangs:
-            _log(f"readers delivered nothing for {_HANG_SECONDS:g} s; starting them again")
+            _log(f"readers delivered nothing for {_HANG_SECONDS:g} s; restarting them")
         if hangs or not current.units:
             self._end_pass(current)
         return StreamedUnit(unit, None, STREAM_STALLED)

@@ -100,7 +100,7 @@ def run_extract(
     documents_done(planned, done, output)
     if len(done) == planned.units:
         say(
-            f"{output}: complete already, so nothing was done; all figures are those of the "
+            f"{output}: already complete, so nothing was done; all figures are those of the "
             "earlier run"
         )
         result = finish(config, output, planned, committed=done)
@@ -302,9 +302,9 @@ class DriverSession:
             return f"{self.state()}; run the same command again to resume"
         most = counted(self.config.cluster.unit_documents, "document")
         return (
-            f"{self.state()}, so nothing is kept yet: the same command starts from the beginning. "
-            f"A unit has up to {most}; with a smaller cluster.unit_documents the first answers are "
-            "kept sooner"
+            f"{self.state()}, so nothing is saved yet, and the same command starts from the "
+            f"beginning. A unit has up to {most}; with a smaller cluster.unit_documents the first "
+            "answers are saved sooner"
         )
 
     def stream(self) -> None:

@@ -28,8 +28,7 @@ from raypd.run import layout, read
 _ROUND_SECONDS = 3.0  # between two rounds of looking at the nodes and writing the bill
 _ANSWER_SECONDS = 30.0  # a ledger that does not answer for this long (a restart takes less) is lost
 _NO_NVML = (
-    "the use of the GPUs is unknown: NVML (package nvidia-ml-py, NVIDIA's driver) does not answer "
-    "on a node"
+    "GPU use is unknown: NVML (package nvidia-ml-py, NVIDIA's driver) does not answer on a node"
 )
 # An actor on the head node that takes no CPU.
 _ON_HEAD: dict[str, Any] = {"num_cpus": 0, "resources": {"node:__internal_head__": 0.001}}

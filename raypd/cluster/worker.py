@@ -189,8 +189,8 @@ class DecodeWorker(EngineActor):
         storage.configure(self.spec.config.storage)
         if not storage.exists(storage.join(self.spec.output, layout.RUN)):
             raise UserError(
-                f"{self.spec.output}: a worker does not see the output folder. Give an output.path "
-                "on storage that all nodes of the cluster share"
+                f"{self.spec.output}: a worker cannot see the output folder. Set output.path to "
+                "storage that all nodes of the cluster share"
             )
         if self.gpus:
             self._faulty_gpu = self._faults.why_faulty()

@@ -27,8 +27,8 @@ class ClusterConfig(Section, use_attribute_docstrings=True):
         "local one",
     )
     min_workers: int = Field(1, ge=0)
-    """The fewest workers: idle workers above this number are released, and with cost.deadline a run
-    begins with this many (at least one)
+    """Minimum number of workers: idle workers above this number are released, and with
+    cost.deadline a run begins with this many (at least one)
     """
     max_workers: int = Field(
         1, ge=1, description="Maximum number of workers, which a run requests at its start"
@@ -48,8 +48,8 @@ class ClusterConfig(Section, use_attribute_docstrings=True):
         64 << 20, ge=1, description="Maximum bytes of a unit, for large documents"
     )
     max_failed_share: float = Field(1.0, ge=0, le=1)
-    """A run ends early if a larger share of its documents has failed, counted from the hundredth
-    document on; 1.0: only if all have failed
+    """A run ends early if more than this share of its documents has failed, checked after the
+    first hundred documents; 1.0: only if all have failed
     """
     readers: Literal["auto"] | Annotated[int, Field(ge=0)] = "auto"
     """Maximum tasks that read and parse input ahead of the workers; auto: one for each CPU that
@@ -83,7 +83,7 @@ class ClusterConfig(Section, use_attribute_docstrings=True):
 def _prices_fit(prices: dict[str, float]) -> dict[str, float]:
     for key in prices:
         if "/" in key and key.rpartition("/")[2] not in ("spot", "on-demand"):
-            raise ValueError(f"{key}: after the slash comes a market, spot or on-demand")
+            raise ValueError(f"{key}: the part after the slash must be a market, spot or on-demand")
     return prices
 
 
@@ -112,7 +112,7 @@ class CostConfig(Section, use_attribute_docstrings=True):
     budget_usd: float | None = Field(None, gt=0)
     """Limit of the bill over all sessions of the run, in USD; the run ends before it is exceeded"""
     deadline: Annotated[str | None, BeforeValidator(_is_a_time)] = None
-    """When the run has to be done: a time (2026-11-30T18:00; a date alone means its beginning) or
+    """When the run must be done: a time (2026-11-30T18:00; a date alone means its beginning) or
     a duration from the start of the session (8h, 90m)
     """
     prices: Annotated[dict[str, Annotated[float, Field(ge=0)]], AfterValidator(_prices_fit)] = (

@@ -86,11 +86,11 @@ class InputConfig(Section, use_attribute_docstrings=True):
     """
     attachments: Literal["names", "text", "documents"] = "names"
     """What happens to files attached to mails (.eml, .msg). names: the headers list them; text:
-    their text follows the body; documents: each becomes a document. Only formats that raypd reads
-    count
+    their text follows the body; documents: each becomes a document. text and documents
+    apply only to formats that raypd reads
     """
     reader: str | None = Field(None, pattern=r"^[\w.]+:[\w.]+$")
-    """A function of your own that reads each file, as module:function; it receives the file's name
+    """Your own function that reads each file, as module:function; it receives the file's name
     and its bytes (a binary file) and yields a dict per document
     """
     version: int | None = Field(
@@ -201,7 +201,7 @@ class OutputConfig(Section, use_attribute_docstrings=True):
     """
     target_file_mb: int | None = Field(128, ge=1)
     """Size of table files. At its end, a run whose units together are at least as large is
-    compacted: few large files in table/ replace the units; null: only by `raypd compact`
+    compacted: a few large files in table/ replace the units; null: only `raypd compact` does so
     """
 
 

@@ -136,8 +136,8 @@ class ModelConfig(Section, use_attribute_docstrings=True):
     def _cache_of_its_own(self) -> Self:
         if self.endpoint is not None and self.kv_cache != "auto":
             raise ValueError(
-                f"kv_cache {self.kv_cache}: the server of model.endpoint has a cache of its own, "
-                "which raypd cannot change; leave it at auto"
+                f"kv_cache {self.kv_cache}: the server of model.endpoint has its own cache, which "
+                "raypd cannot change; set it to auto"
             )
         return self
 
@@ -284,7 +284,7 @@ class EngineConfig(Section, use_attribute_docstrings=True):
     support them
     """
     stable: bool = False
-    """Compute the same bits for an answer whatever else is decoded in the same prompt or pass;
+    """Make an answer the same, bit for bit, whatever else is decoded in the same prompt or pass;
     slower (needs bfloat16 on a CPU with AVX-512 BF16)
     """
     threads: int | None = Field(
@@ -347,4 +347,4 @@ class CascadeConfig(Section, use_attribute_docstrings=True):
     it
     """
     share: float = Field(1.0, gt=0, le=1)
-    """The largest share of a unit's documents that the second model decodes: the least sure ones"""
+    """Maximum share of a unit's documents that the second model decodes: the least certain ones"""

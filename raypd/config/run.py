@@ -134,7 +134,7 @@ class RunConfig(Section):
         if self.model.kv_cache == "auto":
             return
         label = f"model.kv_cache {self.model.kv_cache}"
-        reads = "computes with keys and values in bfloat16 alone"
+        reads = "computes only with keys and values in bfloat16"
         if self.engine.stable:
             raise ValueError(f"{label}: engine.stable {reads}; set one of them to its default")
         if self.engine.attention == "avx512":
@@ -154,7 +154,7 @@ class RunConfig(Section):
     def _check_generation(self, task: GenerationConfig) -> None:
         if task.samples > 1 and self.decoding.sampling.temperature == 0:
             raise ValueError(
-                "task.samples is above 1: set decoding.sampling.temperature, or all answers "
+                "task.samples is above 1: set decoding.sampling.temperature, otherwise all answers "
                 "are the same"
             )
         if task.openai and self.model.endpoint is not None:

@@ -472,7 +472,7 @@ def _check_no_values(schema: Tree, json_path: str) -> None:
     """Refuse `enum` and `const` of objects and lists."""
     for keyword in ("enum", "const"):
         if keyword in schema:
-            raise _Refused(f"{json_path}.{keyword}: of objects and lists cannot be enforced")
+            raise _Refused(f"{json_path}.{keyword}: cannot be enforced for objects and lists")
 
 
 def _without_null(schema: Tree) -> tuple[Tree, bool]:
@@ -532,7 +532,7 @@ def _one_of(options: list[Tree], json_path: str, is_exclusive: bool) -> Tree:
         if union is not None:
             return union
     content = "objects" if "object" in kinds else "several types"
-    raise _Refused(f"{json_path}: one of {content} cannot be decoded in slots; choose one")
+    raise _Refused(f"{json_path}: a choice of {content} cannot be decoded in slots; choose one")
 
 
 def _each_once(values: Iterable[Any]) -> list[Any]:
@@ -545,7 +545,7 @@ def _one_range(numbers: list[Tree], json_path: str, is_exclusive: bool) -> Tree:
     may be valid under two of them.
     """
     if any(permitted_values(number) is not None for number in numbers):
-        raise _Refused(f"{json_path}: a number or one of some values cannot be decoded; choose one")
+        raise _Refused(f"{json_path}: either a number or an enum cannot be decoded; choose one")
     ranges = [_range(number, json_path) for number in numbers]
     for first, second in itertools.combinations(ranges, 2):
         if is_exclusive and first[0] <= second[1] and second[0] <= first[1]:

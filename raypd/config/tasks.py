@@ -46,8 +46,8 @@ def _names_differ(attributes: list[Attribute]) -> list[Attribute]:
             raise ValueError(f"two attributes are named {name!r}")
         else:
             raise ValueError(
-                f"two attributes are named {name!r}: {names[key]!r} and {name!r} differ in case or "
-                "punctuation alone"
+                f"two attributes are named {name!r}: {names[key]!r} and {name!r} differ only in "
+                "case or punctuation"
             )
     return attributes
 
@@ -105,11 +105,11 @@ class ExamplesConfig(Section, use_attribute_docstrings=True):
     path: str = Field(description="JSON lines with the columns of the input and the labels")
     count: int = Field(3, ge=1, description="Examples that are shown, of the document's category")
     nearest: bool = False
-    """Show each document those that are most like it; otherwise the first of the file, which are
-    computed once for all documents
+    """Show each document the examples that are most similar to it; otherwise the first of the
+    file, which are computed once for all documents
     """
     labels_column: str = Field(
-        "target", description="Column with the right values, {attribute: value or null}"
+        "target", description="Column with the correct values, {attribute: value or null}"
     )
 
 
@@ -137,17 +137,15 @@ class ExtractionConfig(TaskSection, use_attribute_docstrings=True):
         "file), a pydantic model (package.module:Class), or a JSON Schema (a .json or .yaml file, "
         "or the mapping itself)",
     )
-    instruction: str | None = Field(
-        None, description="Beginning of the prompt; null: that of raypd"
-    )
+    instruction: str | None = Field(None, description="Beginning of the prompt; null: raypd's own")
     examples: ExamplesConfig | None = None
     """{path, count, nearest, labels_column}: labelled documents that the prompt shows first"""
     template: str | None = None
-    """Jinja2 file of the prompt, rendered in a sandbox; null: the template of raypd"""
+    """Jinja2 file of the prompt, rendered in a sandbox; null: raypd's own template"""
     long_documents: Literal["split", "head", "reject"] = "head"
     """What happens to a document that is too long. head: its beginning is read; split: it is read
-    in windows that overlap, and each value comes from the surest window; reject: it becomes an
-    error row
+    in overlapping windows, and each value comes from the window that is most certain of it;
+    reject: it becomes an error row
     """
     max_document_tokens: int | None = Field(None, ge=1)
     """Tokens above which a document is too long; null: those of the model's context"""
@@ -186,9 +184,7 @@ class QuestionAnsweringConfig(TaskSection, use_attribute_docstrings=True):
     questions: list[Any] = Field(
         [], description="Questions that are asked about every context, in place of a column"
     )
-    instruction: str | None = Field(
-        None, description="Beginning of the prompt; null: that of raypd"
-    )
+    instruction: str | None = Field(None, description="Beginning of the prompt; null: raypd's own")
     few_shot: str | None = Field(
         None, description="JSON Lines of examples with answers that the prompt shows first"
     )

@@ -63,7 +63,7 @@ class TrainingConfig(Section, use_attribute_docstrings=True):
     )
     labels: Uri | None = None
     """Labels in place of that column: a file of labels, or the output folder of a run over the same
-    input, whose answers become labels; relative to this file, as all paths that are read. The run
+    input, whose answers become labels; relative to this file, like all paths that are read. The run
     may be that of a larger model (distillation) or of the same model, decoded autoregressively
     (self-supervision)
     """
@@ -83,7 +83,7 @@ class TrainingConfig(Section, use_attribute_docstrings=True):
         0.1,
         gt=0,
         lt=1,
-        description="Share of the documents, of the input or of a fit, that is not trained on; "
+        description="Share of the documents of the input, or of a fit, that is held out; "
         "drawn by their ids",
     )
     weights: Literal["lora", "full"] = Field(
@@ -156,13 +156,13 @@ class FitConfig(Section, use_attribute_docstrings=True):
     """What `raypd fit` needs beside the run's own keys; other commands ignore this section."""
 
     path: Uri | None = Field(
-        None, description="Local folder of the fit; null: output.path with -fit at its end"
+        None, description="Local folder of the fit; null: output.path followed by -fit"
     )
     labels: Uri | None = None
     """Labelled documents: a file, folder or glob with the input's columns and
     training.labels_column; a file of ids and labels; or the output folder of a run over the input.
-    Relative to this file, as all paths that are read. null: the teacher labels, or the input itself
-    has that column
+    Relative to this file, like all paths that are read. null: the teacher labels, or the input
+    itself has that column
     """
     teacher: Keys | None = None
     """Dotted keys of the run that makes labels: {model.name: Qwen/Qwen3-8B}, or {model.endpoint:
@@ -179,7 +179,7 @@ class FitConfig(Section, use_attribute_docstrings=True):
     `lora`, an adapter that sees the labels twice, at a learning rate that suits the model's size
     """
     curve: Annotated[list[float], AfterValidator(_shares)] = Field([0.5])
-    """Shares of the training part on which each candidate is trained too, to show whether more
+    """Each candidate is also trained on these shares of the training part, to show whether more
     labels would help; []: none
     """
     f1_floor: float = Field(
@@ -191,4 +191,6 @@ class FitConfig(Section, use_attribute_docstrings=True):
     sample: int = Field(
         16, ge=2, description="Documents that are decoded to measure the cost of each model"
     )
-    sample_minutes: float = Field(2.0, gt=0, description="Time limit of that, per model")
+    sample_minutes: float = Field(
+        2.0, gt=0, description="Time limit of that measurement, per model"
+    )

@@ -191,8 +191,8 @@ class Compacted:
             lines = [f"already {lines[0]}"]
         if self.kept_units:
             lines.append(
-                f"the objects of the units could not be deleted ({self.kept_units}). They are not "
-                f"read any more; delete {storage.join(self.output, layout.UNITS)} yourself"
+                f"the objects of the units could not be deleted ({self.kept_units}). They are no "
+                f"longer read; delete {storage.join(self.output, layout.UNITS)} yourself"
             )
         return "\n".join(lines)
 

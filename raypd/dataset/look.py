@@ -158,7 +158,7 @@ def describe(
         if len(labels) > _MAX_SHOWN:
             names += f" and {len(labels) - _MAX_SHOWN} more"
         description += (
-            "; not read, because a column that is named like an attribute is taken for its labels: "
+            "; not read, because columns with an attribute's name are assumed to hold its labels: "
             f"{names} (if it is text, add it to input.text_columns)"
         )
     return description

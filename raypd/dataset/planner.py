@@ -209,8 +209,8 @@ class _Planning:
             kind = self._kind_of_table(folder)
             if kind is not None:
                 raise InputError(
-                    f"{folder}: with this folder as input.path set input.format to {kind}; or to "
-                    "parquet to read files of earlier versions, too"
+                    f"{folder}: set input.path to this folder and input.format to {kind}, or to "
+                    "parquet to read files of earlier versions as well"
                 )
 
     def _checked(self, inspected: Iterable[Inspected]) -> Iterator[Inspected]:

@@ -371,7 +371,7 @@ class Scheduler:
         if self.budget.shrink(tokens) or not alone:
             return []
         if self.budget.hopeless:
-            raise RuntimeError(f"even the smallest passes do not fit the memory any more: {reason}")
+            raise RuntimeError(f"even the smallest passes no longer fit the memory: {reason}")
         sequences = [chunk.seq for chunk in chunks]
         largest = max(sequences, key=lambda seq: seq.region.slots + seq.shared)
         return self._fail(largest, f"out of memory, and passes cannot get smaller: {reason}")

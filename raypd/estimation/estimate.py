@@ -88,9 +88,9 @@ def run(config: RunConfig | None, options: EstimateOptions, as_json: bool, verbo
     if config is not None and path is None:
         output = output_folder(config)
         print(
-            f"estimate: not saved, which changes none of these figures: {output} has the run or "
-            "the estimate of another configuration or model, and keeps it. To save this one for a "
-            "page, give another output.path"
+            f"estimate: not saved, because {output} has the run or the estimate of another "
+            "configuration or model. The figures above are not affected. To save this estimate, "
+            "give another output.path"
         )
     if path is not None:
         folder = path.rpartition("/")[0]
@@ -443,7 +443,7 @@ def _with_given_speed(config: RunConfig | None, options: EstimateOptions) -> Est
         documents = bootstrap.exact(_MILLION)
         notes.append("for a million documents; --documents sets another number")
     else:
-        raise ConfigError("--throughput without a configuration: give --documents, too")
+        raise ConfigError("--throughput without a configuration: also give --documents")
     return assemble(config, options, documents, main, baseline, None, notes)
 
 
@@ -477,7 +477,7 @@ def _speeds(
             matching_gpus = {prices.INSTANCES[name].gpu for name in options.instances or []}
         if len(matching_gpus) != 1:
             raise ConfigError(
-                f"which GPU does {option} hold for? Give --instance with types of one GPU, or "
+                f"which GPU does {option} apply to? Give --instance with types of one GPU, or "
                 f"{option} GPU=RATE with one of {gpu_names}"
             )
         seconds = bootstrap.exact(1 / per_second)

@@ -158,9 +158,9 @@ class Suggestion:
     def dropped(self) -> str:
         """Describe what does not count, in words."""
         return (
-            f"of {counted(self.lines, 'line')} that it wrote, {count(self.unreadable)} are no "
-            f"`attribute: value` and {count(self.invented)} name a value that is not in the "
-            f"document; {self.failed} documents failed"
+            f"of {counted(self.lines, 'line')} that it wrote, {count(self.unreadable)} are not of "
+            f"the form `attribute: value`, and {count(self.invented)} name a value that is not in "
+            f"the document; {self.failed} documents failed"
         )
 
     def as_yaml(self, about: str) -> str:

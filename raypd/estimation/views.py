@@ -132,7 +132,7 @@ def why(result: TuneResult) -> str:
         )
     else:
         reason = (
-            f"{_not_judged(search)}. So only settings that leave the answers alone were changed: "
+            f"{_not_judged(search)}. So only settings that do not affect the answers were changed: "
         )
     reason += f"{best.speed:.3g} documents/s of one worker"
     if search.judged and best is search.reference:
@@ -155,7 +155,7 @@ def _why_most_agreeing(result: TuneResult) -> str:
     search = result.search
     surely = ""
     if search.floor.by == "low":
-        surely = " surely"
+        surely = " with certainty"
     return (
         f"none of {_usable_settings(search)}{surely} agrees {_with_reference(search)}; this one "
         f"agrees most, in {result.best.agreement}"

@@ -48,7 +48,7 @@ def calibrate_run(
     existing = calibration_of(model, method)
     if existing is not None and existing.run != made_from:
         raise ConfigError(
-            f"{run}: its confidences are calibrated already; run it with model.calibration=none"
+            f"{run}: its confidences are already calibrated; run it with model.calibration=none"
         )
     path = Path(output) if output is not None else _beside_weights(run, model)
     values, trained = labelled_values(run, labels, labels_column, tolerance)
@@ -122,7 +122,7 @@ def _check_confidences(run: str, config: dict[str, Any]) -> None:
     """Raise ConfigError for a run with confidences of two models, or without the low ones."""
     if (config.get("cascade") or {}).get("model") is not None:
         raise ConfigError(
-            f"{run}: two models answered (cascade.model): calibrate each by a run of its own"
+            f"{run}: two models answered (cascade.model): calibrate each with its own run"
         )
     if (config.get("output") or {}).get("min_confidence"):
         raise ConfigError(

@@ -274,13 +274,13 @@ def describe_cascade(tuning: CascadeTuning) -> str:
     if tuning.left_out:
         lines.append(
             f"{counted(tuning.left_out, 'document')} trained or validated a model: left out, "
-            "because it has seen their labels"
+            "because the model has seen their labels"
         )
     best = tuning.best
     if best is None:
         lines.append(
-            f"no threshold surely holds {tuning.floor:g}: the safest has "
-            f"{tuning.trials[0].f1.low:.3f} at least. Label more, lower --f1-floor, or take a "
+            f"no threshold is certain to reach {tuning.floor:g}: with the safest, the 95% interval "
+            f"begins at {tuning.trials[0].f1.low:.3f}. Label more, lower --f1-floor, or use a "
             "better second model"
         )
     else:
@@ -288,6 +288,6 @@ def describe_cascade(tuning: CascadeTuning) -> str:
         lines.append(
             f"cascade.under: {best.under:g} holds {tuning.floor:g} with 97.5% confidence, over "
             f"{tuning.documents} documents: {best.asked:.0%} of them go to the second model, at "
-            f"{time_share:.0%} of its time alone"
+            f"{time_share:.0%} of the time that it takes alone"
         )
     return "\n".join(lines)

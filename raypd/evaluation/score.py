@@ -638,13 +638,13 @@ def about_review(evaluation: Evaluation) -> str:
     drawn = counted(documents, "document")
     if documents < _FEW_AT_RANDOM:
         return (
-            f"{note}. Only documents that it chose at random can stand for all, and {documents} "
-            f"of them tell little: {listed}. {_FEW_AT_RANDOM} are enough: label more of them, with "
-            "another `raypd review` if none is left"
+            f"{note}. Only documents that it chose at random represent all documents, and "
+            f"{documents} of them tell little: {listed}. {_FEW_AT_RANDOM} are enough: label more "
+            "of them, with another `raypd review` if none is left"
         )
     if _are_better(evaluation):
         note += ": the figures of all documents are probably better"
-    return f"{note}. The {drawn} that it chose at random stand for all: {listed}"
+    return f"{note}. The {drawn} that it chose at random represent all documents: {listed}"
 
 
 def _are_better(evaluation: Evaluation) -> bool:
@@ -687,7 +687,7 @@ def describe(evaluation: Evaluation) -> str:
         says = "says" if scored == 1 else "say"
         lines.append(
             f"{counted(scored, 'document')} {says} little, and the intervals are too narrow: "
-            f"label at least {_FEW_DOCUMENTS}, better 60"
+            f"label at least {_FEW_DOCUMENTS}, preferably 60"
         )
     review = about_review(evaluation)
     if review:

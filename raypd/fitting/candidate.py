@@ -126,7 +126,8 @@ def train(
     if not storage.is_folder(folder) and _was_trained_otherwise(context, name, share):
         context.say(
             f"{name}: its keys have changed since it was trained here, so its training begins "
-            "again; the earlier training stays in the folder, and counts again with its keys"
+            "again; the earlier training stays in the folder, and is used again with its former "
+            "keys"
         )
     documents = context.part("train")
     if share < 1:

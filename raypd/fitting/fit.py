@@ -348,7 +348,7 @@ def missing(result: FitResult) -> str:
         # An interval narrows with the root of the number of documents.
         ratio = (best.f1.value - best.f1.low) / (best.f1.value - result.floor)
         reasons.append(
-            f"it is above the floor, but not certainly (from {best.f1.low:.3f}): about "
+            f"it is above the floor, but its 95% interval begins at {best.f1.low:.3f}: about "
             f"{documents * ratio**2:,.0f} test documents would settle it, and there are "
             f"{documents} (fit.documents)"
         )

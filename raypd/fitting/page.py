@@ -221,10 +221,10 @@ def _attribute_table(result: FitResult) -> Table | None:
     heads = ["attribute", *(score.name for score in scores), "always the most frequent label"]
     note = (
         "The F1 of each attribute on the test part, with all accepted forms of a label, and the "
-        "share of documents that have it "
-        "right; an F1 counts values alone, and a share nulls, too. The last column is the share "
-        "that one and the same answer would have right. ⚠ marks an attribute that is worse than "
-        "that, or whose answers say no more."
+        "share of documents that have it right. An F1 counts values alone; a share also counts "
+        "nulls. The last column is the share that the most frequent label would have right "
+        "everywhere. ⚠ marks an attribute that is worse than that, "
+        "or only equal to it because its answers say little."
     )
     return Table(heads, rows, note)
 
@@ -412,13 +412,13 @@ def _reliability(result: FitResult) -> Chart:
     points_before, points_after = score.reliability
     error_before, error_after = score.calibration_error
     lines = {
-        "muted": ("as the model has it", points_before),
+        "muted": ("before calibration", points_before),
         "accent": ("calibrated on the validation part", points_after),
     }
     return reliability_chart(
         lines,
-        f"{score.name}: calibration error {error_before:.3f} as the model has it, "
-        f"{error_after:.3f} calibrated, on the test part.",
+        f"{score.name}: calibration error {error_before:.3f} before calibration and "
+        f"{error_after:.3f} after it, on the test part.",
     )
 
 
@@ -430,9 +430,7 @@ def _learning(result: FitResult) -> Chart:
         if len(points) > 1:
             lines[name] = sorted(points)
     if not lines:
-        return replace(
-            chart, missing="The curve was not asked for (fit.curve), or is not there yet."
-        )
+        return replace(chart, missing="The curve is off (fit.curve=[]), or not measured yet.")
 
     def draw(axes: Axes, width: int) -> None:
         for name, points in lines.items():

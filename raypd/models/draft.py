@@ -37,8 +37,8 @@ def check_draft_model(model: ModelConfig, name: str) -> None:
     check_model_config(draft, machine=False)
     if has_recurrent_layers(read_config(find_source(draft))):
         raise ModelError(
-            f"{_KEY} {draft.name}: it has recurrent layers, which cannot take rejected drafts "
-            "back; name a model of attention layers alone, or null for prompt lookup"
+            f"{_KEY} {draft.name}: it has recurrent layers, which cannot undo rejected drafts; "
+            "choose a model that has only attention layers, or null for prompt lookup"
         )
     _check_tokenizers(model.name, name, load_tokenizer(model), load_tokenizer(draft))
 

@@ -217,7 +217,7 @@ def gguf_tokenizer(file: Path, reader: GGUFReader) -> Any:
         )
     elif kind not in _AS_GPT2 and not _splits_by_itself(tokenizer):
         _log.warning(
-            "%s: it splits text into words as %r does, which is not known here, and may be given "
+            "%s: it splits text into words as %r does, which is not known here, so it may get "
             "other tokens than in its training; put the tokenizer.json of the model beside it",
             file,
             kind,

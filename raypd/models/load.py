@@ -336,8 +336,8 @@ def _check_quantization(config: ModelConfig, checkpoint: CheckpointFormat) -> No
     if config.quantization == "none" or not checkpoint.stays_quantized:
         return
     raise ModelError(
-        f"model.quantization {config.quantization}: the weights of {config.name!r} are quantized "
-        "already; set model.quantization: none"
+        f"model.quantization {config.quantization}: the weights of {config.name!r} are already "
+        "quantized; set model.quantization: none"
     )
 
 

@@ -329,8 +329,8 @@ def _way_out(folder: Path) -> str:
     """Say in a clause what to do with weights of another name."""
     if (folder / "consolidated.safetensors").is_file():
         return (
-            "consolidated.safetensors has Mistral's own names: copy the model.safetensors of the "
-            "repository, too, or let vLLM read it (engine.kind=vllm)"
+            "consolidated.safetensors has Mistral's own names: also copy the model.safetensors of "
+            "the repository, or let vLLM read it (engine.kind=vllm)"
         )
     variants = sorted(file.name for file in folder.glob("model.*.safetensors"))
     if variants:
@@ -426,7 +426,7 @@ def _explanation(error: BaseException, source: ModelSource) -> str | None:
             reason = str(cause).rpartition(": ")[2]
             return f"has a file of weights that is cut short or damaged ({reason}): fetch it again"
     if any("trust_remote_code" in str(cause) for cause in causes):
-        return "comes with code of its own: read it, then set model.trust_remote_code: true"
+        return "comes with its own code: review it, then set model.trust_remote_code: true"
     return None
 
 

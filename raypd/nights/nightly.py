@@ -125,7 +125,7 @@ def run_night(
     root = layout.output_folder(config)
     if storage.exists(storage.join(root, layout.RUN)):
         raise ConfigError(
-            f"output.path {root}: holds an ordinary run; give nightly runs a folder of their own"
+            f"output.path {root}: holds an ordinary run; give nightly runs their own folder"
         )
     with held(root, console.say) as lease, Scratch() as scratch:
         night_run = NightRun(

@@ -168,7 +168,7 @@ def describe_model(config: Tree, card: Tree) -> str:
         if documents:
             trained += f" on {count(documents)} documents"
         if card["method"] != (config.get("decoding") or {}).get("method"):
-            trained += f", with decoding.method {card['method']}, which is not the one of this run"
+            trained += f", but for decoding.method {card['method']}, not for this run's method"
         return f"{name}, {trained}"
     if name == EMBEDDED:
         return f"{name}, the embedded toy: small, and not trained for this task"
@@ -329,8 +329,8 @@ def _faults(
         faults.append(
             AnswerFault(
                 "confidence",
-                f"{label} has nearly the same confidence everywhere ({attribute.median}): it does "
-                "not tell right from wrong",
+                f"{label} has nearly the same confidence everywhere ({attribute.median}), which "
+                "does not tell right values from wrong ones",
             )
         )
     return faults
@@ -407,8 +407,8 @@ def _elsewhere(attribute: SampleAttribute, keys: Tree) -> str | None:
         return None
     text = elsewhere.most_common(1)[0][0]
     return (
-        f"has values that stand nowhere in their documents: {share(elsewhere.total(), texts)} of "
-        f"{count(texts)} ({_shown(text)}); this is right only if you asked for other words"
+        f"has values that do not occur in their documents: {share(elsewhere.total(), texts)} of "
+        f"{count(texts)} ({_shown(text)}); this is right only if you asked for a paraphrase"
     )
 
 
@@ -479,7 +479,9 @@ def _next_step(
     kinds = {fault.kind for fault in faults}
     degenerate = kinds & {"same", "copied", "name", "null", "endless", "year"}
     if model.get("name") == "fake":
-        return "name a model that reads the documents: `raypd init DATA --for laptop` (or gpu, api)"
+        return (
+            "choose a model that reads the documents: `raypd init DATA --for laptop` (or gpu, api)"
+        )
     if progress.documents and progress.failed == progress.documents:
         return f"`raypd errors {shown_root}` says why no document was answered"
     task = config.get("task") or {}
@@ -491,8 +493,8 @@ def _next_step(
         # The toy repeats itself where it has nothing to say.
         limit = (config.get("decoding") or {}).get("max_value_tokens") or 0
         return (
-            f"the same command with decoding.max_value_tokens={2 * limit} and a new output.path "
-            "allows longer values"
+            f"for longer values, run the same command with decoding.max_value_tokens={2 * limit} "
+            "and a new output.path"
         )
     if progress.state != "complete":
         if progress.state == "running":
@@ -501,7 +503,7 @@ def _next_step(
     slow = progress.documents < _SLOW_PER_SECOND * progress.seconds
     on_cpu = not progress.on_gpu and model.get("endpoint") is None
     if slow and on_cpu and progress.seconds > _LONG_SECONDS:
-        return "a GPU: `raypd estimate CONFIG` says which one, and what it takes"
+        return "use a GPU: `raypd estimate CONFIG` says which one, and what it takes"
     if not is_extraction:
         return f"`raypd evaluate {shown_root} LABELS` says how many answers are right"
     labelled = _count_labels(root)
@@ -533,13 +535,13 @@ def _better_model(root: str, model: Tree, task: Tree) -> str:
     """Return what helps a model that was not trained for the task."""
     if model.get("name") == EMBEDDED:
         return (
-            f"take a larger model (model.name={LARGER}) or a server (`raypd init DATA --for api`); "
+            f"use a larger model (model.name={LARGER}) or a server (`raypd init DATA --for api`); "
             f"or train this one: `raypd review {root}` makes labels for `raypd fit`"
         )
     if not task.get("examples"):
         return (
-            "show the model three documents with their right values (task.examples; "
-            "docs/start.md), or name a larger model"
+            "show the model three documents with their correct values (task.examples; "
+            "docs/start.md), or choose a larger model"
         )
     return f"`raypd review {root}` makes labels, and `raypd fit` trains a model on them"
 

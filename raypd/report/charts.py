@@ -424,7 +424,7 @@ def losses(training: TrainingRecord) -> Chart:
     """Chart the losses of each learning rate over steps."""
     chart = Chart(
         "Losses over steps",
-        "thin: of the latest steps; thick: on the documents that are not trained on",
+        "thin: the latest steps; thick: the documents that are held out",
     )
     best = training.best
     validations: dict[float, list[tuple[int, float]]] = {}

@@ -38,11 +38,11 @@ def compare(run: RunReport, estimate: Estimate) -> BillComparison:
     documents = run.units.total("documents")
     if estimate.fingerprint is not None and estimate.fingerprint != run.fingerprint:
         return BillComparison(
-            "It is not compared with the bill: it was made for another configuration than the run "
-            "has. `raypd estimate` with the configuration of the run makes a new one."
+            "It is not compared with the bill: it was made for another configuration than the "
+            "run's. `raypd estimate` with the configuration of the run makes a new one."
         )
     if bill is None or not bill.sessions or not documents:
-        return BillComparison("There is no bill yet that it could be compared with.")
+        return BillComparison("There is no bill yet to compare it with.")
     match = _matching_estimate(estimate, bill)
     if match is None:
         return BillComparison(

@@ -67,7 +67,7 @@ COLUMNS = (
 )
 # What is said of an answer that is no value, by its status.
 _ABOUT_UNREAD = {
-    "ambiguous": "not surely one number",
+    "ambiguous": "not clearly one number",
     "invalid": "not a value of this type",
     "truncated": "cut before its end",
     "unsure": "too uncertain",
@@ -153,7 +153,7 @@ def write(root: str, documents: int, overrides: Sequence[str] = ()) -> tuple[str
     rows, left_out, at_random = _chosen_rows(root, documents, labelled.keys())
     if left_out and not rows:
         raise ConfigError(
-            f"{root}: all {left_out:,} answered documents have labels already, in "
+            f"{root}: all {left_out:,} answered documents already have labels, in "
             f"{storage.join(root, layout.LABELS)}"
         )
     if not rows:
@@ -211,8 +211,8 @@ def _check_no_corrections(path: str, root: str, config: RunConfig) -> None:
     if reviewed and not _are_applied(reviewed, lines, path, root, config):
         raise ConfigError(
             f"{path}: holds the review of {counted(len(reviewed), 'document')}, which a new file "
-            f"would replace: `raypd review {root} --apply {path}` makes labels of it; then move or "
-            "delete the file"
+            f"would replace. Run `raypd review {root} --apply {path}` to turn it into labels, then "
+            "move or delete the file"
         )
 
 
@@ -330,7 +330,7 @@ def apply(
     lines_of_file = _rows(file, root, config)
     reviewed = {_position(cells) for _, cells in lines_of_file if was_reviewed(cells)}
     if not reviewed:
-        raise InputError(f"{file}: nobody has reviewed a document. {_how_to_review(file)}")
+        raise InputError(f"{file}: no document is marked as reviewed. {_how_to_review(file)}")
     changed = set()
     chosen: dict[Position, str] = {}
     for line, cells in lines_of_file:
@@ -343,8 +343,9 @@ def apply(
             chosen[_position(cells)] = cells[CHOSEN]
     if not labels.values:
         raise InputError(
-            f"{file}: no reviewed document has a label: all its answers were no values, and stay "
-            "open. Write the value into `correct`, or `null` where the document does not say"
+            f"{file}: no reviewed document has a label, because none of their answers is a value "
+            "and none was corrected. Write the value into `correct`, or `null` if the document "
+            "does not state it"
         )
     documents = documents_at(config, root, labels.values)
     missing = sorted(labels.values.keys() - documents.keys())

@@ -78,7 +78,7 @@ def _follow(
             try:
                 status = watch.look()
             except OSError as error:
-                status.notes = [f"the last look failed; these are earlier figures: {error}"]
+                status.notes = [f"the last update failed; these figures are older: {error}"]
             show_look(status)
 
 

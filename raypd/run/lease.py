@@ -167,7 +167,7 @@ class RunLease:
             latest_version, latest = self._current()
             if latest_version == version:
                 self._say(
-                    f"session {holder.session} has no heartbeat any more; taking over its lease"
+                    f"session {holder.session} no longer has a heartbeat; taking over its lease"
                 )
                 return
             holder = latest or holder

@@ -84,10 +84,7 @@ def read_record(output: str) -> RunRecord:
 
 def _why_no_run(output: str) -> str:
     if storage.folders(storage.join(output, layout.NIGHTS)):
-        return (
-            "no night was successful yet; each folder in nights/ is a run of its own that you can "
-            "inspect"
-        )
+        return "no night has succeeded yet; each folder in nights/ is a run that you can inspect"
     if storage.exists(storage.join(output, layout.FIT)):
         return _about_fit(output)
     if storage.exists(storage.join(output, layout.ESTIMATE)):
@@ -131,9 +128,9 @@ def _about_fit(output: str) -> str:
     if written >= max([*begun.values(), *trainings.values()], default=0.0):
         ended = _result_of_fit(output)
         if ended:
-            return f"is the folder of a fit, which is no run. {ended}. {report} shows its results"
+            return f"is the folder of a fit, not of a run. {ended}. {report} shows its results"
     says = (
-        "is the folder of a fit, which is no run. Its terminal shows how far it is, and "
+        "is the folder of a fit, not of a run. Its terminal shows its progress, and "
         f"{report} the result when it has ended"
     )
     if begun:
@@ -145,7 +142,7 @@ def _about_fit(output: str) -> str:
         if not is_done and began > max(begun.values(), default=0.0):
             newer.append(training)
     if newer:
-        says += f"; the training {newer[-1]} has begun since, and is no run"
+        says += f"; the training {newer[-1]} has begun since, and is not a run"
     return says
 
 

@@ -85,12 +85,12 @@ class TrainingRecord:
         # Heads change the speed of decoding and no answer, so there is nothing to score.
         if self.weights_key != "decoding.options.heads":
             lines.append(
-                "answers were not scored. Extract labelled documents that were not trained on and "
-                "run `raypd evaluate RUN LABELS`;"
+                "answers were not scored. Extract labelled documents that were not used for "
+                "training, and run `raypd evaluate RUN LABELS`;"
             )
             lines.append(
-                "for an extraction, `raypd fit` measures F1 too and estimates what more labels "
-                "would bring"
+                "for an extraction, `raypd fit` also measures F1 and estimates how much more "
+                "labels would help"
             )
         return "\n".join(lines)
 

@@ -46,7 +46,8 @@ _MAX_BRANCHES = 64
 _UNSUPPORTED = UNSUPPORTED_KEYWORDS - {"prefixItems"}
 _TOO_LARGE = "its pattern takes too long to compile"
 _TOO_NESTED = (
-    f"more than {MOST_PROPERTIES:,} schemas with those it refers to, or {DEEPEST} in one another"
+    f"more than {MOST_PROPERTIES:,} schemas with those it refers to, or nested more than {DEEPEST} "
+    "deep"
 )
 _TYPES = ("null", "boolean", "integer", "number", "string", "array", "object")
 _BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")

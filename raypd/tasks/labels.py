@@ -22,9 +22,9 @@ def about_missing(attributes: Collection[str], columns: Collection[str]) -> str:
     """
     if not attributes:
         return ""
-    note = f"no labels of {_shown(attributes)}: the labels have nothing of this name"
+    note = f"no labels of {_shown(attributes)}: the labels have nothing with this name"
     if columns:
-        note += f". These columns of the labels fit no attribute: {_shown(columns)}"
+        note += f". These columns of the labels match no attribute: {_shown(columns)}"
     for name in attributes:
         column = closest(name, columns)
         if column is not None:

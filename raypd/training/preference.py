@@ -183,7 +183,7 @@ def comparisons(config: RunConfig, skipped: Counter[str]) -> Iterator[dict[str, 
             documents[document.source, document.row] = document
     for key, answer, rows in _compared(_runs(config), skipped):
         if key not in documents:
-            skipped["prompts that are not in input.path any more"] += 1
+            skipped["prompts that are no longer in input.path"] += 1
             continue
         prompts = documents[key].fields.get(config.task.prompt_column)
         turns, following = conversation(prompts, config.task)
@@ -263,7 +263,7 @@ def label(documents: Iterable[Document], config: RunConfig) -> Counter[str]:
             has_samples = True
         elif document.error is None:
             document.error = (
-                "training.preference: no sample that the baseline and the judge answered, too"
+                "training.preference: no sample that both the baseline and the judge answered"
             )
     if not has_samples:
         raise InputError(

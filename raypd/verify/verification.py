@@ -321,7 +321,7 @@ def _compare(result: Verification, scratch: Scratch) -> None:
         ORDER BY path
         """)
     for row in other_columns:
-        message = f"{row['path']}: has other columns than most objects; delete it"
+        message = f"{row['path']}: its columns differ from those of most objects; delete it"
         result.damaged.add(0, 1, [message])
     # One join or one grouping at a time: several in one statement share the memory.
     scratch.run("""

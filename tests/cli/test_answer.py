@@ -88,7 +88,7 @@ def test_files_of_questions_are_read(name, text, questions, tmp_path):
 
 def test_a_file_without_questions_is_refused(tmp_path):
     (tmp_path / "q.txt").write_text("\n")
-    with pytest.raises(ConfigError, match="holds no questions"):
+    with pytest.raises(ConfigError, match="contains no questions"):
         read_questions(str(tmp_path / "q.txt"))
     with pytest.raises(ConfigError, match="cannot be read"):
         read_questions(str(tmp_path / "none.txt"))

@@ -185,8 +185,8 @@ def test_a_text_that_is_named_like_an_attribute_is_said_to_be_left_out(tmp_path,
     described = look.look("ads.csv", labels={"title", "salary"})
     assert described.label_texts == ["title"]
     said = init.run("ads.csv", "title,salary", None)
-    says(said, "not read (input.text_columns): salary;", "taken for its labels: title")
-    says(Path("ads.yaml").read_text(), "taken for its labels: title")
+    says(said, "not read (input.text_columns): salary;", "assumed to hold its labels: title")
+    says(Path("ads.yaml").read_text(), "assumed to hold its labels: title")
     assert load_config("ads.yaml").input.text_columns == ["body"]
     assert "named like" not in init.run("ads.csv", "salary", "other.yaml")
 

@@ -56,10 +56,10 @@ def test_a_run_resumes_with_new_input_and_refuses_another_configuration(
     def never(*_):
         return pytest.fail("a worker was built")
 
-    assert "complete already" not in capsys.readouterr().err
+    assert "already complete" not in capsys.readouterr().err
     assert driver.run_extract(run, build=never).documents == 25
     assert capsys.readouterr().err.startswith(
-        f"{tmp_path / 'out'}: complete already, so nothing was done"
+        f"{tmp_path / 'out'}: already complete, so nothing was done"
     )
     [first_session] = (tmp_path / "out/sessions").iterdir()
     # Sessions are ordered by time, whatever their names.
@@ -262,9 +262,9 @@ def test_an_interrupted_run_says_whether_something_is_kept(config) -> None:
     session.config = with_keys(run, cluster={"unit_documents": 7})
     session.units, session.done_units = 3, 0
     assert session.kept() == (
-        "0 of 3 units committed, so nothing is kept yet: the same command starts from the "
-        "beginning. A unit has up to 7 documents; with a smaller cluster.unit_documents the first "
-        "answers are kept sooner"
+        "0 of 3 units committed, so nothing is saved yet, and the same command starts from "
+        "the beginning. A unit has up to 7 documents; with a smaller cluster.unit_documents the "
+        "first answers are saved sooner"
     )
     session.done_units = 2
     assert session.kept() == "2 of 3 units committed; run the same command again to resume"

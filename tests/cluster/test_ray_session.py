@@ -355,7 +355,7 @@ def test_a_summary_says_that_there_is_no_price_and_uses_the_singular() -> None:
     # Two places for workers: their times together are longer than the run.
     cost.seconds["idle"] = 3.0
     assert summary._cost_lines(cost, 3.0)[1] == (
-        "time:   decode 3.0 s, idle 3.0 s (added up over all places for workers)"
+        "time:   decode 3.0 s, idle 3.0 s (summed over all workers)"
     )
     own = SimpleNamespace(done_units=0, units=1)
     assert driver.DriverSession.state(own) == "0 of 1 unit committed"  # type: ignore[arg-type]

@@ -68,12 +68,13 @@ def load(
         ("{name: 'Color '}", "'Color ': a name .* without blanks at either end"),
         (
             "{name: BRAND}",
-            "two attributes are named 'Brand': 'BRAND' and 'Brand' differ in case or punctuation "
-            "alone",
+            "two attributes are named 'Brand': 'BRAND' and 'Brand' differ only in case or "
+            "punctuation",
         ),
         (
             "{name: brand_}",
-            "two attributes are named 'Brand': 'brand_' and 'Brand' differ in case or punctuation",
+            "two attributes are named 'Brand': 'brand_' and 'Brand' differ only in case or "
+            "punctuation",
         ),
         ("{name: Brand}", "two attributes are named 'Brand'$"),
         (
@@ -199,7 +200,7 @@ def test_an_engine_that_cannot_be_so_is_refused(tmp_path: Path, words: str, over
     [
         ("model.kv_cache=.*choose from auto, fp8", "model.kv_cache=int8"),
         (
-            "model=.* kv_cache fp8: the server of model.endpoint has a cache of its own",
+            "model=.* kv_cache fp8: the server of model.endpoint has its own cache",
             "model={kv_cache: fp8, endpoint: {url: 'http://host/v1'}}",
         ),
         (
@@ -222,7 +223,7 @@ def test_kernels_for_bfloat16_alone_take_no_cache_in_8_bits(
 ) -> None:
     engine = f"engine={{{key}}}"
     load(tmp_path, "{name: Color}", "null", engine)
-    with pytest.raises(ConfigError, match=f"model.kv_cache fp8: {words} computes with keys"):
+    with pytest.raises(ConfigError, match=f"model.kv_cache fp8: {words} computes only with keys"):
         load(tmp_path, "{name: Color}", "null", engine, "model.kv_cache=fp8")
 
 

@@ -442,10 +442,10 @@ WRONG = {
             {"$defs": {"N": of(next={"$ref": "#/$defs/N"})}, "$ref": "#/$defs/N"},
             r"\$.properties.next: #/\$defs/N contains itself",
         ),
-        (of(a={"anyOf": [OBJECT, OBJECT]}), r"\$.properties.a.anyOf: one of objects"),
+        (of(a={"anyOf": [OBJECT, OBJECT]}), r"\$.properties.a.anyOf: a choice of objects"),
         (
             of(a={"anyOf": [{"type": "string"}, {"type": "boolean"}]}),
-            r"\$.properties.a.anyOf: one of several types",
+            r"\$.properties.a.anyOf: a choice of several types",
         ),
         (of(a={}), r"\$.properties.a: a value of any kind"),
         (
@@ -464,7 +464,7 @@ WRONG = {
         (of(a={"enum": [1, True]}), r"\$.properties.a.enum: values other than texts or numbers"),
         (
             of(a={"enum": [1e300, 2]}),
-            r"\$.properties.a: .*value '1e.300': write it as JSON has",
+            r"\$.properties.a: .*value '1e.300': write it as a JSON value",
         ),
         (of(a={"enum": ['a "b"']}), r"\$.properties.a: .*without quotes and backslashes"),
         (
@@ -534,7 +534,7 @@ WRONG = {
         (of(**{"a" * 201: {"type": "string"}}), r"at most 200 characters"),
         (
             of(Color={"type": "string"}, color_={"type": "string"}),
-            "'Color' and 'color_' differ in case or punctuation",
+            "'Color' and 'color_' differ only in case or punctuation",
         ),
         (
             of(a={"$ref": "#/$defs/none"}),

@@ -392,7 +392,7 @@ WRONG = [  # other keys of a line or of its body, the parameter that is named, a
     ({"response_format": held_to({"type": "array"})}, "response_format", "its type must be object"),
     ({"response_format": held_to(RECURSIVE)}, "response_format", "# contains itself"),
     ({"response_format": held_to(DOUBLED)}, "response_format", "more than 5,000 schemas"),
-    ({"response_format": held_to(NESTED)}, "response_format", "or 50 in one another"),
+    ({"response_format": held_to(NESTED)}, "response_format", "or nested more than 50 deep"),
     ({"response_format": held_to(OPTIONAL)}, "response_format", "its pattern takes too long"),
     (
         {"response_format": held_to({"type": "object", "properties": [1]})},

@@ -119,7 +119,7 @@ def test_what_is_wrong_with_a_table_is_one_line(made, tmp_path) -> None:
         plan(config(format, str(tmp_path / "empty")))
     for path in (table.path, table.path.rpartition("/")[0], f"{table.path}/**/*.parquet"):
         with pytest.raises(
-            InputError, match=f"{table.path}: with .* set input.format to {format}; or to parquet"
+            InputError, match=f"{table.path}: set .* input.format to {format}, or to parquet"
         ):
             plan(config("auto", path))
     (file, *_) = (item.path for item in storage.walk(table.path) if item.name.endswith(".parquet"))

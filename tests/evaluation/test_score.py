@@ -278,13 +278,15 @@ def test_attributes_without_labels_are_named_and_the_columns_that_may_be_meant(r
     table.write_text(f"id,title,Sizes,Brand\n{name},Shoe,7,Acme\n")
     result = evaluate(run[0], str(table))
     assert (result.without_labels, result.other_columns) == (["Size"], ["Sizes"])
-    note = "no labels of 'Size': the labels have nothing of this name. These columns of the labels "
-    note += "fit no attribute: 'Sizes'. If 'Sizes' is 'Size', rename it"
+    note = (
+        "no labels of 'Size': the labels have nothing with this name. These columns of the labels "
+    )
+    note += "match no attribute: 'Sizes'. If 'Sizes' is 'Size', rename it"
     assert note in score.describe(result)
     labels = write_rows(tmp_path / "mine.jsonl", [{"id": name, "target": {"Brand": "Acme"}}])
     text = score.describe(evaluate(run[0], str(labels)))
-    assert "no labels of 'Size': the labels have nothing of this name" in text
-    assert "fit no attribute" not in text
+    assert "no labels of 'Size': the labels have nothing with this name" in text
+    assert "match no attribute" not in text
     assert "no labels of" not in score.describe(evaluate(*run))
 
 
@@ -919,7 +921,7 @@ class TestCalibrateRun:
         )
         assert run.fingerprint() != configured.fingerprint()
         driver.run_extract(run, build=build)
-        with pytest.raises(ConfigError, match="calibrated already; run it with model"):
+        with pytest.raises(ConfigError, match="already calibrated; run it with model"):
             calibration_file.calibrate_run(run.output.path, labels, calibration)
 
     def test_it_refuses_a_run_without_unsure_values(self, configured, labels, tmp_path):
@@ -1042,7 +1044,7 @@ def test_what_is_said_of_a_review_s_random_documents_fits_their_figures_and_numb
         at_random=figures(at_random, documents),
     )
     text = score.about_review(evaluation)
-    assert ("at random stand for all" in text) is stands
+    assert ("at random represent all documents:" in text) is stands
     assert ("of them tell little" in text) is not stands
     assert ("probably better" in text) is better
     assert f"strict F1 {at_random:.3f}" in text

@@ -473,8 +473,8 @@ class TestLabels:
         lines: list[str] = []
         parts_of(context_of(config, tmp_path / "g", lines.append))
         assert lines == [
-            "no labels of 'Brand': the labels have nothing of this name. These columns of the "
-            "labels fit no attribute: 'Brands'. If 'Brands' is 'Brand', rename it"
+            "no labels of 'Brand': the labels have nothing with this name. These columns of the "
+            "labels match no attribute: 'Brands'. If 'Brands' is 'Brand', rename it"
         ]
 
     def test_labels_without_documents_are_joined_by_id(self, path, rows, tmp_path):
@@ -981,7 +981,7 @@ def test_the_status_of_a_fit_names_its_latest_run(tmp_path):
     with pytest.raises(ConfigError) as raised:
         load_record(str(tmp_path))
     assert latest in str(raised.value)
-    assert str(raised.value).endswith(f"the training {training} has begun since, and is no run")
+    assert str(raised.value).endswith(f"the training {training} has begun since, and is not a run")
 
 
 @pytest.mark.parametrize(
@@ -1012,7 +1012,7 @@ def test_the_status_of_a_fit_that_has_ended_names_what_it_recommends(tmp_path, f
     with pytest.raises(ConfigError) as raised:
         load_record(str(tmp_path))
     expected = f"{says_so}. {tmp_path}/report.html shows its results"
-    assert str(raised.value).endswith(f"is the folder of a fit, which is no run. {expected}")
+    assert str(raised.value).endswith(f"is the folder of a fit, not of a run. {expected}")
     # It has been resumed.
     os.utime(run / "run.json", (3, 3))
     with pytest.raises(ConfigError, match=f"`raypd status {run}` shows its latest run"):

@@ -184,7 +184,7 @@ def test_a_draft_model_with_recurrent_layers_is_refused(folder: Path, tmp_path: 
     options = {"draft_model": str(folder)}
     decoding = {"method": "speculative", "options": options}
     main = save_tiny(tmp_path)
-    with pytest.raises(ModelError, match="has recurrent layers, which cannot take rejected drafts"):
+    with pytest.raises(ModelError, match="has recurrent layers, which cannot undo rejected drafts"):
         check_method(
             run_config(
                 "generation",

@@ -309,7 +309,7 @@ def test_quantization_where_it_cannot_work(
     save_tiny(tmp_path / "nf4")
     settings = {"quant_method": "bitsandbytes", "load_in_4bit": True}
     rewrite(tmp_path / "nf4", quantization_config=settings)
-    assert "quantized already" in refused(name=str(tmp_path / "nf4"), quantization="nf4")
+    assert "already quantized" in refused(name=str(tmp_path / "nf4"), quantization="nf4")
     # A mixture whose experts are no linear layers: bitsandbytes would leave most of it as it is.
     save_tiny(tmp_path / "moe", "qwen3_moe", num_experts=8)
     with pytest.raises(ModelError, match="quantizes only"):

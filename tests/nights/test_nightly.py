@@ -854,7 +854,7 @@ def test_status_and_report_are_of_the_table_and_of_all_nights(tmp_path, write, r
     config = run()
     root = str(tmp_path / "root")
     (tmp_path / "root/nights/2026-01-01").mkdir(parents=True)
-    with pytest.raises(ConfigError, match="no night was successful yet"):
+    with pytest.raises(ConfigError, match="no night has succeeded yet"):
         Watch(root)
     for documents, usd in (
         ({"a": "1", "b": "bad", "c": "3"}, 0.2),

@@ -280,7 +280,7 @@ def test_a_fit_is_advised_once_its_labels_are_enough(tmp_path, documents, part):
         ("smollm2-135m-instruct", {}, "toy"),
         (QWEN, {}, "not trained for this task"),
         (QWEN, CARD, "trained for this task on 200 documents"),
-        (QWEN, {**CARD, "method": "hyper_parallel"}, "not the one of this run"),
+        (QWEN, {**CARD, "method": "hyper_parallel"}, "not for this run's method"),
         ({"name": "gpt", "endpoint": {"url": "https://x.test/v1"}}, {}, "at https://x.test/v1"),
     ],
 )

@@ -190,7 +190,7 @@ def test_an_answer_that_is_no_value_becomes_a_label_only_if_somebody_writes_it(
         "From": None,
     }
     rows = [row for row in corrected(table) if row["attribute"] == "Size"]
-    with pytest.raises(InputError, match="Write the value into `correct`, or `null` where"):
+    with pytest.raises(InputError, match="Write the value into `correct`, or `null` if"):
         review.apply(unread_run, saved(rows, tmp_path / "open.csv"), None)
     # A file of an earlier version has no statuses.
     rows = [{k: v for k, v in row.items() if k not in ("status", "raw")} for row in rows]
@@ -216,7 +216,7 @@ def test_a_browser_makes_no_null_of_an_answer_that_is_no_value(unread_run, tmp_p
     view.goto(f"file://{review.write(unread_run, 1)[0]}")
     size = view.locator(".field[data-name=Size]")
     assert "ambiguous" in size.inner_text()
-    assert 'the model wrote "7.500 <b>": not surely one number' in size.inner_text()
+    assert 'the model wrote "7.500 <b>": not clearly one number' in size.inner_text()
     color = "box => getComputedStyle(box).borderColor"
     brand_color = view.locator(".field[data-name=Brand] .box").evaluate(color)
     assert size.locator(".box").evaluate(color) != brand_color
@@ -377,12 +377,12 @@ def test_a_browser_marks_a_text_that_is_not_written_as_its_type_wants_it(run, br
         box.fill(wrong)
     with view.expect_download():
         view.click("#save")
-    assert view.inner_text("#done").endswith("; 2 not written as their type wants it (red)")
+    assert view.inner_text("#done").endswith("; 2 not in the form of their type (red)")
 
 
 def test_documents_that_nobody_reviewed_become_no_labels(run, tmp_path):
     _, table, _ = review.write(run, 6)
-    with pytest.raises(InputError, match="nobody has reviewed"):
+    with pytest.raises(InputError, match="no document is marked as reviewed"):
         review.apply(run, table, None)
     with open(table, encoding="utf-8-sig", newline="") as file:
         rows = list(csv.DictReader(file))
@@ -495,7 +495,7 @@ def test_a_second_review_shows_documents_without_labels(run, tmp_path):
     assert len({row["id"] for row in second}) == 34
     _, count, new, _ = review.apply(run, saved(second, tmp_path / "second.csv"), None)
     assert (count, new) == (40, 34)
-    with pytest.raises(ConfigError, match="all 40 answered documents have labels already"):
+    with pytest.raises(ConfigError, match="all 40 answered documents already have labels"):
         review.write(run, 6)
 
 
@@ -637,8 +637,8 @@ def test_figures_of_a_review_s_random_documents_are_given_apart(run, tmp_path, m
         assert "chose 4 documents because the model was least sure of them" in text
         # So few do not.
         assert (
-            "Only documents that it chose at random can stand for all, and 4 of them tell little"
-            in text
+            "Only documents that it chose at random represent all documents, and 4 of them tell "
+            "little" in text
         )
         assert "of them tell little" in text
         assert "probably better" not in text

@@ -356,7 +356,7 @@ def test_the_lowest_threshold_that_surely_holds_the_floor_is_taken(tmp_path, mon
     assert f"cascade.under: {result.best.under:g} holds 0.9" in tuning.describe_cascade(result)
     impossible = tuning.tune_cascade(config, str(labels), 1.1, 100)
     assert impossible.best is None
-    assert "no threshold surely holds 1.1" in tuning.describe_cascade(impossible)
+    assert "no threshold is certain to reach 1.1" in tuning.describe_cascade(impossible)
     weights = tmp_path / "adapter"
     weights.mkdir()
     trained_on([Document(n, str(n), {}) for n in range(20)], []).write(weights)

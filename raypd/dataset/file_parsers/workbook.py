@@ -88,8 +88,8 @@ def _check_workbook(data: bytes) -> None:
             if rows * columns > _MAX_CELLS:
                 raise ValueError(
                     f"a workbook whose first sheet spans {rows:,} rows and {columns:,} columns, "
-                    f"more than {_MAX_CELLS:,} cells: delete cells far outside of the "
-                    "table, or save the sheet as CSV"
+                    f"more than {_MAX_CELLS:,} cells: delete cells far outside the table, or save "
+                    "the sheet as CSV"
                 )
 
 

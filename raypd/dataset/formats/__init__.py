@@ -147,7 +147,7 @@ def what_is_read(setting: str) -> str:
     formats = [format for format in FORMATS.values() if format.setting == setting]
     if setting in settings_by_ending():
         endings = ", ".join(endings_of(setting))
-        return f"input.format={setting} takes each file ({endings}) as {formats[0].reads_as}"
+        return f"input.format={setting} reads each file ({endings}) as {formats[0].reads_as}"
     by_default = [format for format in FORMATS.values() if format.setting == "auto"]
     packed = [format.endings[0] for format in by_default if format.compressible]
     plain = [format.endings[0] for format in by_default if not format.compressible]

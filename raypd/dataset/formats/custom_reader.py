@@ -47,4 +47,4 @@ class CustomReader(ObjectFormat):
 
     def sample(self, part: Part, source: InputConfig) -> Iterator[Fields]:
         # The function of the user runs only for the run itself.
-        raise InputError("input.reader alone knows the columns of its rows")
+        raise InputError("only input.reader knows the columns of its rows")

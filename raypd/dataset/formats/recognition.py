@@ -53,8 +53,8 @@ def check_page_count(pages: int) -> None:
     """
     if pages > MOST_PAGES:
         raise ValueError(
-            f"{pages} pages to recognize, more than {MOST_PAGES}: divide the file, or recognize it "
-            "before"
+            f"{pages} pages to recognize, more than {MOST_PAGES}: split the file, or run OCR on it "
+            "first"
         )
 
 

@@ -222,7 +222,7 @@ class Interpreter:
                     self._wait()
                     return
                 case Tag("sync"):
-                    main.lexer.warn(f"{SYNC} without a promise to wait for does nothing")
+                    main.lexer.warn(f"{SYNC} has no effect without a promise to wait for")
                 case Tag("open" | "close"):
                     main.lexer.warn(f"{readable(piece.text)} in the main thread is left out")
         if self._remaining_positions(main) <= 0 and main.state == "running":
@@ -340,7 +340,7 @@ class Interpreter:
 
     def _take_child(self, child: _RunningThread, token: int) -> None:
         if token in self.ends:
-            child.lexer.warn(f"ended its text without {CLOSE}, which was put there")
+            child.lexer.warn(f"ended its text without {CLOSE}, which was added")
             child.record.stopped = True
             self._close_child(child)
             return

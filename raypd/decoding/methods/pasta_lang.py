@@ -195,7 +195,7 @@ class Lexer:
         elif is_single and not parsed.slash:
             self.warn(f"{text} is taken as <{name}/>")
         elif parsed.junk or (parsed.slash and not is_single):
-            self.warn(f"{text} is malformed and taken as well as can be")
+            self.warn(f"{text} is malformed and read as closely as possible")
         return Tag(kind, parsed.attributes)
 
 

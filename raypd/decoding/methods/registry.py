@@ -69,7 +69,7 @@ class PastaOptions:
         "predicted",
         "Positions that the main thread skips at a promise. predicted: those of its attribute "
         "tokens; fixed: fixed_length; oracle: those that its child takes, for which the main "
-        "thread waits (a yardstick for the others, no faster than one thread)",
+        "thread waits (a baseline for the others, no faster than one thread)",
     )
     # A promise that says no number takes it under `promised_length: predicted`, too.
     fixed_length: int = option(

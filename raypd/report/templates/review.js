@@ -166,7 +166,7 @@
     URL.revokeObjectURL(link.href);
     const wrong = list.querySelectorAll("article:has(.looked:checked) .box:invalid").length;
     if (open) done.textContent += `; ${open} without a label, because the answer is no value and none was typed`;
-    if (wrong) done.textContent += `; ${wrong} not written as their type wants it (red)`;
+    if (wrong) done.textContent += `; ${wrong} not in the form of their type (red)`;
     lost = false;
   });
   const before = kept();

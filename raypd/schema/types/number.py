@@ -75,7 +75,7 @@ class NumberType(ValueType):
             return f"`minimum` ({minimum:g}) is above `maximum` ({maximum:g})"
         for value in self.attribute.values:
             if not re.fullmatch(self.json_pattern, value):
-                return f"value {value!r}: write it as JSON has a value of type {self.name}"
+                return f"value {value!r}: write it as a JSON value of type {self.name}"
         return problem_of_values(self.attribute.values)
 
     def json_schema(self) -> Tree:
