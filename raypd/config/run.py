@@ -44,7 +44,7 @@ _VLLM_ONLY = {
 _PROMPT_FILES = ("task.template", "task.few_shot", "task.examples.path")
 # Part of every fingerprint. A release whose defaults, prompts or methods change answers raises it,
 # so that no run resumes into answers of an earlier release.
-_ANSWERS = 3
+_ANSWERS = 4
 
 
 class RunConfig(Section):

@@ -24,8 +24,9 @@ class LabelledValue:
     attribute: str
     confidence: float
     null: bool
-    stands: bool  # whether the document's text contains it
+    in_document: bool  # whether the document's text contains it
     right: bool
+    is_number: bool = False
 
 
 def fit_calibration(values: Sequence[LabelledValue]) -> Calibration:
@@ -51,7 +52,9 @@ def fit_calibration(values: Sequence[LabelledValue]) -> Calibration:
     attributes, attribute_of_value = np.unique(
         [f"{value.category}/{value.attribute}" for value in values], return_inverse=True
     )
-    shared = np.array([features(value.confidence, value.null, value.stands) for value in values])
+    shared = np.array(
+        [features(value.confidence, value.null, value.in_document) for value in values]
+    )
     one_hot = _ATTRIBUTE_SCALE * np.eye(len(attributes))[attribute_of_value]
     model: Any = LogisticRegression(C=1.0, max_iter=1000).fit(np.hstack([shared, one_hot]), right)
     weights = model.coef_[0]
@@ -62,6 +65,7 @@ def fit_calibration(values: Sequence[LabelledValue]) -> Calibration:
         intercept=float(model.intercept_[0]),
         attributes=dict(zip(attributes.tolist(), intercepts, strict=True)),
         values=len(values),
+        finds_numbers=any(value.is_number and value.in_document for value in values),
     )
 
 
@@ -82,7 +86,12 @@ def reliability(
         confidence = value.confidence
         if calibration is not None:
             confidence = calibration.confidence(
-                value.category, value.attribute, confidence, value.null, value.stands
+                value.category,
+                value.attribute,
+                confidence,
+                null=value.null,
+                in_document=value.in_document,
+                is_number=value.is_number,
             )
         confidences.append(confidence)
     confidence_of = np.array(confidences)

@@ -56,7 +56,7 @@ from raypd.evaluation.outcome import (
     parts_of_record,
     parts_of_texts,
 )
-from raypd.tasks import about_missing
+from raypd.tasks import about_missing, is_number
 from raypd.text import counted
 
 _SEED = 0
@@ -393,8 +393,9 @@ def _labelled_values(
                         attribute=value["name"],
                         confidence=value["confidence"],
                         null=value["value"] is None,
-                        stands=value.get("span") is not None,
+                        in_document=value.get("span") is not None,
                         right=outcome(record.get(name), forms, tolerance) in (VC, NN),
+                        is_number=is_number(record.get(name)),
                     )
                 )
     return labelled

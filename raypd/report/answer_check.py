@@ -38,7 +38,8 @@ _SAME_CHOICE = 0.98
 _COPIED = 0.2
 _NAME = 1 / 3
 _YEAR = 1 / 3
-_ELSEWHERE = 0.5
+_TEXTS_ELSEWHERE = 0.5
+_NUMBERS_ELSEWHERE = 0.1
 _NULL = 0.98
 _CUT = 0.1
 # Confidences are nearly constant if 90% of them lie in a range of this width.
@@ -398,17 +399,26 @@ def _unlikely_years(attribute: SampleAttribute) -> str | None:
 
 
 def _elsewhere(attribute: SampleAttribute, keys: Tree) -> str | None:
-    """Return that most texts of an attribute are not in their documents; None if they are."""
-    if keys.get("type") != "text" or keys.get("many"):
+    """Return that many values of an attribute are not in their documents; None if they are."""
+    limit = _TEXTS_ELSEWHERE
+    right_if = "you asked for a paraphrase"
+    is_number = keys.get("type") in _NUMBER_TYPES
+    if is_number:
+        limit = _NUMBERS_ELSEWHERE
+        right_if = "the documents write them in words or in another unit, or if they are judgements"
+    elif keys.get("type") != "text":
         return None
-    texts = attribute.texts.total()
+    if keys.get("many") or (is_number and keys.get("values")):
+        return None
+    values = attribute.texts.total()
     elsewhere = attribute.texts_elsewhere
-    if texts < _FEW or elsewhere.total() <= _ELSEWHERE * texts:
+    if values < _FEW or elsewhere.total() <= max(1, limit * values):
         return None
     text = elsewhere.most_common(1)[0][0]
+    shown = text if is_number else _shown(text)
     return (
-        f"has values that do not occur in their documents: {share(elsewhere.total(), texts)} of "
-        f"{count(texts)} ({_shown(text)}); this is right only if you asked for a paraphrase"
+        f"has values that do not occur in their documents: {share(elsewhere.total(), values)} of "
+        f"{count(values)} ({shown}); this is right only if {right_if}"
     )
 
 

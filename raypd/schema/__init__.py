@@ -7,6 +7,7 @@ from raypd.lazy import LazyExports
 if TYPE_CHECKING:
     from raypd.schema import patterns as patterns
     from raypd.schema.attribute import Attribute as Attribute
+    from raypd.schema.mentions import find_number as find_number
     from raypd.schema.misread import (
         asks_for_multiples as asks_for_multiples,
         is_misread as is_misread,
@@ -66,6 +67,7 @@ __getattr__ = LazyExports(
             "search_tree",
             "simplified",
         ),
+        "mentions": ("find_number",),
         "misread": ("asks_for_multiples", "is_misread", "lacks_multiplier"),
         "ranges": ("asks_for_an_end", "is_end_of_range"),
         "reading": (

@@ -56,6 +56,7 @@ class Mention(NamedTuple):
 
     Attributes:
         begin: Its first character.
+        end: The character after its last one, or after the factor behind it, such as the k of 54k.
         digits: Its digits with their separators.
         readings: What it may be read as.
         doubtful: What it is if its last three digits are decimals, where they are probably
@@ -63,6 +64,7 @@ class Mention(NamedTuple):
     """
 
     begin: int
+    end: int
     digits: str
     readings: list[float]
     doubtful: float | None
@@ -77,7 +79,7 @@ def mentions(text: str) -> tuple[Mention, ...]:
         digits = match["digits"]
         readings = readings_of(digits, {factor_of(match["factor"])})
         doubtful = _doubtful_reading(match, has_decimal_comma=has_decimal_comma)
-        found.append(Mention(match.start(), digits, readings, doubtful))
+        found.append(Mention(match.start(), match.end(), digits, readings, doubtful))
     return tuple(found)
 
 
@@ -107,6 +109,25 @@ def _is_money(mention: re.Match[str]) -> bool:
     before = text[max(0, mention.start() - AROUND) : mention.start()]
     behind = text[mention.end() : mention.end() + AROUND]
     return bool(MONEY_BEFORE.search(before) or _MONEY_BEHIND.match(behind))
+
+
+def find_number(number: float, text: str) -> tuple[int, int] | None:
+    """Find the first place where a text has a number, however it is written there.
+
+    Args:
+        number: The number. Its sign is not compared.
+        text: The text.
+
+    Returns:
+        The first and the end offset, with a factor such as the k of 54k if the number needs it.
+        None if the text does not have the number in digits.
+    """
+    for mention in mentions(text):
+        if is_among(number, readings_of(mention.digits, set())):
+            return mention.begin, mention.begin + len(mention.digits)
+        if is_among(number, mention.readings):
+            return mention.begin, mention.end
+    return None
 
 
 def readings_of(digits: str, factors: set[int]) -> list[float]:

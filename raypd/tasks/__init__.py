@@ -101,6 +101,7 @@ if TYPE_CHECKING:
         trained_on as trained_on,
         trained_on_of as trained_on_of,
     )
+    from raypd.tasks.values import is_number as is_number
 
 __getattr__ = LazyExports(
     __name__,
@@ -143,6 +144,7 @@ __getattr__ = LazyExports(
         "prompting": ("DOCUMENTS", "check_template", "encode", "end_of_turn", "messages"),
         "record": ("Row", "lacks", "record_of", "value_in"),
         "training_documents": ("TrainedOn", "trained_on", "trained_on_of"),
+        "values": ("is_number",),
     },
     modules=("calibration", "columns", "labels", "values"),
 )

@@ -17,27 +17,27 @@ from raypd.errors import ModelError
 
 # The file's name beside the weights.
 FILE = "calibration.json"
-FEATURES = ("logit", "logit of a null", "null", "stands in the document")
+FEATURES = ("logit", "logit of a null", "null", "in the document")
 # Probabilities are clipped so far from 0 and 1 before their logit is taken.
 _EDGE = 1e-4
 # No weight of a regression that was fitted on labels comes near this.
 _LARGEST_WEIGHT = 1e9
 
 
-def features(probability: float, null: bool, stands: bool) -> list[float]:
+def features(probability: float, null: bool, in_document: bool) -> list[float]:
     """Return the features of a value from which its chance to be right is computed.
 
     Args:
         probability: The value's uncalibrated confidence.
         null: Whether the value is null.
-        stands: Whether the value is a part of the document's text.
+        in_document: Whether the value is a part of the document's text.
 
     Returns:
         One number for each of FEATURES.
     """
     clipped = min(max(probability, _EDGE), 1 - _EDGE)
     logit = math.log(clipped / (1 - clipped))
-    return [logit, logit * null, float(null), float(stands)]
+    return [logit, logit * null, float(null), float(in_document)]
 
 
 @dataclass
@@ -49,6 +49,8 @@ class Calibration:
         intercept: The intercept of all attributes.
         attributes: The intercept of each "category/attribute". With few labels it is near 0.
         values: The number of labelled values that it was fitted on.
+        finds_numbers: Whether its labelled numbers were looked for in their documents. In files of
+            earlier versions they were not.
         method: `decoding.method` of the run with these values, "" if unknown.
         run: That run's fingerprint and start.
     """
@@ -57,11 +59,19 @@ class Calibration:
     intercept: float
     attributes: dict[str, float]
     values: int = 0
+    finds_numbers: bool = False
     method: str = ""
     run: str = ""
 
     def confidence(
-        self, category: str, attribute: str, probability: float, null: bool, stands: bool
+        self,
+        category: str,
+        attribute: str,
+        probability: float,
+        *,
+        null: bool,
+        in_document: bool,
+        is_number: bool = False,
     ) -> float:
         """Return the probability that a value is right.
 
@@ -70,10 +80,13 @@ class Calibration:
             attribute: The attribute's name.
             probability: The value's uncalibrated confidence.
             null: Whether the value is null.
-            stands: Whether the value is a part of the document's text.
+            in_document: Whether the value is a part of the document's text.
+            is_number: Whether the value is a number.
         """
-        score = float(np.dot(self.weights, features(probability, null, stands))) + self.intercept
-        score += self.attributes.get(f"{category}/{attribute}", 0.0)
+        if is_number and not self.finds_numbers:
+            in_document = False
+        score = float(np.dot(self.weights, features(probability, null, in_document)))
+        score += self.intercept + self.attributes.get(f"{category}/{attribute}", 0.0)
         # The sigmoid, in a form that does not overflow for any score.
         return 0.5 + 0.5 * math.tanh(score / 2)
 

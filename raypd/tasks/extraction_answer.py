@@ -23,7 +23,15 @@ from raypd.tasks.columns import value_row
 from raypd.tasks.extraction_prompt import CategoryPrompt, DocumentText
 from raypd.tasks.prompting import decode_answer, end_tokens
 from raypd.tasks.record import record_of
-from raypd.tasks.values import CheckedValue, Rated, check, find_value, span_of, span_source
+from raypd.tasks.values import (
+    CheckedValue,
+    Rated,
+    check,
+    find_value,
+    is_number,
+    span_of,
+    span_source,
+)
 
 # Characters that are kept of an answer that holds no value at all.
 _MAX_NO_RECORD = 400
@@ -180,7 +188,8 @@ class ExtractionAnswers:
                     attribute.name,
                     probability,
                     null=checked.value is None,
-                    stands=span["span"] is not None,
+                    in_document=span["span"] is not None,
+                    is_number=is_number(checked.value),
                 )
             if checked.value is not None and self._is_unsure(probability):
                 checked = CheckedValue("unsure", None, checked.raw)

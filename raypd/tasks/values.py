@@ -14,6 +14,7 @@ from raypd.schema import (
     Status,
     bare,
     dumps,
+    find_number,
     string_end,
     structure_end,
 )
@@ -28,6 +29,7 @@ __all__ = [
     "check",
     "find_span",
     "find_value",
+    "is_number",
     "span_of",
     "span_source",
 ]
@@ -236,13 +238,17 @@ def span_of(
     """The columns `span` and `span_exact` of a value.
 
     Args:
-        value: The value; only texts have a span.
+        value: The value; only texts and numbers have a span.
         text: The part of the source that the model read.
         offset: Where the part begins, in characters.
         source: The document's whole text, with form feeds between pages.
         boxes: Where the source stands on its pages, if it was recognized.
     """
-    span = find_span(text, value) if isinstance(value, str) else None
+    span = None
+    if isinstance(value, str):
+        span = find_span(text, value)
+    elif is_number(value):
+        span = _number_span(text, value)
     if span is None:
         return {"span": None, "span_exact": None}
     begin = offset + span[0]
@@ -252,6 +258,20 @@ def span_of(
     if boxes:
         where["box"] = box_of(boxes, begin, end)
     return {"span": where, "span_exact": span[2]}
+
+
+def is_number(value: Any) -> bool:
+    """Return whether a value of a record is a number."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _number_span(text: str, number: float) -> tuple[int, int, bool] | None:
+    """Find where a number is first in a text. Returns as `find_span`; exact: as JSON writes it."""
+    span = find_number(number, text)
+    if span is None:
+        return None
+    begin, end = span
+    return begin, end, text[begin:end] == json.dumps(number)
 
 
 def box_of(boxes: Sequence[TextBox], begin: int, end: int) -> list[float] | None:

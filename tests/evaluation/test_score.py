@@ -11,6 +11,7 @@ import shlex
 import shutil
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -761,8 +762,8 @@ def test_calibrated_confidences_are_the_share_of_right_values(count):
     groups = {
         "Color": [value for value in fresh if value.attribute == "Color"],
         "Brand": [value for value in fresh if value.attribute == "Brand"],
-        "in the text": [value for value in fresh if value.stands],
-        "not in the text": [value for value in fresh if not value.stands],
+        "in the text": [value for value in fresh if value.in_document],
+        "not in the text": [value for value in fresh if not value.in_document],
     }
     for name, values in groups.items():
         assert calibration_error(reliability(values, calibration)) < 0.07, name
@@ -791,7 +792,7 @@ def test_the_calibration_error_is_the_mean_gap_between_confidence_and_share_righ
 @pytest.mark.parametrize(("weight", "expected"), [(1e6, 0.0), (0.0, 0.5), (-1e6, 1.0)])
 def test_weights_of_any_size_give_a_confidence(weight, expected):
     calibration = Calibration([weight, 0, 0, 0], 0.0, {})
-    assert calibration.confidence("c", "a", 0.01, False, False) == expected
+    assert calibration.confidence("c", "a", 0.01, null=False, in_document=False) == expected
 
 
 @pytest.fixture
@@ -818,9 +819,32 @@ def test_a_task_calibrates_its_confidences(calibration_path):
             before["name"],
             before["confidence"],
             null=before["value"] is None,
-            stands=before["span"] is not None,
+            in_document=before["span"] is not None,
         )
         assert after == {**before, "confidence": pytest.approx(expected)}
+
+
+def test_a_calibration_of_an_earlier_version_does_not_look_for_numbers_in_documents():
+    values = [replace(value, is_number=value.attribute == "Color") for value in drawn(400, 0)]
+    calibration = fit_calibration(values)
+    assert calibration.finds_numbers
+    confidences = [
+        calibration.confidence(
+            "shoes", "Color", 0.8, null=False, in_document=in_document, is_number=True
+        )
+        for in_document in (False, True)
+    ]
+    assert confidences[0] < confidences[1]
+    earlier = replace(calibration, finds_numbers=False)
+    for in_document in (False, True):
+        confidence = earlier.confidence(
+            "shoes", "Color", 0.8, null=False, in_document=in_document, is_number=True
+        )
+        assert confidence == confidences[0]
+    # No number of an earlier version's run has a span.
+    without = [replace(value, in_document=False) for value in values if value.is_number]
+    texts = [value for value in values if not value.is_number]
+    assert not fit_calibration([*texts, *without]).finds_numbers
 
 
 def test_a_task_leaves_out_values_below_the_minimum_confidence():

@@ -156,10 +156,21 @@ def test_texts_that_stand_nowhere_are_named_if_they_are_most():
     assert "55%" in fault.text
     assert kinds("title", made_up[1:] + others) == ["elsewhere"]
     assert kinds("title", made_up[2:] + others) == []
-    # Nothing says where a number or an item of a list stands.
-    assert kinds("years", [value("years", str(n), spread_confidence(n)) for n in range(20)]) == []
+    # Nothing says where an item of a list stands.
+    listed = [value("skills", f'["skill {n}"]', spread_confidence(n)) for n in range(20)]
+    assert kinds("skills", listed) == []
     # The answers of the model fake are made up anyway.
     assert answer_check.warnings(config("fake"), sample_of("title", made_up)) == []
+
+
+def test_numbers_that_do_not_appear_in_their_documents_are_named_if_they_are_a_tenth():
+    made_up = [value("years", "2000", spread_confidence(n)) for n in range(3)]
+    others = [{**stands(str(n), n), "name": "years"} for n in range(18)]
+    (fault,) = answer_check.warnings(config(), sample_of("years", made_up + others))
+    assert fault.kind == "elsewhere"
+    assert "14% of 21 (2000)" in fault.text
+    assert kinds("years", made_up[1:] + others) == []
+    assert kinds("years", others) == []
 
 
 def test_a_choice_that_is_mostly_one_value_is_no_fault_but_always_one_is():

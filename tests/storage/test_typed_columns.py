@@ -175,7 +175,8 @@ def test_duckdb_and_arrow_read_every_column_in_its_type(config: RunConfig, tmp_p
     assert duckdb.sql(query).fetchall()[0] == (0.5, 3, "null")
     schema = ds.dataset(tmp_path / "units").schema
     assert schema.field("Brand__confidence").type == pa.float32()
-    assert not {"Size__span", "record", "values"} & set(schema.names)
+    assert schema.field("Size__span").type == schema.field("Brand__span").type
+    assert not {"Lit__span", "Colors__span", "record", "values"} & set(schema.names)
     own = [*OWN_COLUMNS, "category", "truncated"]
     assert [name for name in schema.names if name in own] == own
 

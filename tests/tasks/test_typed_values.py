@@ -34,7 +34,7 @@ from raypd.schema import Attribute
 from raypd.tasks import build_task
 from raypd.tasks.automata import automaton_of, json_object, vocabulary_of
 from raypd.tasks.record import record_of, value_in
-from raypd.tasks.values import check, find_span
+from raypd.tasks.values import check, find_span, span_of
 from raypd.training.example import Skip
 from raypd.training.extraction import value_text
 from tests.decoding import reference
@@ -483,6 +483,36 @@ def test_labels_are_found_by_path_and_flat_name_and_values_where_they_stand() ->
         value: find_span("Shared  RED\nWine, red wine and red. ACME x", value) for value in wanted
     } == wanted
     assert find_span("a+b", "a+b") == (0, 3, True)
+
+
+@pytest.mark.parametrize(
+    ("number", "text", "expected"),
+    [
+        (24, "Battery: 24 h", ("24", True)),
+        (1299, "for $1,299.00 only", ("1,299.00", False)),
+        (1299.5, "1.299,50 €", ("1.299,50", False)),
+        (54000, "54k to 60k", ("54k", False)),
+        (54, "54k", ("54", True)),
+        (-5, "down to \u22125 degrees", ("5", False)),
+        (72.1, "72.10 dollars", ("72.10", False)),
+        (7, "17 or 27, then 7", ("7", True)),
+        (2, "two of them", None),
+        (2000, "Competitive pay", None),
+        (9, "90", None),
+    ],
+)
+def test_the_span_of_a_number_is_where_the_text_has_it_in_any_notation(number, text, expected):
+    columns = span_of(number, text, 100, "")
+    span = columns["span"]
+    if expected is None:
+        assert columns == {"span": None, "span_exact": None}
+        return
+    assert (text[span["begin"] - 100 : span["end"] - 100], columns["span_exact"]) == expected
+
+
+@pytest.mark.parametrize("value", [True, None, [24], {"a": 24}])
+def test_values_that_are_neither_texts_nor_numbers_have_no_span(value):
+    assert span_of(value, "24 True", 0, "") == {"span": None, "span_exact": None}
 
 
 def next_state(state: int, byte: int) -> int:

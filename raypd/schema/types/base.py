@@ -80,7 +80,7 @@ class ValueType:
     keys: ClassVar[frozenset[str]] = frozenset()
     # A slot may say null even if the attribute is required.
     always_nullable: ClassVar[bool] = False
-    # A value is a text that may stand in the document.
+    # A value may be a part of the document's text.
     has_span: ClassVar[bool] = True
     # A cell of a table can hold the value without JSON.
     has_plain_cells: ClassVar[bool] = True

@@ -30,7 +30,6 @@ class NumberType(ValueType):
     name = "number"
     keys = frozenset({"minimum", "maximum", "values"})
     always_nullable = True
-    has_span = False
     column_type = "number"
     label_end = "\n"
     example = "7.5"
