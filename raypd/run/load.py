@@ -8,7 +8,15 @@ from typing import Any
 import raypd.run.layout as layout
 import raypd.run.records as records
 from raypd import storage
-from raypd.config import RunConfig, StorageConfig, make_config, set_key, value_of, with_current_keys
+from raypd.config import (
+    RunConfig,
+    StorageConfig,
+    card_of,
+    make_config,
+    set_key,
+    value_of,
+    with_current_keys,
+)
 from raypd.errors import ConfigError, did_you_mean, raised_as
 from raypd.run.manifest import RunRecord
 
@@ -183,6 +191,12 @@ def load_run(output: str, overrides: list[str]) -> RunConfig:
         config = make_config(tree, overrides)
         fingerprint = config.fingerprint()
     if fingerprint != record.fingerprint:
+        if record.model_card and not card_of(config.model.model_dump(), config.task.kind):
+            weights = config.model.adapter or config.model.name
+            raise ConfigError(
+                f"{output}: the trained weights {weights} of this run are not here. If this is a "
+                "relative path, run the command in the folder where the run was started"
+            )
         version = record.versions.get("raypd", "unknown")
         raise ConfigError(
             f"{output}: the configuration now has the fingerprint {fingerprint}, but the run has "

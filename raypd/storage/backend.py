@@ -21,7 +21,7 @@ class Backend(ABC):
 
     # Prefixes of the paths that this kind serves, such as "s3://".
     schemes: ClassVar[tuple[str, ...]] = ()
-    # Whether other machines reach the same files, and a listing is enough to tell a file's version.
+    # Whether the stamp in a listing changes with every change of a file, so that it is the version.
     is_remote: ClassVar[bool] = True
 
     def __init__(self, settings: StorageConfig) -> None:
