@@ -39,7 +39,7 @@ _COPIED = 0.2
 _NAME = 1 / 3
 _YEAR = 1 / 3
 _TEXTS_ELSEWHERE = 0.5
-_NUMBERS_ELSEWHERE = 0.1
+_NUMBERS_ELSEWHERE = 0.05
 _NULL = 0.98
 _CUT = 0.1
 # Confidences are nearly constant if 90% of them lie in a range of this width.
