@@ -549,7 +549,7 @@ def _check_columns(
     if not missing:
         return
     for key, name in config.wanted_columns().items():
-        if name not in names and key != "input.id_column":
+        if name.partition(".")[0] not in names and name not in names and key != "input.id_column":
             raise ConfigError(
                 f"{key}: the dataset has no column {name!r}; it has {', '.join(names)}"
             )

@@ -106,7 +106,9 @@ class InputConfig(Section, use_attribute_docstrings=True):
         "id", description="Column with the document's id; null: the id is source:row"
     )
     text_columns: list[str] = Field(["title", "description"], min_length=1)
-    """Columns whose texts make up the document, in this order"""
+    """Columns whose texts make up the document, in this order. message.body is the text body of
+    the objects in the column message
+    """
     html_columns: list[str] = Field(
         [], description="Those text columns that hold HTML; raypd reads its visible text"
     )

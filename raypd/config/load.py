@@ -185,25 +185,39 @@ def _checked(source: YamlFile, overrides: list[str], folder: Path, origin: str) 
     """
     override(source, overrides, origin)
     if isinstance(source.tree.get("task"), dict):
-        _resolve_schema(source.tree, source.tree["task"], folder)
+        _resolve_schema(source, source.tree["task"], folder)
     return _validated(source)
 
 
-def _resolve_schema(tree: dict[str, Any], task: dict[str, Any], folder: Path) -> None:
+def _resolve_schema(source: YamlFile, task: dict[str, Any], folder: Path) -> None:
     """Turn the key of a task that says what is extracted into `task.categories`."""
+    tree = source.tree
     keys = [key for key in _SCHEMA_KEYS if task.get(key)]
     if len(keys) > 1:
         raise ConfigError(f"task.{keys[0]} and task.{keys[1]} are both set: keep one")
     if keys == ["categories_file"]:
         task["categories"] = _categories_in(Path(task["categories_file"]))
+        source.include(("task", "categories"), task["categories_file"])
     elif keys == ["schema"]:
         task["categories"] = categories_of(task["schema"], folder)
+        _include_attributes(source, task["schema"])
     elif keys == ["attributes"] and isinstance(task["attributes"], list):
         task["categories"] = {UNNAMED_CATEGORY: {"attributes": task["attributes"]}}
         task["attributes"] = []
     # Documents need not name their category where there is one schema.
     if keys in (["schema"], ["attributes"]) and isinstance(tree.get("input"), dict):
         tree["input"].setdefault("category_column", None)
+
+
+def _include_attributes(source: YamlFile, schema: Any) -> None:
+    """Note in which lines of the file of `task.schema` the attributes are, if it lists them."""
+    if not isinstance(schema, str) or not schema.endswith((".yaml", ".yml")):
+        return
+    tree = parse(Path(schema).read_text(encoding="utf-8"))
+    if isinstance(tree, list):
+        source.include(("task", "schema", "attributes"), schema)
+    elif lists_attributes(tree):
+        source.include(("task", "schema"), schema)
 
 
 def _categories_in(path: Path) -> dict[str, Any]:

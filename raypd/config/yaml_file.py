@@ -81,6 +81,7 @@ class YamlFile:
         tree: The mapping.
         lines: The line of each key in the file.
         overrides: The keys that an override set, and where it was given.
+        included: The keys whose content was read from another file, with that file.
     """
 
     def __init__(self, path: Path | None, tree: dict[str, Any]) -> None:
@@ -88,6 +89,18 @@ class YamlFile:
         self.tree = tree
         self.lines: dict[tuple[str | int, ...], int] = {}
         self.overrides: dict[tuple[str | int, ...], str] = {}
+        self.included: dict[tuple[str | int, ...], YamlFile] = {}
+
+    def include(self, key: tuple[str | int, ...], path: str) -> None:
+        """Note that a key has the content of another YAML file, whose lines `where` then names.
+
+        Args:
+            key: The key, as messages name it.
+            path: The file; it was read before without an error.
+        """
+        other = YamlFile(Path(path), {})
+        other._number(_compose(Path(path).read_text(encoding="utf-8")), ())
+        self.included[key] = other
 
     @classmethod
     def read(cls, path: Path) -> Self:
@@ -143,6 +156,9 @@ class YamlFile:
         key below. For a key that stands nowhere, the result is the position of the nearest key
         above it.
         """
+        for prefix, other in self.included.items():
+            if key[: len(prefix)] == prefix:
+                return other._file_line(key[len(prefix) :])
         for length in range(len(key), 0, -1):
             if key[:length] in self.overrides:
                 return self.overrides[key[:length]]

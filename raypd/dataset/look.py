@@ -5,7 +5,7 @@ import itertools
 import os
 import re
 from collections import Counter
-from collections.abc import Container, Iterable
+from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from statistics import fmean
 
@@ -16,11 +16,12 @@ from raypd import storage
 from raypd.config import COMMAND_LINE, InputConfig, make_config
 from raypd.dataset.formats import FORMATS, Detector, settings_by_ending
 from raypd.dataset.formats.arrow_columns import text_rows as batch_rows
+from raypd.dataset.formats.nested_names import names_in_row
 from raypd.dataset.jsonl import UNREADABLE
 from raypd.dataset.listing import InputObject, objects, partition_keys
 from raypd.errors import InputError
 from raypd.run import LeftOut, left_out
-from raypd.tasks import Row, label_columns
+from raypd.tasks import Row, label_columns, with_nested
 from raypd.text import Say, counted
 
 __all__ = [
@@ -36,6 +37,8 @@ __all__ = [
 # Rows that are looked at, at most.
 MOST_ROWS = 500
 _MOST_FILES = 1000  # of a folder, whose sizes tell which format is meant
+# Keys of the objects in one column that are columns of their own.
+_MOST_KEYS = 50
 _MAX_SHOWN = 8  # columns in a message
 _MOST_LISTED = 10_000  # files that are listed to say which are read and which are left out
 # A column is one of HTML if at least this share of its texts has tags.
@@ -256,7 +259,7 @@ def _choose(data: str, setting: str | None, columns: _Columns, labels: Container
     all_are_short = max(lengths.values(), default=0) < _TEXT_CHARACTERS
     text_columns = []
     for name, length in lengths.items():
-        if all_are_short or length >= _TEXT_CHARACTERS or _TITLE.fullmatch(name):
+        if all_are_short or length >= _TEXT_CHARACTERS or _TITLE.fullmatch(name.rpartition(".")[2]):
             text_columns.append(name)
     without_labels = [name for name in text_columns if name not in labels]
     label_texts = []
@@ -414,7 +417,7 @@ def _columns_of_rows(rows: Iterable[Row]) -> _Columns:
     row_count = 0
     for row in rows:
         row_count += any(value is not None for value in row.values())
-        for name, value in row.items():
+        for name, value in _flat(row):
             texts = texts_by_column.setdefault(name.strip(), [])
             values = values_by_column.setdefault(name.strip(), [])
             if _is_missing(value):
@@ -437,7 +440,28 @@ def _columns_of_rows(rows: Iterable[Row]) -> _Columns:
         are_codes = all(_ID_CODE.fullmatch(value) for value in values)
         column.has_codes = are_codes and len(values) >= _CODES_NEEDED
         columns[name] = column
+    for name in list(columns):
+        # Parquet names all columns first, also those that hold objects.
+        has_keys = any(other.startswith(f"{name}.") for other in columns)
+        if has_keys and columns[name].texts is None:
+            del columns[name]
     return columns
+
+
+def _flat(row: Row) -> Iterator[tuple[str, object]]:
+    """Yield the columns of a row, and in place of a column with an object the keys inside of it.
+
+    An object with very many keys is no record but a mapping, and is yielded as it is.
+    """
+    for name, value in row.items():
+        inner = list(names_in_row({name: value}))[1:]
+        if not isinstance(value, dict) or not 0 < len(inner) <= _MOST_KEYS:
+            yield name, value
+            continue
+        values = with_nested({name: value}, inner)
+        for key in inner:
+            if not isinstance(values.get(key), dict):
+                yield key, values.get(key)
 
 
 def _is_missing(value: object) -> bool:

@@ -4,7 +4,7 @@ A row that cannot be read becomes a document with an error, so that none is lost
 """
 
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import pyarrow as pa
 
@@ -15,12 +15,13 @@ from raypd.dataset.formats import FORMATS, Fields, SourceRow
 from raypd.dataset.formats.arrow_columns import column_values, needed_names
 from raypd.dataset.formats.documents import BOXES
 from raypd.dataset.formats.html import html_limit, visible_text
+from raypd.dataset.formats.nested_names import with_outer
 from raypd.dataset.jsonl import UNREADABLE
 from raypd.dataset.listing import partition_keys
 from raypd.errors import InputError
 from raypd.run import Part, Unit
 from raypd.storage import SINCE_PLANNED
-from raypd.tasks import Document, kind_of
+from raypd.tasks import Document, kind_of, with_nested
 from raypd.text import id_text
 
 
@@ -89,7 +90,7 @@ def _read_part(
     """
     count = 0
     source = config.input
-    needed = {*columns, *_columns_read(config)}
+    needed = with_outer([*columns, *_columns_read(config)])
     path_fields: Fields = {}
     for key, value in partition_keys(part.name).items():
         if key in needed:
@@ -172,7 +173,7 @@ def _fill(document: Document, fields: Fields, config: RunConfig) -> None:
         ValueError: The fields cannot be used; the text says why.
     """
     document.boxes = fields.pop(BOXES, [])
-    fields = _without_spaces(fields)
+    fields = with_nested(_without_spaces(fields), _columns_read(config))
     for name, value in fields.items():
         if isinstance(value, UnicodeDecodeError):
             raise ValueError(f"column {name!r} is not UTF-8")
@@ -247,10 +248,22 @@ def _column_text(name: str, value: object) -> str | None:
     if value is None:
         return None
     if not isinstance(value, str):
-        raise ValueError(f"column {name!r} holds {kind_of(value)}, not text")
+        raise ValueError(
+            f"column {name!r} holds {kind_of(value)}, not text{_key_hint(name, value)}"
+        )
     if "\0" in value:
         raise ValueError(f"column {name!r} holds NUL characters")
     return value
+
+
+def _key_hint(name: str, value: object) -> str:
+    """Return how to name a text inside of an object; "" if it has none."""
+    if not isinstance(value, Mapping):
+        return ""
+    for key, inner in value.items():
+        if isinstance(inner, str):
+            return f"; name a key of it instead, such as {name}.{key}"
+    return ""
 
 
 def _html_text(name: str, html: str, source: InputConfig) -> str:
@@ -289,7 +302,7 @@ def read_table(table: pa.Table, config: RunConfig) -> list[Document]:
         config: The run's configuration.
     """
     columns: dict[str, list[object]] = {}
-    for name in needed_names(table.column_names, _columns_read(config)):
+    for name in needed_names(table.column_names, with_outer(_columns_read(config))):
         columns[name] = column_values(table[name].combine_chunks())
     documents = []
     for row in range(table.num_rows):

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from raypd.config import InputConfig
 from raypd.dataset.formats import SeenColumns
+from raypd.dataset.formats.nested_names import with_outer
 from raypd.errors import did_you_mean
 
 _MAX_SHOWN = 20  # columns in a message
@@ -31,7 +32,7 @@ class WantedColumns:
     def __init__(self, wanted: dict[str, str], source: InputConfig, optional: set[str]) -> None:
         self._wanted = wanted
         # All columns that a run reads; a category may be missing.
-        self.read = {*wanted.values(), source.id_column, source.category_column}
+        self.read = with_outer([*wanted.values(), source.id_column, source.category_column])
         self._optional = optional
         # A file without any of these holds nothing to read.
         self._content = dict(self._wanted)

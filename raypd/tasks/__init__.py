@@ -56,6 +56,7 @@ if TYPE_CHECKING:
         questions_of as questions_of,
         text_of as text_of,
         unpacked as unpacked,
+        with_nested as with_nested,
         words_of as words_of,
     )
     from raypd.tasks.extraction import ExtractionTask as ExtractionTask
@@ -132,6 +133,7 @@ __getattr__ = LazyExports(
             "questions_of",
             "text_of",
             "unpacked",
+            "with_nested",
             "words_of",
         ),
         "extraction": ("ExtractionTask",),

@@ -2,7 +2,7 @@
 
 import contextlib
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from raypd.config import (
@@ -77,6 +77,39 @@ def text_of(document: Document, columns: list[str]) -> str:
     if not lines:
         raise ValueError(f"empty: nothing in {', '.join(columns)}")
     return "\n".join(lines)
+
+
+def with_nested(fields: Mapping[str, Any], names: Iterable[str | None]) -> dict[str, Any]:
+    """Return the fields of a row, and those that are keys of objects in it.
+
+    Args:
+        fields: The row, by column.
+        names: The columns that are needed. For a name like `message.body` that is not a column, the
+            result has the value of the key `body` of the object in `message`. If `message` is a
+            list of objects, it is the list of their values.
+    """
+    complete = dict(fields)
+    for name in names:
+        if name is None or "." not in name or name in fields:
+            continue
+        value = _nested_value(fields, name)
+        if value is not None:
+            complete[name] = value
+    return complete
+
+
+def _nested_value(value: Any, name: str) -> Any:
+    """Return the value of a key, or of a key in an object that a key holds; None without one."""
+    if isinstance(value, list):
+        values = [_nested_value(item, name) for item in value]
+        present = [item for item in values if item is not None]
+        return present or None
+    if not isinstance(value, Mapping):
+        return None
+    if name in value:
+        return value[name]
+    head, _, rest = name.partition(".")
+    return _nested_value(value.get(head), rest) if rest else None
 
 
 def words_of(text: str) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 from raypd.config import Category, ExtractionConfig, InputConfig, QuestionAnsweringConfig
 from raypd.errors import ConfigError, in_words, raised_as
 from raypd.tasks.base import Document
-from raypd.tasks.documents import category_of, text_of, words_of
+from raypd.tasks.documents import category_of, text_of, with_nested, words_of
 from raypd.tasks.labels import labels_of
 from raypd.tasks.missing import parse_json
 from raypd.tasks.record import value_in
@@ -101,6 +101,7 @@ class LabelledExamples:
             return
         for location, row in _rows(self.settings.path, "task.examples.path"):
             try:
+                row = with_nested(row, [*text_columns, source.category_column])
                 document = Document(0, "", row)
                 name = category_of(document, source, categories)
                 text = text_of(document, text_columns)

@@ -147,6 +147,46 @@ def test_a_wrong_key_of_the_file_keeps_its_line_beside_overrides(tmp_path: Path)
     assert str(error.value).startswith(f"{file}:3: cost.deadline: ")
 
 
+SCHEMA_RUN = """\
+input: {path: a.jsonl}
+output: {path: out}
+task: {KEY: schema.yaml}
+"""
+
+
+@pytest.mark.parametrize(
+    ("key", "schema", "message"),
+    [
+        ("schema", "- Brand\n- {name: Color, typ: text}\n", "2: task.schema.attributes.1.typ"),
+        (
+            "schema",
+            "attributes:\n- Brand\n- name: Color\n  typ: text\n",
+            "4: task.schema.attributes.1.typ",
+        ),
+        (
+            "categories_file",
+            "shoes:\n  attributes:\n  - {name: Color, typ: text}\n",
+            "3: task.categories.shoes.attributes.0.typ",
+        ),
+    ],
+)
+@pytest.mark.parametrize("by_override", [False, True])
+def test_a_mistake_in_the_file_of_a_schema_is_named_with_its_line_there(
+    tmp_path: Path, key: str, schema: str, message: str, by_override: bool
+) -> None:
+    file = tmp_path / "schema.yaml"
+    file.write_text(schema)
+    run = tmp_path / "run.yaml"
+    run.write_text(SCHEMA_RUN.replace("KEY", key))
+    overrides = []
+    if by_override:
+        run.write_text(SCHEMA_RUN.replace("{KEY: schema.yaml}", "{}"))
+        overrides = [f"task.{key}={file}"]
+    with pytest.raises(ConfigError) as error:
+        load_config(run, overrides)
+    assert str(error.value) == f"{file}:{message}: unknown key; did you mean 'type'?"
+
+
 @pytest.mark.parametrize(
     ("written", "meant"),
     [

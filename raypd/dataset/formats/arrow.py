@@ -9,6 +9,7 @@ from raypd import storage
 from raypd.config import InputConfig
 from raypd.dataset.formats.arrow_columns import needed_names, rows_of_batches, text_rows
 from raypd.dataset.formats.base import Columns, Fields, RowFormat, SeenColumns, SourceRow
+from raypd.dataset.formats.nested_names import names_in_schema
 from raypd.dataset.formats.ranges import RowGroups
 from raypd.run import Part
 
@@ -29,7 +30,7 @@ class Arrow(RowFormat):
             _open_batches(file) as batches,
         ):
             groups = [(batch.num_rows, batch.nbytes) for batch in batches]
-            return groups, SeenColumns(batches.schema.names, is_schema=True)
+            return groups, SeenColumns(names_in_schema(batches.schema), is_schema=True)
 
     def read(self, part: Part, source: InputConfig, columns: Columns) -> Iterator[SourceRow]:
         with (

@@ -21,6 +21,7 @@ from raypd.dataset.formats.base import (
     SourceRow,
     Split,
 )
+from raypd.dataset.formats.nested_names import names_in_row
 from raypd.dataset.formats.ranges import (
     Boundary,
     cut_rows,
@@ -188,7 +189,7 @@ def columns_of_lines(texts: Iterable[bytes]) -> SeenColumns:
             row = json.loads(text.removeprefix(BOM))
             if isinstance(row, dict):
                 objects += 1
-                columns.update(row)
+                columns.update(names_in_row(row))
     return SeenColumns(sorted(columns), rows, objects)
 
 

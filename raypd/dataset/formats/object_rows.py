@@ -15,6 +15,7 @@ from raypd.dataset.formats.base import (
     SeenColumns,
     SourceRow,
 )
+from raypd.dataset.formats.nested_names import names_in_row
 from raypd.dataset.formats.ranges import RowGroups
 from raypd.dataset.jsonl import open_lines
 from raypd.errors import InputError
@@ -51,7 +52,7 @@ class ObjectFormat(RowFormat):
             if isinstance(row, Mapping):
                 fields = dict(row)
             if seen.rows < SAMPLED_ROWS:
-                names.update(dict.fromkeys(fields))
+                names.update(dict.fromkeys(names_in_row(fields)))
                 seen.rows += 1
                 seen.objects += isinstance(row, Mapping)
             texts = (value for value in fields.values() if isinstance(value, str))

@@ -9,6 +9,7 @@ from raypd import storage
 from raypd.config import InputConfig
 from raypd.dataset.formats.arrow_columns import needed_names, rows_of_batches, text_rows
 from raypd.dataset.formats.base import Columns, Fields, RowFormat, SeenColumns, SourceRow
+from raypd.dataset.formats.nested_names import names_in_schema
 from raypd.dataset.formats.ranges import RowGroups
 from raypd.run import Part
 
@@ -31,7 +32,7 @@ class Parquet(RowFormat):
         with storage.open_file(part.path, part.version, part.size) as file:
             parquet = pq.ParquetFile(file)
             metadata = parquet.metadata
-            names = parquet.schema_arrow.names
+            names = names_in_schema(parquet.schema_arrow)
         groups: RowGroups = []
         for number in range(metadata.num_row_groups):
             group = metadata.row_group(number)
