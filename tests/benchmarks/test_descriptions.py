@@ -64,7 +64,6 @@ def table(folder: Path, documents: int) -> list[list[str]]:
 
 
 @pytest.mark.slow
-@pytest.mark.ci
 def test_each_set_is_answered_with_each_prompt(folder):
     rows = table(folder, 4)
     pairs = [(name, prompt) for name in descriptions.SETS for prompt in descriptions.PROMPTS]
