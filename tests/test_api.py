@@ -162,7 +162,10 @@ def test_the_columns_of_a_file_are_found(tmp_path: Path, monkeypatch, in_process
     frame = pd.read_csv("x.csv").assign(n=1, Brand="of the shop that we have")
     for source, said in (
         ("x.csv", "csv: reads name, note,"),
-        (frame, "not read (input.text_columns): n; not read, because a column that is named"),
+        (
+            frame,
+            "not read (input.text_columns): n; not read, because columns with an attribute's name",
+        ),
     ):
         assert raypd.extract(source, ["Brand"], model="fake").manifest.ok == 1
         assert said in capsys.readouterr().err

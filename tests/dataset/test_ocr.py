@@ -250,4 +250,4 @@ def test_a_document_with_too_many_pages_to_recognize_is_an_error(
     )
     read = text_by_id(config, tmp_path)
     for name, text in read.items():
-        assert text.startswith(f"{name}: 2 pages to recognize, more than 1: divide the file")
+        assert text.startswith(f"{name}: 2 pages to recognize, more than 1: split the file")

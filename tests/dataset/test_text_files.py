@@ -232,14 +232,14 @@ def test_a_folder_says_which_files_are_read_and_a_path_that_ends_as_they_do_need
 ) -> None:
     (tmp_path / "README.md").write_text("about the table")
     with pytest.raises(
-        InputError, match=r"README.md: input.format=files takes each file \(.txt, .*as a document"
+        InputError, match=r"README.md: input.format=files reads each file \(.txt, .*as a document"
     ):
         plan(config(str(tmp_path)))
     (tmp_path / "table.jsonl").write_text('{"id": 1, "title": "a row"}\n')
     assert [d.fields["title"] for d in read_all(config(str(tmp_path)))] == ["a row"]
     (tmp_path / "README.md").rename(tmp_path / "a.odt")
     (tmp_path / "table.jsonl").unlink()
-    with pytest.raises(InputError, match=r"a.odt: input.format=files takes each file \(.txt, "):
+    with pytest.raises(InputError, match=r"a.odt: input.format=files reads each file \(.txt, "):
         plan(
             config(
                 str(tmp_path),
@@ -351,7 +351,7 @@ def test_json_that_is_no_lines(tmp_path, config) -> None:
         3,
     ]
     with pytest.raises(
-        InputError, match=r"/a.json: input.format=json takes each file \(.json\) as"
+        InputError, match=r"/a.json: input.format=json reads each file \(.json\) as"
     ):
         plan(config([str(tmp_path / "*.json"), str(tmp_path / "*.txt")]))
     (tmp_path / "a.json").write_text('[{"id": 1}')
