@@ -47,6 +47,7 @@ _CONSTANT_WIDTH = 0.02
 # A model that is this sure of every value may be right.
 _SURE = 0.97
 _SHOWN_CHARACTERS = 60
+_RESUME = "run the same command again to resume"
 # A run on a CPU that is slower and longer than this is better moved to a GPU.
 _SLOW_PER_SECOND = 0.5
 _LONG_SECONDS = 1800.0
@@ -484,6 +485,18 @@ def _next_step(
     root: str, config: Tree, card: Tree, faults: Sequence[AnswerFault], progress: RunProgress
 ) -> str:
     """Return the one step that fits the state of a run; "" while it goes on well."""
+    for_answers = _step_for_answers(root, config, card, faults, progress)
+    if progress.state not in ("complete", "running"):
+        return "; then ".join(filter(None, [_RESUME, for_answers]))
+    if for_answers or progress.state == "running":
+        return for_answers
+    return _step_after_run(root, config, card, progress)
+
+
+def _step_for_answers(
+    root: str, config: Tree, card: Tree, faults: Sequence[AnswerFault], progress: RunProgress
+) -> str:
+    """Return the step that mends what is wrong with the answers; "" if nothing is."""
     model = config.get("model") or {}
     shown_root = clean(root)
     kinds = {fault.kind for fault in faults}
@@ -495,8 +508,7 @@ def _next_step(
     if progress.documents and progress.failed == progress.documents:
         return f"`raypd errors {shown_root}` says why no document was answered"
     task = config.get("task") or {}
-    is_extraction = task.get("kind") == "extraction"
-    if degenerate and is_extraction and not card:
+    if degenerate and task.get("kind") == "extraction" and not card:
         return _better_model(shown_root, model, task)
     is_toy = model.get("name") == EMBEDDED and not card
     if kinds == {"cut"} and not is_toy:
@@ -506,15 +518,19 @@ def _next_step(
             f"for longer values, run the same command with decoding.max_value_tokens={2 * limit} "
             "and a new output.path"
         )
-    if progress.state != "complete":
-        if progress.state == "running":
-            return ""
-        return "run the same command again to resume"
+    return ""
+
+
+def _step_after_run(root: str, config: Tree, card: Tree, progress: RunProgress) -> str:
+    """Return what to do with the answers of a complete run, with which nothing is wrong."""
+    model = config.get("model") or {}
+    task = config.get("task") or {}
+    shown_root = clean(root)
     slow = progress.documents < _SLOW_PER_SECOND * progress.seconds
     on_cpu = not progress.on_gpu and model.get("endpoint") is None
     if slow and on_cpu and progress.seconds > _LONG_SECONDS:
         return "use a GPU: `raypd estimate CONFIG` says which one, and what it takes"
-    if not is_extraction:
+    if task.get("kind") != "extraction":
         return f"`raypd evaluate {shown_root} LABELS` says how many answers are right"
     labelled = _count_labels(root)
     if labelled:

@@ -235,6 +235,22 @@ def test_the_next_step_fits_the_state_of_the_run(tmp_path, tree, card, values, p
     assert part in check.next_step
 
 
+@pytest.mark.parametrize("state", ["interrupted", "killed", "budget"])
+@pytest.mark.parametrize(
+    ("tree", "values", "then"),
+    [
+        (config(QWEN), GOOD, ""),
+        (config(), CLERKS, "; then use a larger model (model.name=Qwen/Qwen3-1.7B)"),
+        (config(QWEN), CUT, "; then for longer values, run the same command with decoding."),
+    ],
+)
+def test_an_unfinished_run_says_first_how_to_resume(tmp_path, state, tree, values, then):
+    record = RunRecord("f", tree)
+    progress = RunProgress(state, 20, 0, 5.0)
+    check = answer_check.check(str(tmp_path), record, sample_of("title", values), progress)
+    assert check.next_step.startswith(f"run the same command again to resume{then}")
+
+
 def test_numbers_that_do_not_end_need_a_better_model_and_not_a_higher_limit(tmp_path):
     record = RunRecord("f", config(QWEN))
     cut = [value("years", f"[{n}]", spread_confidence(n), "truncated") for n in range(20)]
