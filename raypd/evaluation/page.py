@@ -3,9 +3,7 @@
 Each stands beside its label, with the reason why it is wrong.
 """
 
-import html as html_text
 import json
-import re
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -29,7 +27,18 @@ from raypd.evaluation.labels import (
 )
 from raypd.evaluation.outcome import NN, NV, VC, VN, outcome
 from raypd.evaluation.score import Evaluation, about_review
-from raypd.report import FULL, ROLES, Chart, Table, charts, marked, page, review, text_in
+from raypd.report import (
+    FULL,
+    ROLES,
+    Chart,
+    Table,
+    charts,
+    labels_of_page,
+    marked,
+    page,
+    review,
+    text_in,
+)
 from raypd.run import layout, load_run
 from raypd.text import count
 
@@ -47,8 +56,6 @@ Counts = dict[tuple[str, str], Counter[str]]
 # Of a point in the chart, and what stands beside its axes, in pixels.
 _SQUARE = 8
 _BESIDE_AXES = 60
-# The file of labels in a page.
-_LABELS = re.compile('<main data-labels="([^"]*)">')
 _MEASURES = ("scored F1", "strict F1", "values right")
 
 
@@ -124,6 +131,7 @@ def write_page(
         name=root.rstrip("/").rpartition("/")[2],
         labels=labels,
         labels_path=storage.absolute(labels),
+        labels_column=labels_column,
         measures=measures,
         about_review=about_review(evaluation),
         heads=["attribute", "F1", "right", *REASONS],
@@ -136,17 +144,9 @@ def write_page(
         wrong=len(documents),
     )
     path = storage.join(root, layout.EVALUATION)
-    replaced = _labels_of_page(path)
+    replaced, _ = labels_of_page(path)
     page.put(path, html.encode())
     return path, "" if replaced == storage.absolute(labels) else replaced
-
-
-def _labels_of_page(path: str) -> str:
-    """Return the file of labels that a page is of; "" if there is no page, or it does not say."""
-    if not storage.exists(path):
-        return ""
-    found = _LABELS.search(storage.read(path).decode(errors="replace"))
-    return html_text.unescape(found[1]) if found else ""
 
 
 def _add_texts(documents: Sequence[WrongDocument], config: RunConfig, root: str) -> None:

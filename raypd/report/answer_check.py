@@ -17,7 +17,7 @@ from raypd import storage
 from raypd.config import ModelConfig, card_of
 from raypd.dataset import unit_objects
 from raypd.errors import UserError
-from raypd.report.advice import fit_step
+from raypd.report.advice import fit_command, fit_step, known_labels
 from raypd.report.sample import AnswerSample, SampleAttribute, first_rows
 from raypd.run import RunRecord, layout, read, read_record
 from raypd.tasks import calibration_of
@@ -509,7 +509,7 @@ def _step_for_answers(
         return f"`raypd errors {shown_root}` says why no document was answered"
     task = config.get("task") or {}
     if degenerate and task.get("kind") == "extraction" and not card:
-        return _better_model(shown_root, model, task)
+        return _better_model(root, config)
     is_toy = model.get("name") == EMBEDDED and not card
     if kinds == {"cut"} and not is_toy:
         # The toy repeats itself where it has nothing to say.
@@ -532,44 +532,49 @@ def _step_after_run(root: str, config: Tree, card: Tree, progress: RunProgress) 
         return "use a GPU: `raypd estimate CONFIG` says which one, and what it takes"
     if task.get("kind") != "extraction":
         return f"`raypd evaluate {shown_root} LABELS` says how many answers are right"
-    labelled = _count_labels(root)
-    if labelled:
-        labels = storage.join(shown_root, layout.LABELS)
-        unlabelled = progress.documents - progress.failed - labelled
-        then = fit_step(shown_root, labels, labelled, unlabelled)
+    known = known_labels(root, config)
+    if known is not None:
+        labels = clean(known.path)
+        unlabelled = progress.documents - progress.failed - known.documents
+        then = fit_step(shown_root, labels, known.documents, unlabelled, known.column)
         if storage.exists(storage.join(root, layout.EVALUATION)):
             page = storage.join(shown_root, layout.EVALUATION)
             return f"{page} shows which values were wrong; {then}"
-        return f"`raypd evaluate {shown_root} {labels}` says how many values are right; {then}"
+        return (
+            f"`raypd evaluate {shown_root} {labels or 'LABELS'}` says how many values are right; "
+            f"{then}"
+        )
     if model.get("name") == EMBEDDED and not card:
-        return _better_model(shown_root, model, task)
+        return _better_model(root, config)
     return (
         f"`raypd review {shown_root}` lets you correct some values; then `raypd evaluate` says how "
         "many are right"
     )
 
 
-def _count_labels(root: str) -> int:
-    """Return how many labelled documents are in the run's folder."""
-    path = storage.join(root, layout.LABELS)
-    if not storage.exists(path):
-        return 0
-    return len(storage.read(path).splitlines())
-
-
-def _better_model(root: str, model: Tree, task: Tree) -> str:
+def _better_model(root: str, config: Tree) -> str:
     """Return what helps a model that was not trained for the task."""
-    if model.get("name") == EMBEDDED:
-        return (
-            f"use a larger model (model.name={LARGER}) or a server (`raypd init DATA --for api`); "
-            f"or train this one: `raypd review {root}` makes labels for `raypd fit`"
+    task = config.get("task") or {}
+    known = known_labels(root, config)
+    fit = ""
+    if known is not None and known.are_enough:
+        fit = fit_command(clean(known.path), known.column)
+    if (config.get("model") or {}).get("name") == EMBEDDED:
+        larger = (
+            f"use a larger model (model.name={LARGER}) or a server (`raypd init DATA --for api`)"
         )
+        if fit:
+            return f"{larger}; or train this one on your labels: {fit}"
+        review = f"`raypd review {clean(root)}` makes labels for `raypd fit`"
+        return f"{larger}; or train this one: {review}"
     if not task.get("examples"):
         return (
             "show the model three documents with their correct values (task.examples; "
             "docs/start.md), or choose a larger model"
         )
-    return f"`raypd review {root}` makes labels, and `raypd fit` trains a model on them"
+    if fit:
+        return f"{fit} trains a model on your labels"
+    return f"`raypd review {clean(root)}` makes labels, and `raypd fit` trains a model on them"
 
 
 def lines(answer_check: AnswerCheck) -> list[str]:

@@ -149,7 +149,8 @@ def recorded(config: RunConfig) -> dict[str, Any]:
         tree["input"]["path"] = storage.absolute(input_path)
     task = tree["task"]
     examples = task.get("examples") or {}
-    for section, key in ((task, "template"), (task, "few_shot"), (examples, "path")):
+    paths = ((task, "template"), (task, "few_shot"), (examples, "path"), (tree["fit"], "labels"))
+    for section, key in paths:
         if section.get(key):
             section[key] = storage.absolute(section[key])
     return tree

@@ -285,6 +285,15 @@ def test_a_difference_is_one_that_counts_also_from_a_run_of_another_raypd() -> N
     assert manifest.differences(stored, other) == ["model.dtype", "decoding.retired"]
 
 
+def test_labels_of_a_fit_are_recorded_with_a_path_that_holds_in_any_folder() -> None:
+    config = make_config(EXTRACTION, ["fit.labels=mine.csv"])
+    stored = manifest.recorded(config)
+    assert stored["fit"]["labels"] == storage.absolute("mine.csv")
+    assert stored["fit"]["labels"] != "mine.csv"
+    # It does not change the run.
+    assert manifest.differences(stored, make_config(EXTRACTION)) == []
+
+
 def test_a_run_of_a_raypd_that_answers_otherwise_is_told_from_a_changed_key(
     tmp_path: Path, monkeypatch: Any
 ) -> None:

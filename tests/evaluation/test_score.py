@@ -46,6 +46,7 @@ from raypd.evaluation.outcome import (
     token_f1,
 )
 from raypd.evaluation.score import evaluate, labelled_values
+from raypd.report import labels_of_page
 from raypd.run import layout
 from raypd.tasks import Document, trained_on
 from raypd.tasks.calibration import FILE, Calibration, calibration_of
@@ -730,6 +731,7 @@ def test_a_page_that_is_replaced_by_one_of_other_labels_is_named(run, tmp_path):
     assert "in place of" not in printed(run[1])
     assert "in place of" not in printed(run[1])
     assert f"(in place of the page with the labels {run[1]})" in printed(str(other))
+    assert labels_of_page(str(Path(run[0], layout.EVALUATION))) == (str(other), "target")
     assert f"(in place of the page with the labels {other})" in printed(run[1])
 
 

@@ -300,6 +300,54 @@ def test_a_fit_is_advised_once_its_labels_are_enough(tmp_path, documents, part):
     assert "fit CONFIG" not in check.next_step
 
 
+def write_answers(path: Path, documents: int) -> Path:
+    """A user's own file of labels."""
+    path.write_text("id,title\n" + "".join(f"{n},Baker\n" for n in range(documents)))
+    return path
+
+
+def next_step(root: Path, tree: dict[str, Any], values: Sequence[dict[str, Any]] = GOOD) -> str:
+    sample = sample_of("title", values)
+    return answer_check.check(str(root), RunRecord("f", tree), sample, DONE).next_step
+
+
+def test_labels_that_the_configuration_names_lead_to_a_fit(tmp_path):
+    (tmp_path / "labels.jsonl").write_text("{}\n" * 14)
+    labels = write_answers(tmp_path / "labels.csv", 160)
+    tree = {**config(QWEN), "fit": {"labels": str(labels)}}
+    assert "; `raypd fit CONFIG` trains a better or cheaper" in next_step(tmp_path, tree)
+    # The labels of a folder, such as a teacher's run, are not counted.
+    folder = {**tree, "fit": {"labels": str(tmp_path)}}
+    assert "; `raypd fit CONFIG` trains a better or cheaper" in next_step(tmp_path, folder)
+    toy = {**config(), "fit": {"labels": str(labels)}}
+    step = next_step(tmp_path, toy, CLERKS)
+    assert step.endswith("or train this one on your labels: `raypd fit CONFIG`")
+    write_answers(labels, 20)
+    for path in (labels, tmp_path / "gone.csv", tmp_path / "gone"):
+        tree["fit"] = {"labels": str(path)}
+        assert "for 6 more labels" in next_step(tmp_path, tree)
+    assert "raypd review" in next_step(tmp_path, {**toy, "fit": tree["fit"]}, CLERKS)
+
+
+@pytest.mark.parametrize(
+    ("column", "keys"), [("target", ""), ("gold", " training.labels_column=gold")]
+)
+def test_labels_of_the_last_evaluation_lead_to_a_fit(tmp_path, column, keys):
+    (tmp_path / "labels.jsonl").write_text("{}\n" * 14)
+    labels = write_answers(tmp_path / "a&b.csv", 160)
+    page = tmp_path / "evaluation.html"
+    path = str(labels).replace("&", "&amp;")
+    page.write_text(f'<main data-labels="{path}" data-column="{column}">')
+    fit = f"`raypd fit CONFIG 'fit.labels={labels}'{keys}`"
+    shows = f"{page} shows which values were wrong; {fit} trains a better"
+    assert next_step(tmp_path, config(QWEN)).startswith(shows)
+    assert next_step(tmp_path, config(), CLERKS).endswith(f"on your labels: {fit}")
+    write_answers(labels, 59)
+    assert "for 6 more labels" in next_step(tmp_path, config(QWEN))
+    labels.unlink()
+    assert "for 6 more labels" in next_step(tmp_path, config(QWEN))
+
+
 @pytest.mark.parametrize(
     ("model", "card", "part"),
     [
