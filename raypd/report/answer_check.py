@@ -34,7 +34,8 @@ _ROWS = 512
 _FEW = 5
 # Shares of an attribute's answers from which a warning is given.
 _SAME = 0.6
-_SAME_CHOICE = 0.98
+_SAME_OF_MANY = 0.9
+_SAME_OF_TWO = 0.98
 _COPIED = 0.2
 _NAME = 1 / 3
 _YEAR = 1 / 3
@@ -345,7 +346,7 @@ def _same(attribute: SampleAttribute, keys: Tree, total: int) -> str | None:
     text, documents = attribute.texts.most_common(1)[0]
     limit = _SAME
     if keys.get("type") in _CHOICE_TYPES:
-        limit = _SAME_CHOICE
+        limit = _SAME_OF_MANY if len(keys.get("values") or ()) > 2 else _SAME_OF_TWO
     if documents < max(_FEW, limit * total):
         return None
     of = "all" if documents == total else f"{count(documents)} of"

@@ -181,6 +181,35 @@ def test_a_choice_that_is_mostly_one_value_is_no_fault_but_always_one_is():
     assert kinds("remote", always) == ["same"]
 
 
+@pytest.mark.parametrize(
+    ("keys", "most", "total", "found"),
+    [
+        ({"type": "enum", "values": ["a", "b", "c"]}, 218, 230, ["same"]),
+        ({"type": "enum", "values": ["a", "b", "c"]}, 90, 100, ["same"]),
+        ({"type": "enum", "values": ["a", "b", "c"]}, 89, 100, []),
+        ({"type": "enum", "values": ["a", "b"]}, 97, 100, []),
+        ({"type": "enum", "values": ["a", "b"]}, 98, 100, ["same"]),
+        ({"type": "boolean"}, 97, 100, []),
+        ({"type": "boolean"}, 98, 100, ["same"]),
+        ({"type": "number"}, 59, 100, []),
+        ({"type": "number"}, 60, 100, ["same"]),
+    ],
+)
+def test_the_share_of_one_value_that_is_a_fault_depends_on_the_type(keys, most, total, found):
+    tree = config()
+    tree["task"]["categories"]["job"]["attributes"] = [{"name": "rank", **keys}]
+    other, common = ("false", "true") if keys["type"] == "boolean" else ("b", "a")
+    if keys["type"] == "number":
+        other, common = "6", "5"
+    values = []
+    for number in range(total):
+        text = common if number < most else other
+        span = {"begin": 0, "end": 1, "page": None}
+        values.append({**value("rank", text, number / total), "span": span})
+    faults = answer_check.warnings(tree, sample_of("rank", values))
+    assert [fault.kind for fault in faults] == found
+
+
 def test_a_few_answers_show_no_pattern():
     assert kinds("title", [value("title", "Clerk", 0.5) for _ in range(4)]) == []
 
