@@ -300,8 +300,8 @@ def _empty_box(value: RowValue, attribute: Attribute) -> ReviewBox:
 def _pattern(attribute: Attribute) -> str:
     """Return the regular expression of one value's label, as browsers have it."""
     value_type = TYPES[attribute.type](attribute)
-    # In a class of characters, browsers want a sign to be escaped.
-    return value_type.label_pattern().replace("[+-]", r"[+\-]")
+    # In a class of characters, browsers want a sign to be escaped. Their \d has ASCII digits alone.
+    return value_type.label_pattern().replace("[+-]", r"[+\-]").replace(r"\d", r"\p{Nd}")
 
 
 def apply(

@@ -63,6 +63,20 @@ _LEADING_ZEROS = re.compile(r"^([-+]?)0+(?=\d)", re.ASCII)
 _INVISIBLE = dict.fromkeys(map(ord, "\u00ad\u200b\u200c\u200d\u200e\u200f\u2060\ufeff"))
 # A day and a month, or a month and a year.
 _DATE = re.compile(r"0[1-9]\.(?:0[1-9]|1[0-2]|(?:19|20)\d\d)", re.ASCII)
+# Expressions for browsers and Python's `re`, which check a label while it is typed. They match all
+# texts that `read_number` reads, and some that it does not.
+_WHOLE_NUMBER = rf"\d+(?:(?:,\d{{2,3}})*,\d{{3}}|(?:\.\d{{3}})+|(?:[{_SEPARATORS}]\d{{3}})+)?"
+_ANY_NUMBER = rf"{_WHOLE_NUMBER}(?:[.,]\d*)?"
+_EXPONENT = r"[eE][+\-\u2212]?\d+"
+# A point before the digits is a decimal one, unless it ends a word such as Rs.
+_NO_POINT = r"(?:[^\d]*(?:[^\d.]|[^\s\d.+\-]\.))?"
+# Texts with characters that nobody sees are not judged.
+_UNJUDGED = rf"[\s\S]*[{''.join(map(chr, _INVISIBLE))}][\s\S]*"
+NUMBER_PATTERN = rf"[^\d]*{_ANY_NUMBER}(?:{_EXPONENT})?[^\d]*|{_UNJUDGED}"
+INTEGER_PATTERN = (
+    rf"{_NO_POINT}(?:{_WHOLE_NUMBER}(?:[.,]0*)?|\.0+|\.?{_ANY_NUMBER}{_EXPONENT})[^\d]*"
+    rf"|{_UNJUDGED}"
+)
 _PHONE_DIGITS = 8  # fewest of an international phone number, and ...
 _PADDED_DIGITS = (
     7  # ... fewest of a number with zeros in front that is one of a phone or an article

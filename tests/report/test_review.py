@@ -4,6 +4,7 @@ by a real browser.
 
 import csv
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from raypd.evaluation.score import describe, evaluate
 from raypd.report import review
 from raypd.schema import Attribute
 from raypd.tasks.columns import RowValue
+from raypd.tasks.labels import typed
 from raypd.verify.export import export
 from tests.processes import wait_for
 from tests.runs import config_tree, extraction, write_rows
@@ -32,6 +34,34 @@ ATTRIBUTES = [
     {"name": "From", "type": "date"},
     {"name": "New", "type": "boolean"},
 ]
+
+# Labels that `--apply` accepts, and then those that it refuses.
+DECIMALS = ["7.5", "-7.5", "1.299,50", "1 299.5", "0.5 km"]
+INTEGERS = [
+    "7",
+    "-7",
+    "\u22127",
+    "1e5",
+    "1.5e3",
+    "1,299.00",
+    "1.299,-",
+    "1'299.00",
+    "7.0",
+    "Rs.500",
+]
+INTEGERS += [
+    "$5",
+    "5 kg",
+    "1 299",
+    "1'299",
+    "99%",
+    "~20 l",
+    "١٢",
+    "5\u00ad0",
+    "1\u200b,299.00",
+    ".0",
+]
+NO_NUMBERS = ["seven", "1 h 30 min", "4 to 6", "4-6", "12.05.2024", "10:30", "5 x 3", "1 2", "1/2"]
 
 
 @pytest.fixture
@@ -355,19 +385,32 @@ def test_a_browser_marks_a_text_that_is_not_written_as_its_type_wants_it(run, br
     view = browser.new_page()
     view.goto(f"file://{review.write(run, 2)[0]}")
     assert "An orange frame marks values with a confidence below 0.5" in view.inner_text("header")
-    moment = Attribute(name="At", type="date-time")
-    at = {
-        "type": "text",
-        "pattern": review._pattern(moment),
-    }
-    check = """([keys, text]) => {
-        const box = Object.assign(document.createElement("input"), keys);
-        box.value = text;
-        return box.checkValidity();
-    }"""
-    assert view.evaluate(check, [at, "2026-03-16T18:30:00+01:00"])
-    assert not view.evaluate(check, [at, "2026-03-16 18:30"])
-    for name, wrong, right in (("From", "16.03.2026", "2026-03-16"), ("Size", "seven", "7,5 cm")):
+
+    def is_marked_as(value_type: str, text: str) -> bool:
+        """Whether a box of a type marks a text."""
+        pattern = review._pattern(Attribute(name="a", type=value_type))
+        check = """([keys, text]) => {
+            const box = Object.assign(document.createElement("input"), keys);
+            box.value = text;
+            return !box.checkValidity();
+        }"""
+        return view.evaluate(check, [{"type": "text", "pattern": pattern}, text])
+
+    assert not is_marked_as("date-time", "2026-03-16T18:30:00+01:00")
+    assert is_marked_as("date-time", "2026-03-16 18:30")
+    for text in (*INTEGERS, *DECIMALS):
+        assert not is_marked_as("number", text), text
+    for text in INTEGERS:
+        assert not is_marked_as("integer", text), text
+    for text in DECIMALS:
+        assert is_marked_as("integer", text), text
+    for value_type in ("number", "integer"):
+        for text in NO_NUMBERS:
+            assert is_marked_as(value_type, text), text
+    for name, wrong, right in (
+        ("From", "16.03.2026", "2026-03-16"),
+        ("Size", "1 h 30 min", "7,5 cm"),
+    ):
         field = view.locator(f".field[data-name={name}]").first
         box = field.locator(".box")
         for text, is_marked in ((wrong, True), (right, False), ("", False)):
@@ -378,6 +421,20 @@ def test_a_browser_marks_a_text_that_is_not_written_as_its_type_wants_it(run, br
     with view.expect_download():
         view.click("#save")
     assert view.inner_text("#done").endswith("; 2 not in the form of their type (red)")
+
+
+@pytest.mark.parametrize("value_type", ["number", "integer"])
+def test_the_format_of_a_number_holds_for_every_label_that_is_accepted(value_type):
+    attribute = Attribute(name="a", type=value_type)
+    pattern = attribute.value_type.label_pattern()
+    accepted = INTEGERS if value_type == "integer" else [*INTEGERS, *DECIMALS]
+    for text in accepted:
+        assert typed(attribute, text) is not None
+        assert re.fullmatch(pattern, text), text
+    for text in NO_NUMBERS:
+        assert re.fullmatch(pattern, text) is None
+        with pytest.raises(ValueError, match="is not a value of"):
+            typed(attribute, text)
 
 
 def test_documents_that_nobody_reviewed_become_no_labels(run, tmp_path):

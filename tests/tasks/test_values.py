@@ -34,6 +34,7 @@ ROWS = Attribute(
 )
 PRICES = Attribute(name="a", type="number", many=True)
 NUMBER = Attribute(name="a", type="number")
+INTEGER = Attribute(name="a", type="integer")
 BOOLEAN = Attribute(name="a", type="boolean")
 ENUM = Attribute(
     name="a",
@@ -426,6 +427,11 @@ def test_a_number_is_read_whole(text, value):
         assert checked.status == "ok"
         assert checked.value == value
         assert type(checked.value) is type(value)
+    # The page of a review says nothing against a label that is read.
+    assert re.fullmatch(NUMBER.value_type.label_pattern(), text)
+    if value == int(value):
+        assert check(INTEGER, json.dumps(text)).status == "ok"
+        assert re.fullmatch(INTEGER.value_type.label_pattern(), text)
     # A word begins no number where quotes are left out, but for a currency's code.
     if not re.match(r"ca\.|US\$|R\$|zł|Fr|Rs|kr", text):
         for written in (text, f" {text},\n", f" {text}}}", f'{text}, "b": 2'):

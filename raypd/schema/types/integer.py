@@ -6,6 +6,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from raypd.decoding import Automaton, OrNull, TransitionTable
+from raypd.schema.numbers import INTEGER_PATTERN
 from raypd.schema.slots import pattern_edges
 from raypd.schema.types.base import Tree, ValueType
 from raypd.schema.types.number import NumberType
@@ -27,6 +28,9 @@ class IntegerType(NumberType):
     example = "7"
     json_pattern = "-?(0|[1-9][0-9]{0,17})"
     python_types = (int,)
+
+    def label_pattern(self) -> str:
+        return INTEGER_PATTERN
 
     @classmethod
     def from_values(cls, values: list[Any]) -> Tree | None:

@@ -9,7 +9,7 @@ from functools import reduce
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from raypd.decoding import Automaton, Number, OrNull, TransitionTable, one_of
-from raypd.schema.numbers import read_number
+from raypd.schema.numbers import NUMBER_PATTERN, read_number
 from raypd.schema.reading import CheckedValue, Status
 from raypd.schema.record import literal
 from raypd.schema.slots import pattern_automaton
@@ -38,8 +38,7 @@ class NumberType(ValueType):
     python_types: ClassVar[tuple[type, ...]] = (int, float)
 
     def label_pattern(self) -> str:
-        # A number may be written in many ways, but never without a digit.
-        return ".*[0-9].*"
+        return NUMBER_PATTERN
 
     @classmethod
     def normalized(cls, keys: Tree) -> Tree:
