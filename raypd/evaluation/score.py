@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from raypd.config import RunConfig
+from raypd.config import LABELS_NEEDED, RunConfig
 from raypd.dataset import AT_RANDOM, CHOSEN, LEAST_SURE
 from raypd.errors import InputError, raised_as
 from raypd.estimation import bootstrap
@@ -638,10 +638,11 @@ def about_review(evaluation: Evaluation) -> str:
     documents = evaluation.at_random[0].documents
     drawn = counted(documents, "document")
     if documents < _FEW_AT_RANDOM:
+        have = "has" if documents == 1 else "have"
         return (
-            f"{note}. Only documents that it chose at random represent all documents, and "
-            f"{documents} of them tell little: {listed}. {_FEW_AT_RANDOM} are enough: label more "
-            "of them, with another `raypd review` if none is left"
+            f"{note}. Only documents that it chose at random represent all documents, and only "
+            f"{documents} of them {have} labels: {listed}. Label at least {_FEW_AT_RANDOM} "
+            "documents that were chosen at random; `raypd review RUN` chooses more"
         )
     if _are_better(evaluation):
         note += ": the figures of all documents are probably better"
@@ -685,10 +686,10 @@ def describe(evaluation: Evaluation) -> str:
         )
     scored = max((measure.documents for measure in evaluation.measures), default=0)
     if 0 < scored < _FEW_DOCUMENTS:
-        says = "says" if scored == 1 else "say"
+        are = "is" if scored == 1 else "are"
         lines.append(
-            f"{counted(scored, 'document')} {says} little, and the intervals are too narrow: "
-            f"label at least {_FEW_DOCUMENTS}, preferably 60"
+            f"{counted(scored, 'document')} {are} too few: the real uncertainty is larger than "
+            f"these intervals. Label at least {_FEW_DOCUMENTS}, better {LABELS_NEEDED} documents"
         )
     review = about_review(evaluation)
     if review:

@@ -588,7 +588,8 @@ def test_figures_of_few_documents_come_with_a_caution(run, tmp_path):
     lines = (tmp_path / "labels.jsonl").read_text().splitlines(keepends=True)
     (tmp_path / "labels.jsonl").write_text("".join(lines[:2]))
     done = CliRunner().invoke(app, ["evaluate", *run], env={"COLUMNS": "500"})
-    assert "2 documents say little" in done.stdout
+    few = "2 documents are too few: the real uncertainty is larger than these intervals. "
+    assert f"{few}Label at least 10, better 60 documents\n" in done.stdout
     # The run has five more documents with answers, and then others have to be extracted.
     assert "for 5 more labels, then extract and label 53 more documents" in done.stdout
     (tmp_path / "labels.jsonl").write_text("".join(lines))
@@ -1071,7 +1072,9 @@ def test_what_is_said_of_a_review_s_random_documents_fits_their_figures_and_numb
     )
     text = score.about_review(evaluation)
     assert ("at random represent all documents:" in text) is stands
-    assert ("of them tell little" in text) is not stands
+    advice = f"only {documents} of them have labels: strict F1"
+    assert (advice in text) is not stands
+    assert ("Label at least 30 documents that were chosen at random" in text) is not stands
     assert ("probably better" in text) is better
     assert f"strict F1 {at_random:.3f}" in text
 

@@ -696,14 +696,14 @@ def test_figures_of_a_review_s_random_documents_are_given_apart(run, tmp_path, m
         assert "chose 4 documents because the model was least sure of them" in text
         # So few do not.
         assert (
-            "Only documents that it chose at random represent all documents, and 4 of them tell "
-            "little" in text
+            "Only documents that it chose at random represent all documents, and only 4 of them "
+            "have labels: " in text
         )
-        assert "of them tell little" in text
+        assert "chosen at random; `raypd review RUN` chooses more" in text
         assert "probably better" not in text
         assert "values right 1.000" in text
     write_page(run, str(labels), evaluation, "target", 0.0)
-    assert "of them tell little" in (Path(run) / "evaluation.html").read_text()
+    assert "only 4 of them have labels" in (Path(run) / "evaluation.html").read_text()
     unsure = [row for row in rows if row["chosen_by_review"] == "least sure"]
     evaluation = evaluate(run, saved(unsure, tmp_path / "unsure.csv"))
     assert "No document that it chose at random has labels" in describe(evaluation)
