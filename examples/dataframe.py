@@ -1,4 +1,4 @@
-"""Extract attributes from the rows of a DataFrame: a durable run on a local Ray.
+"""Extract attributes from the rows of a DataFrame in a durable run on a local Ray.
 
 python examples/dataframe.py
 """

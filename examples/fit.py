@@ -1,6 +1,6 @@
 """Turn 300 labelled listings into a trained model, its scores and a configuration.
 
-This takes a quarter of an hour on two cores.
+This takes ten minutes on two cores.
 
     python examples/fit.py
 """

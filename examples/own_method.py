@@ -1,10 +1,10 @@
-"""Write your own decoding method: a generator that says which tokens are fed and who sees whom.
+"""Write your own decoding method: a generator that says which tokens are fed, and who sees whom.
 
 The engine does everything else.
 
 The example is CoT-decoding (Wang and Zhou, 2024). The k most likely first tokens each start an
-answer, all answers are decoded greedily, and the most confident one counts. Here the k answers are
-segments of one sequence: each sees the prompt and itself, and a pass decodes one token of each.
+answer, all answers are decoded greedily, and the most confident one wins. Here, the k answers are
+segments of one sequence. Each sees the prompt and itself, and a pass decodes one token of each.
 
     python examples/own_method.py
 """

@@ -1,4 +1,4 @@
-"""Add a stage to a Ray Data pipeline: its rows get attributes, confidences and cost.
+"""Add a stage to a Ray Data pipeline that gives rows attributes, confidences and cost.
 
 python examples/ray_data_pipeline.py
 """
