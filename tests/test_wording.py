@@ -44,6 +44,17 @@ REPLACED = {
     "woken for": "alerted to",
     "not certainly": "but its interval begins at",
     "leave the answers alone": "do not affect the answers",
+    "by turns": "alternately, take turns",
+    "without a word": "silently",
+    "held against": "must match, is compared with",
+    "not looked at": "ignored",
+    "not surely": "may not be, could also be",
+    "cannot be had": "is not available",
+    "takes up the run": "resumes the run",
+    "is no part of": "is not part of",
+    "are no part of": "are not part of",
+    "model wants a": "model needs a",
+    "whom to blame": "the cause",
 }
 PATTERN = re.compile(r"\b(" + "|".join(REPLACED).replace(" ", r"\s+") + r")\b", re.IGNORECASE)
 PAGES = (
