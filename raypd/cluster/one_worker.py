@@ -72,7 +72,7 @@ class OneWorker:
             if self._actor is not None:
                 ray.kill(self._actor)
             if self._owns_ray:
-                ray.shutdown()
+                ray_session.disconnect()
         self.closing_seconds = time.monotonic() - began
 
     def _start(self) -> None:

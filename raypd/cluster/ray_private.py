@@ -7,6 +7,11 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
+_TOKEN = "RAY_AUTH_TOKEN"
+_TOKEN_MODE = "RAY_AUTH_MODE"  # Ray sets it when it starts
+# Their values before a token of raypd's own; empty without such a token.
+_earlier_variables: dict[str, str | None] = {}
+
 
 def local_address() -> str | None:
     """Return the address of the cluster that `ray start` has started on this machine, if any."""
@@ -19,9 +24,9 @@ def local_address() -> str | None:
 def closed_to_others(dashboard: bool) -> Iterator[None]:
     """Make a Ray that is started in the block listen on 127.0.0.1 only, with a token of its own.
 
-    The token is in no file: Ray would write its own token to ~/.ray/auth_token, and a later
-    `ray start` would ask for it. Ray replaces a `_node_ip_address` of the loopback interface, but
-    it binds to loopback by itself if clusters are turned off, as they are on macOS.
+    The token is in the environment until `forget_own_token`. Ray replaces a `_node_ip_address` of
+    the loopback interface, but it binds to loopback by itself if clusters are turned off, as they
+    are on macOS.
 
     Args:
         dashboard: Whether Ray starts with a dashboard. Without one it would ask any other Ray's
@@ -29,12 +34,7 @@ def closed_to_others(dashboard: bool) -> Iterator[None]:
             dead and end the training.
     """
     from ray._private import ray_constants
-    from ray._raylet import AuthenticationTokenLoader  # type: ignore[attr-defined]
 
-    loader = AuthenticationTokenLoader.instance()
-    if not loader.has_token(ignore_auth_mode=True):
-        os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)  # Ray's processes inherit it
-        loader.reset_cache()
     variables = {ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR: "0"}
     if not dashboard:
         # An address at which nothing answers.
@@ -43,14 +43,51 @@ def closed_to_others(dashboard: bool) -> Iterator[None]:
     earlier_values = {name: os.environ.get(name) for name in variables}
     os.environ.update(variables)
     ray_constants.ENABLE_RAY_CLUSTER = False
+    _use_own_token()
     try:
         yield
+    except BaseException:
+        forget_own_token()
+        raise
     finally:
         ray_constants.ENABLE_RAY_CLUSTER = clusters_enabled
         for name, value in earlier_values.items():
             os.environ.pop(name)
             if value is not None:
                 os.environ[name] = value
+
+
+def _use_own_token() -> None:
+    """Put a new token into the environment, which Ray's processes inherit.
+
+    It comes before any file. With the token of a file, each new process of Ray reads the file, and
+    none starts after the user has deleted it. Without any token, Ray writes one to
+    ~/.ray/auth_token, and a later `ray start` asks for it.
+    """
+    from ray._raylet import AuthenticationTokenLoader  # type: ignore[attr-defined]
+
+    if not os.environ.get(_TOKEN):  # one of the user's environment is in no file either
+        _earlier_variables.update({name: os.environ.get(name) for name in (_TOKEN, _TOKEN_MODE)})
+        os.environ[_TOKEN] = secrets.token_hex(32)
+    AuthenticationTokenLoader.instance().reset_cache()
+
+
+def forget_own_token() -> None:
+    """Undo what `closed_to_others` and Ray's start did to the environment; harmless if repeated.
+
+    The next Ray to which this process connects may be a cluster with another token.
+    """
+    from ray._raylet import AuthenticationTokenLoader, Config  # type: ignore[attr-defined]
+
+    if not _earlier_variables:
+        return
+    for name, value in _earlier_variables.items():
+        os.environ.pop(name, None)
+        if value is not None:
+            os.environ[name] = value
+    _earlier_variables.clear()
+    Config.initialize("")  # reads RAY_AUTH_MODE again
+    AuthenticationTokenLoader.instance().reset_cache()
 
 
 def use_token_of_this_machine() -> None:

@@ -73,6 +73,7 @@ def connect(config: ClusterConfig, verbose: bool = False) -> bool:
 
     if ray.is_initialized():
         return False
+    ray_private.forget_own_token()  # of a Ray that ended without `disconnect`
     address, is_found = _find(config)
     starts_ray = address == "local"
     print("starting Ray" if starts_ray else "connecting to Ray", file=sys.stderr, flush=True)
@@ -146,10 +147,18 @@ def connected(config: ClusterConfig, verbose: bool = False) -> Iterator[bool]:
         yield owns_ray
     finally:
         if owns_ray:
-            import ray
-
             with contextlib.suppress(Exception):
-                ray.shutdown()
+                disconnect()
+
+
+def disconnect() -> None:
+    """Disconnect from Ray, and end it if `connect` started it."""
+    import ray
+
+    try:
+        ray.shutdown()
+    finally:
+        ray_private.forget_own_token()
 
 
 def _init(retry: bool = True, **options: Any) -> None:

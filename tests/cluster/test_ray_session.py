@@ -51,6 +51,32 @@ except ServerUnavailable:  # which Ray Train waits for
 input()
 """
 
+# More actors than the processes that Ray starts ahead.
+TOKEN_FILE_DELETED = """
+import os, sys
+from pathlib import Path
+import ray
+from raypd.cluster import ray_session
+from raypd.config import ClusterConfig
+
+@ray.remote(num_cpus=0)
+class Actor:
+    def answer(self):
+        return 1
+
+file = Path(sys.argv[1])
+file.parent.mkdir()
+file.write_text("ab" * 32)
+with ray_session.connected(ClusterConfig(address="local")):
+    file.unlink()
+    actors = [Actor.remote() for _ in range(int(ray.cluster_resources()["CPU"]) + 3)]
+    print(sum(ray.get([actor.answer.remote() for actor in actors], timeout=120)) == len(actors))
+    file.write_text("cd" * 32)
+    later = Actor.remote()
+    print(ray.get(later.answer.remote(), timeout=120) == 1)
+print(sorted({"RAY_AUTH_MODE", "RAY_AUTH_TOKEN"} & os.environ.keys()), file.read_text()[:2])
+"""
+
 
 @pytest.fixture
 def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, str]]:
@@ -114,6 +140,19 @@ def test_a_local_ray_is_closed_to_others_and_leaves_no_token(
         assert process.returncode == 0, said
     assert not asked
     assert not Path(fresh["HOME"], ".ray").exists()
+
+
+@pytest.mark.parametrize("by_path", [False, True])
+def test_a_local_ray_does_not_read_the_token_file_of_the_user(
+    tmp_path: Path, fresh: dict[str, str], by_path: bool
+) -> None:
+    """The file of a cluster is there when Ray starts, is deleted, and is made anew."""
+    file = Path(fresh["HOME"], ".ray", "auth_token")
+    if by_path:
+        file = tmp_path / "tokens" / "token"
+        fresh["RAY_AUTH_TOKEN_PATH"] = str(file)
+    said = ended(start("-c", TOKEN_FILE_DELETED, str(file), **fresh))
+    assert said.splitlines()[:3] == ["True", "True", "[] cd"], said
 
 
 def cluster_lines() -> list[str]:
