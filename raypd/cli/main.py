@@ -361,7 +361,7 @@ def _after_evaluation(
     steps = []
     command = calibrate_command(run, labels, evaluation.reliability, labels_column, tolerance)
     if command is not None:
-        steps.append(f"`{command}` turns confidences into probabilities")
+        steps.append(f"`{command}` turns confidences into probabilities if that improves them")
     if not evaluation.trained:
         steps.append(better)
     return "; ".join(steps) or report_step
@@ -379,14 +379,13 @@ def calibrate(
 
     Needs a run with model.calibration=none, and labels that its model has not seen. A calibration
     next to the weights applies to every run with them; set model.calibration to use another file.
+    Writes nothing if the confidences are as good without a calibration.
     """
     from raypd.evaluation import calibrate_run
 
-    print(clean(calibrate_run(run, labels, output, labels_column, tolerance)))
-    _print_next(
-        "run other labelled documents with this calibration, then `raypd evaluate RUN LABELS` "
-        "measures it"
-    )
+    words, step = calibrate_run(run, labels, output, labels_column, tolerance)
+    print(clean(words))
+    _print_next(step)
 
 
 @app.command()

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from raypd.evaluation.calibration import (
         calibration_error as calibration_error,
         fit_calibration as fit_calibration,
+        is_improved as is_improved,
         reliability as reliability,
     )
     from raypd.evaluation.calibration_file import (
@@ -49,7 +50,7 @@ if TYPE_CHECKING:
 __getattr__ = LazyExports(
     __name__,
     {
-        "calibration": ("calibration_error", "fit_calibration", "reliability"),
+        "calibration": ("calibration_error", "fit_calibration", "is_improved", "reliability"),
         "calibration_file": ("calibrate_command", "calibrate_run"),
         "cascade": ("describe_cascade", "tune_cascade"),
         "labels": ("asked_attributes", "flat_values", "read_answers", "read_labels"),

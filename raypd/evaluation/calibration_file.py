@@ -9,7 +9,13 @@ from typing import Any
 from raypd import storage
 from raypd.config import ModelConfig
 from raypd.errors import ConfigError, UserError, raised_as
-from raypd.evaluation.calibration import MIN_VALUES, calibration_error, fit_calibration, reliability
+from raypd.evaluation.calibration import (
+    MIN_VALUES,
+    calibration_error,
+    fit_calibration,
+    is_improved,
+    reliability,
+)
 from raypd.evaluation.score import labelled_values
 from raypd.run import load_record
 from raypd.tasks import calibration as tasks_calibration, calibration_of
@@ -22,8 +28,8 @@ def calibrate_run(
     output: str | None = None,
     labels_column: str = "target",
     tolerance: float = 0.0,
-) -> str:
-    """Write the calibration of a run's model.
+) -> tuple[str, str]:
+    """Write the calibration of a run's model, if it makes the confidences better.
 
     Args:
         run: The folder of the run.
@@ -33,7 +39,7 @@ def calibrate_run(
         tolerance: The share by which a number may differ from its label.
 
     Returns:
-        What was fitted and where it is, in words.
+        What was fitted and where it is, and what to do next, in words.
 
     Raises:
         ConfigError: If the run's confidences are already calibrated or were cut, or the file cannot
@@ -53,23 +59,49 @@ def calibrate_run(
     path = Path(output) if output is not None else _beside_weights(run, model)
     values, trained = labelled_values(run, labels, labels_column, tolerance)
     calibration = fit_calibration(values)
-    calibration.method = method
-    calibration.run = made_from
-    with raised_as(ConfigError, f"{path}: cannot be written"):
-        calibration.write(path)
     right = sum(value.right for value in values)
     before = calibration_error(reliability(values))
-    after = calibration_error(reliability(values, calibration))
     left_out = ""
     if trained:
         left_out = (
             f"\nleft out: {counted(trained, 'document')} that trained or validated the model, "
             "because it has seen their labels"
         )
+    if not is_improved(values):
+        unchanged, step = _without_calibration(run, path, named=output is not None)
+        return (
+            f"the confidences are as good without a calibration, so nothing was written{unchanged}"
+            f"\ncalibration error on {len(values):,} values, {right:,} of them right: "
+            f"{before:.3f}; calibrations do not surely improve it for documents that they were not "
+            f"fitted on{left_out}"
+        ), step
+    calibration.method = method
+    calibration.run = made_from
+    with raised_as(ConfigError, f"{path}: cannot be written"):
+        calibration.write(path)
+    after = calibration_error(reliability(values, calibration))
     return (
         f"{path}: fitted on {len(values):,} values, {right:,} of them right\n"
         f"calibration error on these: {before:.3f} before, {after:.3f} now; `raypd evaluate` "
         f"measures it on others{left_out}"
+    ), (
+        "run other labelled documents with this calibration, then `raypd evaluate RUN LABELS` "
+        "measures it"
+    )
+
+
+def _without_calibration(run: str, path: Path, named: bool) -> tuple[str, str]:
+    """Return what becomes of an existing file, and what to do next.
+
+    The file stays, because it may come from more labels than these, and the user may want it.
+    """
+    if not path.exists():
+        return "", f"`raypd report {run}` shows the run with its confidences"
+    users = f"runs with model.calibration={path}" if named else "later runs with these weights"
+    return (
+        f"; {path}, from an earlier calibration, stays as it was, and {users} use it",
+        f"delete {path} to have the model's own confidences in {users}, or run them with "
+        "model.calibration=none",
     )
 
 

@@ -396,6 +396,7 @@ def _labelled_values(
                         in_document=value.get("span") is not None,
                         right=outcome(record.get(name), forms, tolerance) in (VC, NN),
                         is_number=is_number(record.get(name)),
+                        document=key,
                     )
                 )
     return labelled

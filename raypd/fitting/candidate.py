@@ -14,6 +14,7 @@ from raypd.evaluation import (
     calibration_error,
     f1_of,
     fit_calibration,
+    is_improved,
     labelled_values,
     read_answers,
     read_labels,
@@ -191,7 +192,10 @@ def _trained_keys(config: RunConfig, changes: dict[str, Any], weights: str) -> d
 
 
 def _calibrate(context: FitContext, score: CandidateScore, weights: Path, folder: str) -> None:
-    """Write a calibration beside the weights, fitted on validation; add its error on test."""
+    """Write a calibration beside the weights, fitted on validation, if it improves confidences.
+
+    Add the calibration error on test, and that with the calibration if there is one.
+    """
     validation = storage.join(folder, "validation")
     _run(context, score.changes, "validation", validation)
     column = context.config.training.labels_column
@@ -205,10 +209,22 @@ def _calibrate(context: FitContext, score: CandidateScore, weights: Path, folder
         # With few labels, or without scikit-learn, confidences stay as the model has them.
         context.say(f"{score.name}: not calibrated: {error}")
         return
-    calibration.method = score.method
-    calibration.write(weights / tasks_calibration.FILE)
+    path = weights / tasks_calibration.FILE
+    calibrations: list[tasks_calibration.Calibration | None] = [None]
+    if is_improved(values):
+        calibration.method = score.method
+        calibration.write(path)
+        calibrations.append(calibration)
+    else:
+        # An earlier version wrote a file whatever its use. The weights are the fit's own.
+        path.unlink(missing_ok=True)
+        context.say(
+            f"{score.name}: its confidences stay uncalibrated, because a calibration would not "
+            "surely improve them"
+        )
     values, _ = labelled_values(storage.join(folder, "test"), context.part("test"), column)
-    for points in (reliability(values), reliability(values, calibration)):
+    for used in calibrations:
+        points = reliability(values, used)
         score.calibration_error.append(calibration_error(points))
         score.reliability.append([list(point) for point in points])
 

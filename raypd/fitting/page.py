@@ -93,10 +93,11 @@ def describe(result: FitResult, reason: str) -> str:
             lines.append(f"{score.name}: {score.error}")
     for score in result.scores:
         if score.calibration_error:
-            before, after = score.calibration_error
-            lines.append(
-                f"confidence: {score.name}, calibration error {before:.3f}, calibrated {after:.3f}"
-            )
+            own, *calibrated = score.calibration_error
+            outcome = ", uncalibrated because a calibration would not surely improve it"
+            if calibrated:
+                outcome = f", calibrated {calibrated[0]:.3f}"
+            lines.append(f"confidence: {score.name}, calibration error {own:.3f}{outcome}")
     for name, points in _curves(result).items():
         lines.append(f"labels: {name} {_curve_in_words(points)}")
     documents = text.counted(result.documents.get("test", 0), "document")
@@ -402,13 +403,20 @@ def _draw_point(axes: Axes, point: _QualityPoint, role: str, fastest: float) -> 
 def _reliability(result: FitResult) -> Chart:
     """Draw the share of right values by confidence.
 
-    The chart is of the recommended candidate, or else of the first that was calibrated.
+    The chart is of the recommended candidate, or else of the first that could be calibrated.
     """
-    calibrated = [score for score in result.scores if score.reliability]
-    if not calibrated:
+    measured = [score for score in result.scores if score.reliability]
+    if not measured:
         return Chart("Confidence", missing="No candidate could be calibrated.")
-    recommended = [score for score in calibrated if score.name == result.recommended]
-    score = (recommended or calibrated)[0]
+    recommended = [score for score in measured if score.name == result.recommended]
+    score = (recommended or measured)[0]
+    if len(score.reliability) == 1:
+        return reliability_chart(
+            {"accent": ("uncalibrated", score.reliability[0])},
+            f"{score.name}: calibration error {score.calibration_error[0]:.3f} on the test part. "
+            "Its confidences stay uncalibrated, because a calibration would not surely improve "
+            "them.",
+        )
     points_before, points_after = score.reliability
     error_before, error_after = score.calibration_error
     lines = {

@@ -55,9 +55,10 @@ class CandidateScore:
     corpus_usd: Figure | None = None
     training_seconds: float = 0.0
     training_usd: float = 0.0
-    # Of the model's own confidences, then of those that were calibrated on validation.
+    # Of the model's own confidences, then of those that were calibrated on validation if that
+    # improves them.
     calibration_error: list[float] = field(default_factory=list)
-    # (confidence, share right, values) per tenth, of both in the same order.
+    # (confidence, share right, values) per tenth, in the same order.
     reliability: list[list[list[float]]] = field(default_factory=list)
     # Dotted keys that make the model from the user's configuration.
     changes: dict[str, Any] = field(default_factory=dict)

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from raypd.tasks.calibration import (
         Calibration as Calibration,
         calibration_of as calibration_of,
+        clipped_probability as clipped_probability,
         features as features,
     )
     from raypd.tasks.cascade import (
@@ -109,7 +110,7 @@ __getattr__ = LazyExports(
     {
         "base": ("Document", "Record", "Request", "Task", "TextBox"),
         "build": ("build_task", "check_task", "task_alone"),
-        "calibration": ("Calibration", "calibration_of", "features"),
+        "calibration": ("Calibration", "calibration_of", "clipped_probability", "features"),
         "cascade": ("Cascade", "SecondProgram", "doubt", "merged"),
         "columns": (
             "RowValue",

@@ -18,10 +18,15 @@ from raypd.errors import ModelError
 # The file's name beside the weights.
 FILE = "calibration.json"
 FEATURES = ("logit", "logit of a null", "null", "in the document")
-# Probabilities are clipped so far from 0 and 1 before their logit is taken.
+# Probabilities are clipped so far from 0 and 1 before a logarithm is taken.
 _EDGE = 1e-4
 # No weight of a regression that was fitted on labels comes near this.
 _LARGEST_WEIGHT = 1e9
+
+
+def clipped_probability(probability: float) -> float:
+    """Return a probability that is neither 0 nor 1, so that it has a logit and a log loss."""
+    return min(max(probability, _EDGE), 1 - _EDGE)
 
 
 def features(probability: float, null: bool, in_document: bool) -> list[float]:
@@ -35,7 +40,7 @@ def features(probability: float, null: bool, in_document: bool) -> list[float]:
     Returns:
         One number for each of FEATURES.
     """
-    clipped = min(max(probability, _EDGE), 1 - _EDGE)
+    clipped = clipped_probability(probability)
     logit = math.log(clipped / (1 - clipped))
     return [logit, logit * null, float(null), float(in_document)]
 

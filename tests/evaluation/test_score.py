@@ -32,6 +32,7 @@ from raypd.evaluation.calibration import (
     LabelledValue,
     calibration_error,
     fit_calibration,
+    is_improved,
     reliability,
 )
 from raypd.evaluation.outcome import (
@@ -51,7 +52,16 @@ from raypd.run import layout
 from raypd.tasks import Document, trained_on
 from raypd.tasks.calibration import FILE, Calibration, calibration_of
 from tests.report.browser import PHONE, browser, open_page  # noqa: F401
-from tests.runs import FAKE, TITLES, extraction, run_config, with_keys, write_jsonl, write_rows
+from tests.runs import (
+    FAKE,
+    TITLES,
+    extraction,
+    run_config,
+    says,
+    with_keys,
+    write_jsonl,
+    write_rows,
+)
 from tests.tasks.test_cascade import rows, scripted
 from tests.tasks.test_extraction import answers, document, make
 
@@ -752,8 +762,20 @@ def drawn(count: int, seed: int) -> list[LabelledValue]:
         if not stands:
             chance *= 0.6
         right = bool(draw.random() < chance)
-        values.append(LabelledValue("shoes", attribute, confidence, False, stands, right))
+        values.append(
+            LabelledValue(
+                "shoes", attribute, confidence, False, stands, right, document=str(number // 2)
+            )
+        )
     return values
+
+
+def honest(count: int, seed: int) -> list[LabelledValue]:
+    """Values whose confidence is their chance to be right, two in a document."""
+    draw = np.random.default_rng(seed)
+    return [
+        replace(value, right=bool(draw.random() < value.confidence)) for value in drawn(count, seed)
+    ]
 
 
 @pytest.mark.parametrize("count", [400, 4000])
@@ -772,6 +794,35 @@ def test_calibrated_confidences_are_the_share_of_right_values(count):
         assert calibration_error(reliability(values, calibration)) < 0.07, name
 
 
+def test_only_a_calibration_that_improves_other_documents_is_kept():
+    """On 98 values, as many as a small fit has in its validation part."""
+    seeds = range(20)
+    assert all(is_improved(drawn(400, seed)) for seed in seeds)
+    assert sum(is_improved(drawn(98, seed)) for seed in seeds) >= 18
+    fresh = honest(4000, 1000)
+    own_error = calibration_error(reliability(fresh))
+    assert own_error < 0.03
+    kept = 0
+    for seed in seeds:
+        values = honest(98, seed)
+        # Each makes confidences worse that are right already.
+        assert calibration_error(reliability(fresh, fit_calibration(values))) > own_error
+        kept += is_improved(values)
+        assert is_improved(values[::-1]) == is_improved(values)
+    assert kept <= 1
+
+
+def test_a_calibration_is_not_kept_if_labels_cannot_show_that_it_improves():
+    values = drawn(400, 0)
+    few = [replace(value, document=str(number % 4)) for number, value in enumerate(values)]
+    assert not is_improved(few)
+    # The only wrong value, of which the model was sure.
+    single = [replace(value, right=number > 0) for number, value in enumerate(values)]
+    single[0] = replace(single[0], confidence=0.9999)
+    fit_calibration(single)
+    assert not is_improved(single)
+
+
 def test_the_calibration_error_is_the_mean_gap_between_confidence_and_share_right():
     rights = [
         (0.05, False),
@@ -780,7 +831,10 @@ def test_the_calibration_error_is_the_mean_gap_between_confidence_and_share_righ
         (1.0, True),
     ]
     points = reliability(
-        [LabelledValue("", "", confidence, False, False, right) for confidence, right in rights]
+        [
+            LabelledValue("", "", confidence, False, False, right, document="")
+            for confidence, right in rights
+        ]
     )
     assert points == [
         (0.05, 0.0, 1),
@@ -893,7 +947,8 @@ class TestCalibrateRun:
         """The path of a calibration of the run, fitted on drawn values."""
         output = str(tmp_path / "calibration-of-run.json")
         monkeypatch.setattr(calibration_file, "labelled_values", lambda *_: (drawn(400, 0), 3))
-        text = calibration_file.calibrate_run(configured.output.path, labels, output)
+        text, step = calibration_file.calibrate_run(configured.output.path, labels, output)
+        assert step.startswith("run other labelled documents with this calibration")
         assert "fitted on 400 values" in text
         assert "left out: 3 documents that trained or validated the model" in text
         return output
@@ -912,9 +967,31 @@ class TestCalibrateRun:
     ):
         existing = calibration_of(ModelConfig(calibration=calibration))
         monkeypatch.setattr(calibration_file, "calibration_of", lambda *_: existing)
-        text = calibration_file.calibrate_run(configured.output.path, labels, calibration)
+        text, _ = calibration_file.calibrate_run(configured.output.path, labels, calibration)
         assert "fitted on 400 values" in text
         assert "left out: 3 documents that trained or validated the model" in text
+
+    def test_it_writes_nothing_if_confidences_are_as_good_without(
+        self, configured, labels, tmp_path, monkeypatch
+    ):
+        monkeypatch.setattr(calibration_file, "labelled_values", lambda *_: (honest(98, 0), 0))
+        run = configured.output.path
+        output = tmp_path / "calibration-of-run.json"
+        words = ["calibrate", run, labels, "--output", str(output)]
+        result = CliRunner().invoke(app, words)
+        assert result.exit_code == 0, result.output
+        assert "as good without a calibration, so nothing was written\n" in result.output
+        assert " now; " not in result.output
+        assert f"Next: `raypd report {run}` shows" in result.output
+        assert not output.exists()
+        # One that is there may come from more labels.
+        Calibration([1.0, 0.0, 0.0, 0.0], 0.0, {}).write(output)
+        existing = output.read_bytes()
+        result = CliRunner().invoke(app, words)
+        assert result.exit_code == 0, result.output
+        says(result.output, f"{output}, from an earlier calibration, stays as it was")
+        says(result.output, f"Next: delete {output}")
+        assert output.read_bytes() == existing
 
     def test_it_is_advised_where_the_command_works(self, configured, labels, tmp_path, monkeypatch):
         run = configured.output.path
@@ -1023,6 +1100,7 @@ def test_values_are_joined_with_their_labels_by_attribute(monkeypatch):
     monkeypatch.setattr(score, "asked_attributes", lambda run: {"shoes": names})
     labelled = {value.attribute: value for value in labelled_values("run", "labels")[0]}
     assert list(labelled) == ["Size", "Color", "Fit", "Sport"]
+    assert {value.document for value in labelled.values()} == {"0"}
     assert [value.null for value in labelled.values()] == [False, True, True, False]
     assert [value.right for value in labelled.values()] == [True, True, False, False]
 

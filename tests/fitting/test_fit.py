@@ -48,8 +48,10 @@ from raypd.run.console import Interrupted
 from raypd.run.manifest import Manifest
 from raypd.run.usage import RunCost
 from raypd.tasks import Document, trained_on
+from raypd.tasks.calibration import FILE
 from raypd.training import teacher
 from raypd.training.job import run_training
+from tests.evaluation.test_score import drawn, honest
 from tests.runs import extraction, run_config, run_here, says, with_keys, write_rows
 from tests.servers import Reply, serving
 from tests.tiny import save_tiny
@@ -851,6 +853,39 @@ def test_terminal_and_page_show_what_failed_and_run_nothing(tmp_path):
     assert "&lt;img" in written
     shown = page.describe(result, "because")
     says(shown, "agreement with the teacher", "none is certain to reach fit.f1_floor, 0.7: because")
+
+
+@pytest.mark.parametrize(("values_of", "kept"), [(drawn, True), (honest, False)])
+def test_a_fit_keeps_a_calibration_only_if_it_improves_confidences(
+    yaml_of, tmp_path, monkeypatch, values_of, kept
+):
+    """The file beside the weights is that of an earlier version, which kept every calibration."""
+    file = tmp_path / FILE
+    file.write_text("of an earlier version")
+    monkeypatch.setattr(candidate, "_run", lambda *_: None)
+    monkeypatch.setattr(candidate, "labelled_values", lambda *_, **__: (values_of(98, 0), 0))
+    lines: list[str] = []
+    context = context_of(load_config(yaml_of()), tmp_path, lines.append)
+    good = score("lora", 0.8, 0.9)
+    candidate._calibrate(context, good, tmp_path, str(tmp_path))
+    assert file.exists() == kept
+    assert len(good.calibration_error) == len(good.reliability) == 1 + kept
+    result = result_of(score("other", 0.5, 0.6), good)
+    result.path = str(tmp_path)
+    shown = page.describe(result, "")
+    (line,) = (line for line in shown.splitlines() if line.startswith("confidence: "))
+    written = html.unescape(Path(page.write(result, "")).read_text())
+    if kept:
+        assert not lines
+        before, after = good.calibration_error
+        assert line.endswith(f"lora, calibration error {before:.3f}, calibrated {after:.3f}")
+        says(written, f"calibration error {before:.3f} before calibration and {after:.3f} after it")
+    else:
+        says(lines[0], "lora: its confidences stay uncalibrated")
+        (error,) = good.calibration_error
+        says(line, f"lora, calibration error {error:.3f}, uncalibrated because")
+        says(written, f"calibration error {error:.3f} on the test part", "stay uncalibrated")
+        assert "after it" not in written
 
 
 def test_the_table_says_how_many_documents_the_input_has_and_that_there_is_no_price():
