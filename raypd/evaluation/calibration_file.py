@@ -70,10 +70,11 @@ def calibrate_run(
     if not is_improved(values):
         unchanged, step = _without_calibration(run, path, named=output is not None)
         return (
-            f"the confidences are as good without a calibration, so nothing was written{unchanged}"
+            "the confidences are as good without a calibration from these labels, so nothing was "
+            f"written{unchanged}"
             f"\ncalibration error on {len(values):,} values, {right:,} of them right: "
-            f"{before:.3f}; calibrations do not surely improve it for documents that they were not "
-            f"fitted on{left_out}"
+            f"{before:.3f}; a calibration does not surely improve documents that it was not fitted "
+            f"on, and more labels may change that{left_out}"
         ), step
     calibration.method = method
     calibration.run = made_from
@@ -97,11 +98,11 @@ def _without_calibration(run: str, path: Path, named: bool) -> tuple[str, str]:
     """
     if not path.exists():
         return "", f"`raypd report {run}` shows the run with its confidences"
-    users = f"runs with model.calibration={path}" if named else "later runs with these weights"
+    users = "runs that name it in model.calibration" if named else "later runs with these weights"
+    step = "run with model.calibration=none" if named else f"delete {path}"
     return (
         f"; {path}, from an earlier calibration, stays as it was, and {users} use it",
-        f"delete {path} to have the model's own confidences in {users}, or run them with "
-        "model.calibration=none",
+        f"{step} to have the model's own confidences",
     )
 
 

@@ -980,7 +980,10 @@ class TestCalibrateRun:
         words = ["calibrate", run, labels, "--output", str(output)]
         result = CliRunner().invoke(app, words)
         assert result.exit_code == 0, result.output
-        assert "as good without a calibration, so nothing was written\n" in result.output
+        assert (
+            "as good without a calibration from these labels, so nothing was written\n"
+            in result.output
+        )
         assert " now; " not in result.output
         assert f"Next: `raypd report {run}` shows" in result.output
         assert not output.exists()
@@ -990,8 +993,17 @@ class TestCalibrateRun:
         result = CliRunner().invoke(app, words)
         assert result.exit_code == 0, result.output
         says(result.output, f"{output}, from an earlier calibration, stays as it was")
-        says(result.output, f"Next: delete {output}")
+        says(result.output, "Next: run with model.calibration=none to have the model's own")
         assert output.read_bytes() == existing
+        # That of the weights counts by its place alone.
+        weights = tmp_path / "weights"
+        weights.mkdir()
+        beside = output.rename(weights / FILE)
+        set_in_record(Path(run), "model", adapter=str(weights))
+        monkeypatch.setattr(calibration_file, "calibration_of", lambda *_: None)
+        _, step = calibration_file.calibrate_run(run, labels)
+        assert step == f"delete {beside} to have the model's own confidences"
+        assert beside.read_bytes() == existing
 
     def test_it_is_advised_where_the_command_works(self, configured, labels, tmp_path, monkeypatch):
         run = configured.output.path
