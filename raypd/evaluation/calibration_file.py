@@ -73,8 +73,8 @@ def calibrate_run(
             "the confidences are as good without a calibration from these labels, so nothing was "
             f"written{unchanged}"
             f"\ncalibration error on {len(values):,} values, {right:,} of them right: "
-            f"{before:.3f}; a calibration does not surely improve documents that it was not fitted "
-            f"on, and more labels may change that{left_out}"
+            f"{before:.3f}; it is not certain that a calibration improves other documents, "
+            f"and more labels may change that{left_out}"
         ), step
     calibration.method = method
     calibration.run = made_from

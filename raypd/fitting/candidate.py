@@ -219,8 +219,8 @@ def _calibrate(context: FitContext, score: CandidateScore, weights: Path, folder
         # An earlier version wrote a file whatever its use. The weights are the fit's own.
         path.unlink(missing_ok=True)
         context.say(
-            f"{score.name}: its confidences stay uncalibrated, because a calibration would not "
-            "surely improve them"
+            f"{score.name}: its confidences stay uncalibrated, because a calibration is not "
+            "certain to improve them"
         )
     values, _ = labelled_values(storage.join(folder, "test"), context.part("test"), column)
     for used in calibrations:

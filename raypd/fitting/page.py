@@ -94,7 +94,7 @@ def describe(result: FitResult, reason: str) -> str:
     for score in result.scores:
         if score.calibration_error:
             own, *calibrated = score.calibration_error
-            outcome = ", uncalibrated because a calibration would not surely improve it"
+            outcome = ", uncalibrated because a calibration is not certain to improve it"
             if calibrated:
                 outcome = f", calibrated {calibrated[0]:.3f}"
             lines.append(f"confidence: {score.name}, calibration error {own:.3f}{outcome}")
@@ -414,7 +414,7 @@ def _reliability(result: FitResult) -> Chart:
         return reliability_chart(
             {"accent": ("uncalibrated", score.reliability[0])},
             f"{score.name}: calibration error {score.calibration_error[0]:.3f} on the test part. "
-            "Its confidences stay uncalibrated, because a calibration would not surely improve "
+            "Its confidences stay uncalibrated, because a calibration is not certain to improve "
             "them.",
         )
     points_before, points_after = score.reliability
