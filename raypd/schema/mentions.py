@@ -1,4 +1,4 @@
-"""The numbers that stand in a text, with all that each may be read as."""
+"""The numbers that occur in a text, each with all of its possible readings."""
 
 import math
 import re
@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 from raypd.schema.numbers import CURRENCY, MONEY, read_number
 
-# Words for thousands, millions and billions, which are nothing else. Short forms that may also be a
-# unit (m, t, mo) stand apart.
+# Words that can only mean thousands, millions or billions. Short forms that may also be a unit
+# (m, t, mo) are listed separately.
 THOUSANDS = r"tsd\.?|tausend|thousands?|mila|mille|тыс\.?"
 MILLIONS = r"mio\.?|mln\.?|mill?ion(?:en|s|i|e|es)?|mill?ones|млн\.?"
 BILLIONS = r"bn|mrd\.?|milliarden?|billions?|млрд\.?"
@@ -33,16 +33,16 @@ BETWEEN = (
 MENTION = re.compile(rf"(?P<digits>{DIGITS})(?P<factor>{FACTOR})", re.IGNORECASE)
 MONEY_BEFORE = re.compile(rf"(?:[{MONEY}]|\b{CURRENCY})\s?$", re.IGNORECASE)
 _MONEY_BEHIND = re.compile(rf"\s?(?:[{MONEY}]|{CURRENCY}\b)", re.IGNORECASE)
-# The characters around a number in which its currency is looked for.
+# The number of characters around a number that are searched for its currency.
 AROUND = 10
 # These digits are either a whole number with thousands, or one with three decimals.
 _ONE_GROUP = re.compile(r"(?P<whole>[1-9][0-9]{0,2})(?P<separator>[^0-9])(?P<group>[0-9]{3})")
 _DECIMAL_COMMA = re.compile(r"(?:[0-9]{1,3}(?:\.[0-9]{3})+|[0-9]+),[0-9]{1,2}|0,[0-9]+")
-# Of these units there are usually thousands: 42.003 km on the clock of a car.
+# Amounts in these units are usually in the thousands: 42.003 km on the odometer of a car.
 _UNIT_OF_THOUSANDS = re.compile(
     r"[\s-]?(?:kms?|kilomet(?:er|re)[ns]?|mi|miles?|Meilen?)(?![\w/])", re.IGNORECASE
 )
-# A thousand of these units are another one, in which a model may have answered: 2,500 g as 2.5 kg.
+# A thousand of these units make another unit, in which a model may answer: 2,500 g as 2.5 kg.
 _UNIT_WITH_PREFIX = re.compile(
     r"[\s-]?(?:[nu\u00b5\u03bcmkMG]?(?:g|l|L|W|Wh|V|VA|A|Ah|Hz|J|Pa|N|B|bit|s|cal)|[nu\u00b5\u03bcm]?m|t"
     r"|(?i:(?:milli|mi[ck]ro|kilo|mega)?(?:gram(?:m|mes?|s)?|lit(?:er|re)[ns]?|met(?:er|re)[ns]?"
@@ -55,11 +55,12 @@ class Mention(NamedTuple):
     """A number in a text.
 
     Attributes:
-        begin: Its first character.
-        end: The character after its last one, or after the factor behind it, such as the k of 54k.
+        begin: The offset of its first character.
+        end: The offset after its last character, or after a factor that follows it, such as the k
+            of 54k.
         digits: Its digits with their separators.
-        readings: What it may be read as.
-        doubtful: What it is if its last three digits are decimals, where they are probably
+        readings: The numbers that it may be read as.
+        doubtful: Its value if its last three digits are read as decimals although they are probably
             thousands, such as 1.299 of "1.299 €"; None for other numbers.
     """
 
@@ -84,11 +85,11 @@ def mentions(text: str) -> tuple[Mention, ...]:
 
 
 def _doubtful_reading(mention: re.Match[str], *, has_decimal_comma: bool) -> float | None:
-    """Return what a number is with three decimals, if these are probably thousands.
+    """Return a number's value with three decimals if these are probably thousands.
 
     Args:
         mention: The number.
-        has_decimal_comma: Whether the text writes decimals behind a comma.
+        has_decimal_comma: Whether the text uses a decimal comma.
     """
     group = _ONE_GROUP.fullmatch(mention["digits"])
     if group is None:
@@ -104,7 +105,7 @@ def _doubtful_reading(mention: re.Match[str], *, has_decimal_comma: bool) -> flo
 
 
 def _is_money(mention: re.Match[str]) -> bool:
-    """Return whether a currency stands before or behind a number."""
+    """Return whether a currency precedes or follows a number."""
     text = mention.string
     before = text[max(0, mention.start() - AROUND) : mention.start()]
     behind = text[mention.end() : mention.end() + AROUND]
@@ -112,15 +113,15 @@ def _is_money(mention: re.Match[str]) -> bool:
 
 
 def find_number(number: float, text: str) -> tuple[int, int] | None:
-    """Find the first place where a text has a number, however it is written there.
+    """Find the first place where a text contains a number, in whatever notation.
 
     Args:
         number: The number. Its sign is not compared.
         text: The text.
 
     Returns:
-        The first and the end offset, with a factor such as the k of 54k if the number needs it.
-        None if the text does not have the number in digits.
+        The start and end offsets, including a factor such as the k of 54k if the number needs it.
+        None if the text does not contain the number in digits.
     """
     for mention in mentions(text):
         if is_among(number, readings_of(mention.digits, set())):

@@ -1,5 +1,6 @@
-"""Whether a number is only a part of an amount that a document states: of a longer number, or of an
-amount such as "37k". Such a value is wrong by a factor of a thousand or more, so it is ambiguous.
+"""Detects numbers that are only a part of an amount that a document states: of a longer number, or
+of an amount such as "37k". Such a value is wrong by a factor of a thousand or more, so it is
+ambiguous.
 """
 
 import re
@@ -22,21 +23,21 @@ from raypd.schema.mentions import (
 )
 from raypd.schema.numbers import CURRENCY, MONEY, read_number
 
-# Words that multiply a number and are nothing else.
+# Words that multiply a number and have no other meaning.
 _MULTIPLES = (
     rf"{THOUSANDS}|{MILLIONS}|{BILLIONS}|trillions?|lakhs?|crores?|hundreds?|hundert|dozens?"
     "|dutzend"
 )
-# What multiplies a number, whatever stands around it. Other letters are units too: "5 m", "5 t".
+# Whatever multiplies a number in any context. Other letters are units as well: "5 m", "5 t".
 _MULTIPLIER = rf"(?:k|T|M)(?:[{MONEY}]|EUR|USD|GBP|CHF)|k|(?i:{_MULTIPLES})"
 # These letters multiply an amount of money: £37K, $5m. Without a currency, K is kelvin.
 _MULTIPLIER_OF_MONEY = "[KmMbB]"
-# The factor of the upper end of a range is that of the lower end, too: 30-40k.
+# The factor of the upper end of a range also applies to the lower end: 30-40k.
 _MULTIPLIED = re.compile(
     rf"{DIGITS}(?:{BETWEEN}(?:[{MONEY}]|{CURRENCY}\s)?{DIGITS})?"
     rf"(?:\s?(?:{_MULTIPLIER})(?![^\W_])|(?P<of_money>{_MULTIPLIER_OF_MONEY})(?![^\W_]))"
 )
-# Units that an attribute may ask for, which are in no text: an amount in k.
+# Units that an attribute may ask for although no text contains them: an amount in k.
 _ASKED_MULTIPLES = rf"[ktm]|milliers|{_MULTIPLES}"
 _MULTIPLIER_WORD = re.compile(rf"{_ASKED_MULTIPLES}|teur", re.IGNORECASE)
 _IN_MULTIPLES = re.compile(
@@ -49,17 +50,17 @@ _IN_MULTIPLES = re.compile(
 def is_misread(number: float, raw: str, text: str, *, of_multiples: bool = False) -> bool:
     """Return whether a number has the digits of a number in a text, but another value.
 
-    A model that copies "16.303,76" as a number of JSON stops at the comma, which ends a value
-    there, and 16.303 is left. Others write 31.500 or 31.5 where the text has "31,500", or leave
-    out the currency of "31.500 €", without which nothing says that these are thousands. All are
-    wrong by a factor of a thousand.
+    A model that copies "16.303,76" as a JSON number stops at the comma, which ends a value in JSON,
+    so 16.303 is left. Other models write 31.500 or 31.5 for the "31,500" of the text, or leave out
+    the currency of "31.500 €", which alone shows that these are thousands. All of them are wrong by
+    a factor of a thousand.
 
     Args:
         number: The number.
         raw: The number as the model wrote it.
         text: The text of the document.
-        of_multiples: Whether thousands or other multiples were asked for. Then 31.5 is right where
-            the text has "31,500".
+        of_multiples: Whether thousands or other multiples were asked for. Then 31.5 is correct for
+            a text that contains "31,500".
     """
     answer = MENTION.search(raw)
     if answer is None:
@@ -95,7 +96,7 @@ def asks_for_multiples(name: str, description: str) -> bool:
 
 
 def lacks_multiplier(number: float, text: str) -> bool:
-    """Return whether a number stands in a text only before a word or letter that multiplies it.
+    """Return whether a text contains a number only before a word or letter that multiplies it.
 
     A model that is asked for a number often copies 37 of "£37k", which is wrong by a factor of a
     thousand.
@@ -116,7 +117,7 @@ def lacks_multiplier(number: float, text: str) -> bool:
 
 
 def _is_multiplied(mention: Mention, text: str) -> bool:
-    """Return whether a word or letter behind a number multiplies it."""
+    """Return whether a word or letter after a number multiplies it."""
     match = _MULTIPLIED.match(text, mention.begin)
     if match is None:
         return False
@@ -126,9 +127,9 @@ def _is_multiplied(mention: Mention, text: str) -> bool:
 
 
 def _is_beginning(written: str, digits: str) -> bool:
-    """Return whether a number was written up to one of its separators.
+    """Return whether a written number breaks off at one of the separators of the full number.
 
-    A fraction that was left out does not count, because that is rounding.
+    An omitted fraction does not count, because that is rounding.
     """
     rest = digits.removeprefix(written)
     if rest == digits or not rest or rest[0].isdecimal():

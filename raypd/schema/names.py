@@ -1,4 +1,4 @@
-"""Names and values that JSON writes as they are."""
+"""Names and values that need no escapes in JSON."""
 
 import re
 
@@ -6,11 +6,11 @@ PLAIN = "printable text without quotes and backslashes, and without blanks at ei
 
 
 def bare(key: str) -> str:
-    """A key without its case and the marks between its words, as a model may write it."""
+    """Return a key in lower case and without the marks between its words, to compare spellings."""
     return re.sub(r'[ _./"-]+', "", key).casefold()
 
 
 def fits_json(text: str) -> bool:
-    """Whether a JSON string needs no escape for a text, and the text has no blanks at its ends."""
+    """Return whether a text needs no escape in a JSON string and has no blanks at its ends."""
     has_escaped = '"' in text or "\\" in text
     return text.isprintable() and not has_escaped and text == text.strip()

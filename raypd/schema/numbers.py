@@ -1,4 +1,4 @@
-"""The number that a text is, as documents write numbers."""
+"""Reads a text that is a number in one of the notations that documents use."""
 
 import math
 import re
@@ -7,10 +7,10 @@ import unicodedata
 from raypd.decoding import UNIT_BYTES
 
 MONEY = "$¢£¥€₩₪₫₱₹₺₽฿₦₴₸₡₲₵"
-# Blanks: also the no-break, the figure, the thin and the narrow one; and what is typed in place of
-# an apostrophe.
+# Blanks, including the no-break, figure, thin and narrow ones, and the characters that people type
+# instead of an apostrophe.
 _SEPARATORS = " \u00a0\u2007\u2009\u202f'\u2019\u2018`\u00b4\u02bc"
-# Codes and names of currencies, as they stand before or behind a price.
+# Codes and names of currencies, which precede or follow a price.
 CURRENCY = (
     r"(?:EUR|USD|GBP|CHF|JPY|CNY|RMB|INR|SEK|NOK|DKK|ISK|PLN|CZK|HUF|RON|BGN|HRK|RSD|TRY|RUB|UAH|AUD"
     r"|NZD|CAD|HKD|SGD|TWD|NTD|KRW|THB|MYR|IDR|PHP|VND|BRL|MXN|ARS|CLP|COP|PEN|ZAR|EGP|NGN|KES|GHS|MAD"
@@ -18,7 +18,7 @@ CURRENCY = (
     r"|francs?|yen|yuan|won|rupees?|rupiah|kr|kronor|kroner|krona|krone|K\u010d|z\u0142|zloty|Ft|forint"
     r"|lei|DM|pesos?|reais|rand|lira|руб|грн|лв)"  # noqa: RUF001
 )
-# A sign in place of cents behind a whole amount: 1.299,- and 1'299.-- and 1 299:- and 1,299/=.
+# A sign that replaces the cents after a whole amount: 1.299,- and 1'299.-- and 1 299:- and 1,299/=.
 _DASH = "[-\u2010-\u2015]"
 _NO_CENTS = rf"[.,:/]\s?(?:{_DASH}{{1,2}}|=)"
 _PARTS = re.compile(
@@ -33,7 +33,8 @@ _UNIT = re.compile(
     rf"(?:\s|-(?=[^\W\d_]))?[%‰°\"'\u2032\u2033\u201d{MONEY}]{{0,2}}[\s/]?(?:{_WORD}(?:[\s/·-]{{1,3}}{_WORD})*)?",
     re.IGNORECASE,
 )
-_NO_UNIT = re.compile(  # words that make another number of it, or no number at all
+# Words that change the number, or make it no number at all.
+_NO_UNIT = re.compile(
     "k|M|(?i:e|x|and|or|to|by|plus|und|oder|bis|mal|et|ou|y|st|nd|rd|th|dozen|dutzend|hundred|hundert"
     "|thousand|millions?|billions?|mil|mille|mio|mln|mrd|bn|tsd|tausend|millionen|milliarden?|lakh|crore"
     "|тыс|млн|млрд"
@@ -50,16 +51,16 @@ _NO_UNIT = re.compile(  # words that make another number of it, or no number at 
     "|novembre|noviembre|dec|december|dez|dezember|décembre|diciembre|dicembre|am|pm|uhr|bc|bce|ce|ad)"
 )
 _OF_MONEY = re.compile(rf"[{MONEY}]|(?<![^\W\d_]){CURRENCY}(?![^\W\d_])", re.IGNORECASE)
-# A whole amount: its groups cannot be a fraction.
+# A whole amount, whose groups cannot be a fraction.
 _WHOLE = re.compile(
     rf"\d+|[1-9]\d{{0,2}}([.,{_SEPARATORS}])\d{{3}}(\1\d{{3}})*|[1-9]\d?(,\d\d)+,\d{{3}}", re.ASCII
 )
-# A price in dollars or in euros with thousands of either country.
+# A price that is either in dollars with three decimals or in euros with thousands.
 THOUSANDS_OR_DECIMALS = re.compile(r"[1-9]\d{0,2}\.\d{3}", re.ASCII)
 _OCTET = r"(?:0|[1-9]\d?|1\d\d|2[0-4]\d|25[0-5])"
 _IP_ADDRESS = re.compile(rf"{_OCTET}(?:\.{_OCTET}){{3}}", re.ASCII)
 _LEADING_ZEROS = re.compile(r"^([-+]?)0+(?=\d)", re.ASCII)
-# Characters without a width that pages have between others, such as a soft hyphen.
+# Zero-width characters that web pages have between others, such as a soft hyphen.
 _INVISIBLE = dict.fromkeys(map(ord, "\u00ad\u200b\u200c\u200d\u200e\u200f\u2060\ufeff"))
 # A day and a month, or a month and a year.
 _DATE = re.compile(r"0[1-9]\.(?:0[1-9]|1[0-2]|(?:19|20)\d\d)", re.ASCII)
@@ -77,12 +78,12 @@ INTEGER_PATTERN = (
     rf"{_NO_POINT}(?:{_WHOLE_NUMBER}(?:[.,]0*)?|\.0+|\.?{_ANY_NUMBER}{_EXPONENT})[^\d]*"
     rf"|{_UNJUDGED}"
 )
-_PHONE_DIGITS = 8  # fewest of an international phone number, and ...
-_PADDED_DIGITS = (
-    7  # ... fewest of a number with zeros in front that is one of a phone or an article
-)
-# English, which is JSON's, with Indian groups; continental where it cannot be English; groups
-# between blanks
+# The fewest digits of an international phone number.
+_PHONE_DIGITS = 8
+# The fewest digits of a number with leading zeros that is a phone or an article number.
+_PADDED_DIGITS = 7
+# English notation, which JSON shares, with Indian groups; continental notation if it cannot be
+# English; groups separated by blanks.
 _POINT = re.compile(
     r"[1-9]\d{0,2}(,\d{3})+(\.\d+)?|[1-9]\d?(,\d\d)+,\d{3}(\.\d+)?|\d+\.?\d*|\.\d+", re.ASCII
 )
@@ -93,23 +94,26 @@ _BLANKS = re.compile(rf"[1-9]\d{{0,2}}([{_SEPARATORS}])\d{{3}}(\1\d{{3}})*([.,]\
 
 
 def read_number(text: str) -> int | float | None:
-    """The one number that a text is, as documents write it; None where it is none, or not surely
-    one.
+    """Return the number that a text is in the notation of a document, or None if it is not a number
+    or if its value is doubtful.
 
-    Grouped thousands: 1,000 and 1,234.5 (English), 12,34,567 (Indian), 1 000 and 1'000 (blanks of
-    any width, apostrophes), and 1.000.000 and 1.000,5, which cannot be English. A comma with three
-    digits behind it is English (1,234 is 1234) unless it cannot be (0,125 is 0.125; 1234,567 is
-    neither, and None); with more or less of them it is a decimal comma (3,5). A single point is
-    JSON's, whatever stands behind it: 1.000 is 1; but a price such as 1.299 € is None, as it may
-    have thousands. A dash in place of cents makes a whole amount: 1.299,- and 1'299.-- are 1299.
-    Zeros may lead (007). Around it may stand a sign (also U+2212), a currency ($1,299.00, CHF
-    1'299.00), "about" (~, ≈, ca., approx.), an exponent (1.5E-3) and a short unit, which is left
-    out (5 kg, 99%, 40-inch, 15.6", km/h). Digits of other scripts are digits. None, since one
-    number would be another than is written: a fraction (7/8, ½, 1 1/2), a range (1-2, ±5), a bound
-    (<5, 5+), two numbers (5 x 3, 5'10", 10 W / 12 W), a power (10²), a word that multiplies (5
-    million, 5k, 5M; but 5K is kelvin) and any text longer than a unit. None, too, as they are no
-    numbers: a date or a time (12.05.2024, 5 May, 5 pm), a version (1.2.3, 2.0-beta), an IP address
-    (192.168.100.200), and a phone number (+49 171 123 456, 01711234567).
+    Thousands may be grouped: 1,000 and 1,234.5 (English), 12,34,567 (Indian), 1 000 and 1'000
+    (blanks of any width, apostrophes), and 1.000.000 and 1.000,5, which cannot be English. A comma
+    that is followed by three digits is English (1,234 is 1234) unless it cannot be (0,125 is 0.125;
+    1234,567 is neither, so it gives None); otherwise it is a decimal comma (3,5). A single point is
+    read as in JSON, whatever follows it: 1.000 is 1; but a price such as 1.299 € gives None,
+    because its digits may be thousands. A dash that replaces the cents ends a whole amount: 1.299,-
+    and 1'299.-- are 1299. Leading zeros are allowed (007). The number may have a sign (also
+    U+2212), a currency ($1,299.00, CHF 1'299.00), "about" (~, ≈, ca., approx.), an exponent
+    (1.5E-3) and a short unit, which is ignored (5 kg, 99%, 40-inch, 15.6", km/h). Digits of other
+    scripts are read as digits.
+
+    The result is None if a single number would differ from what is written: a fraction (7/8, ½, 1
+    1/2), a range (1-2, ±5), a bound (<5, 5+), two numbers (5 x 3, 5'10", 10 W / 12 W), a power
+    (10²), a word that multiplies (5 million, 5k, 5M; but 5K is kelvin) and any text longer than a
+    unit. It is also None for texts that are not numbers: a date or a time (12.05.2024, 5 May, 5
+    pm), a version (1.2.3, 2.0-beta), an IP address (192.168.100.200) and a phone number (+49 171
+    123 456, 01711234567).
     """
     visible = text.translate(_INVISIBLE).strip()
     word = "".join(str(unicodedata.decimal(c)) if c.isdecimal() else c for c in visible).replace(
@@ -156,7 +160,7 @@ def read_number(text: str) -> int | float | None:
 
 
 def _is_no_quantity(digits: str, sign: str, unit: str) -> bool:
-    """Whether digits without a unit are an address, a date or a number that is dialled."""
+    """Return whether digits without a unit are an address, a date or a phone number."""
     if unit:
         return False
     if _IP_ADDRESS.fullmatch(digits) or _DATE.fullmatch(digits):

@@ -1,6 +1,7 @@
-"""A regular expression as a table of states; a user's in a process of its own: this file.
+"""Turns a regular expression into a table of states. A user's pattern is turned in a separate
+process, which runs this file.
 
-A pattern can take minutes and all memory to be made ready: repetitions of repetitions multiply.
+Preparing a pattern can take minutes and all memory, because nested repetitions multiply.
 """
 
 import contextlib
@@ -12,15 +13,22 @@ import outlines_core
 
 CPU_SECONDS, _MEMORY = 10, 1 << 30
 MOST_EDGES = 25_000
-_END_TOKEN = 256  # the index has one beside the bytes
-_END = 1  # a character that no value has
+# The index has one token in addition to the bytes.
+_END_TOKEN = 256
+# A character that no value contains.
+_END = 1
 Edges = list[dict[str, int]]
 
 
 def table_of(pattern: str, without: str = "") -> tuple[Edges, list[int]]:
-    """(transitions, final states): the index of a vocabulary of single bytes, but those in
-    `without`. An end stands behind the pattern: a final state leads no further than a token. Raises
-    ValueError: no pattern, or without end.
+    """Return the transitions and the final states of a pattern.
+
+    They are those of its index over a vocabulary of all single bytes except the ones in `without`.
+    The pattern is followed by an end character, because a final state of the index has no
+    transition except one token.
+
+    Raises:
+        ValueError: The pattern is invalid, or has no end.
     """
     tokens: dict[str | bytes, list[int]] = {
         bytes([b]): [b] for b in range(256) if chr(b) not in without or b == _END

@@ -1,9 +1,9 @@
-"""Patterns of JSON Schema: what they match as a search, as expressions that match a whole text.
+"""Turns patterns of JSON Schema, which are searches, into expressions that match a whole text.
 
-A pattern of JSON Schema (and of pydantic) matches anywhere in a text; a decoder needs an expression
-of the whole text. Python's parser reads the pattern into a small tree, in which anchors are
-resolved, lengths are bounded, and which is written again: as a plain expression, or as one of the
-text inside a JSON string.
+A pattern of JSON Schema (and of pydantic) matches anywhere in a text, but a decoder needs an
+expression of the whole text. Python's parser reads the pattern into a small tree. Its anchors are
+resolved, its lengths are bounded, and it is written as an expression again: as a plain one, or as
+one of the text inside a JSON string.
 """
 
 import re
@@ -16,11 +16,14 @@ from re import (  # type: ignore[attr-defined]
 )
 from typing import Any
 
-ANYTHING = "(?s:.*)"  # any text, with line breaks
-_MOST_NODES = 2_000  # of a pattern whose lengths are bounded
+# Any text, including line breaks.
+ANYTHING = "(?s:.*)"
+# The limit on the nodes of a pattern whose lengths are bounded.
+_MOST_NODES = 2_000
 _SPECIAL = frozenset(r"\.^$*+?()[]{}|")
 _SPECIAL_IN_CLASS = frozenset("\\]^-[&~")
-_NOT_IN_JSON = r'"\\\x00-\x1f'  # in a class: characters that a JSON string has to escape
+# The characters that a JSON string has to escape, as members of a class.
+_NOT_IN_JSON = r'"\\\x00-\x1f'
 _SHORT_ESCAPES = {"\b": "b", "\f": "f", "\n": "n", "\r": "r", "\t": "t", '"': '"', "\\": "\\"}
 _CATEGORIES = {
     codes.CATEGORY_NOT_DIGIT: r"\D",
@@ -53,10 +56,11 @@ class Literal:
 
 @dataclass(frozen=True)
 class CharacterClass:
-    """One character of a class, or with `negated` one that is not in it.
+    """One character of a class, or one outside of it if `negated`.
 
-    ranges: first and last character of each part; categories: such as `\\w`, as an expression
-    writes them.
+    Attributes:
+        ranges: The first and the last character of each part.
+        categories: Categories such as `\\w`, in the notation of expressions.
     """
 
     ranges: tuple[tuple[str, str], ...] = ()
@@ -88,19 +92,20 @@ ANY_TEXT = Repeat(ANY_CHARACTER, 0, None)
 
 
 def whole_text(pattern: str) -> str:
-    """Turn a pattern of JSON Schema, a search, into an expression that matches the whole text.
+    """Turn a pattern of JSON Schema, which is a search, into an expression that matches whole
+    texts.
 
-    A pattern that is anchored at both ends is left as it is written.
+    A pattern that is anchored at both ends is returned unchanged.
 
     Args:
-        pattern: A regular expression as JSON Schema has it; it may begin with `(?i)`.
+        pattern: A regular expression of JSON Schema; it may begin with `(?i)`.
 
     Returns:
-        The expression. It matches a text from end to end where the pattern is found in the text.
+        The expression, which matches the whole of each text in which the pattern is found.
 
     Raises:
-        UnsupportedPattern: It is no regular expression, or has look-around, a back-reference or
-            another part that no automaton reads.
+        UnsupportedPattern: It is not a regular expression, or it has look-around, a back-reference
+            or another part that no automaton can read.
     """
     if pattern.startswith("(?i)"):
         return f"(?i:{written(search_tree(pattern.removeprefix('(?i)')))})"
@@ -113,9 +118,9 @@ def whole_text(pattern: str) -> str:
 
 
 def in_json_string(pattern: str) -> str:
-    """The expression of a JSON string's inside whose text one of raypd's own patterns matches.
+    """Return the expression of the inside of a JSON string whose text matches a pattern of raypd's.
 
-    A pattern that cannot be read as a tree stays as it is, without its outer anchors.
+    A pattern that cannot be parsed into a tree only loses its outer anchors.
     """
     try:
         return written(match_tree(pattern), json_string=True)
@@ -124,7 +129,7 @@ def in_json_string(pattern: str) -> str:
 
 
 def without_anchors(pattern: str) -> str:
-    """One of raypd's own patterns, which match a whole text, without `^` and `$`."""
+    """Return one of raypd's own patterns, which match whole texts, without `^` and `$`."""
     inner = pattern.removeprefix("^")
     if not inner.endswith("\\$"):
         inner = inner.removesuffix("$")
@@ -138,16 +143,21 @@ def without_anchors(pattern: str) -> str:
 
 @lru_cache(256)
 def search_tree(pattern: str) -> Node:
-    """The tree of the texts in which a pattern of JSON Schema is found.
+    """Return the tree of the texts in which a pattern of JSON Schema is found.
 
-    Raises UnsupportedPattern.
+    Raises:
+        UnsupportedPattern: The pattern cannot be decoded.
     """
     return simplified(_Anchors().searched(_parsed(pattern)))
 
 
 @lru_cache(256)
 def match_tree(pattern: str) -> Node:
-    """The tree of all texts that a pattern matches from end to end. Raises UnsupportedPattern."""
+    """Return the tree of all texts that a pattern matches from end to end.
+
+    Raises:
+        UnsupportedPattern: The pattern cannot be decoded.
+    """
     tree = _Anchors().resolved(_parsed(pattern), starts=True, ends=True)
     if tree is None:
         raise UnsupportedPattern("no text matches it")
@@ -174,7 +184,8 @@ class _Anchors:
         options: list[Node] = []
         for branch in branches:
             has_start, has_end = self._anchors_in(branch)
-            # Something may stand before a match only where no `^` has to hold, and likewise behind.
+            # Text may precede a match only if no `^` has to hold, and follow it only if no `$` has
+            # to.
             for starts in (True, False) if has_start else (False,):
                 for ends in (True, False) if has_end else (False,):
                     tree = self.resolved(branch, starts, ends)
@@ -188,9 +199,12 @@ class _Anchors:
         return Alternatives(tuple(options))
 
     def resolved(self, items: Any, starts: bool, ends: bool) -> Node | None:
-        """The tree of a sequence, or None where an anchor in it can never hold.
+        """Return the tree of a sequence, or None if an anchor in it can never hold.
 
-        starts: the text begins where the sequence begins; ends: it ends where the sequence ends.
+        Args:
+            items: The sequence.
+            starts: Whether the text begins where the sequence begins.
+            ends: Whether the text ends where the sequence ends.
         """
         widths = [_width_of_item(items.state, item) for item in items]
         nodes = []
@@ -247,7 +261,7 @@ class _Anchors:
         return Repeat(item, int(minimum), limit)
 
     def _anchors_in(self, items: Any) -> tuple[bool, bool]:
-        """Whether `^` and whether `$` stands anywhere in some items."""
+        """Return whether some items contain `^` and whether they contain `$`, at any depth."""
         has_start = False
         has_end = False
         for code, value in items:
@@ -262,7 +276,7 @@ class _Anchors:
 
 
 def _width_of_item(state: Any, item: Any) -> tuple[int, int]:
-    """The fewest and the most characters of an item of Python's tree."""
+    """Return the fewest and the most characters of an item of Python's tree."""
     if item[0] is codes.AT:
         return 0, 0
     minimum, maximum = parser.SubPattern(state, [item]).getwidth()
@@ -280,16 +294,21 @@ def _inner_sequences(code: Any, value: Any) -> Sequence[Any]:
 
 
 def _surrounding(has_anchor: bool, holds: bool) -> Node:
-    """What stands beside a match on the side of an anchor."""
+    """Return the text before or after a match, on the side of an anchor."""
     if not has_anchor:
         return ANY_TEXT
     return EMPTY if holds else Repeat(ANY_CHARACTER, 1, None)
 
 
 def _is_empty(widths: Sequence[tuple[int, int]], matters: bool) -> bool:
-    """Whether items of these widths are always empty. matters: an anchor beside them depends on it.
+    """Return whether items of these widths are always empty.
 
-    Raises UnsupportedPattern where they may be, and an anchor depends on it.
+    Args:
+        widths: The fewest and the most characters of each item.
+        matters: Whether an anchor beside the items depends on it.
+
+    Raises:
+        UnsupportedPattern: The items may or may not be empty, and an anchor depends on it.
     """
     if any(minimum > 0 for minimum, _ in widths):
         return False
@@ -326,7 +345,7 @@ def _character_class(members: Any) -> CharacterClass:
 
 
 def simplified(node: Node) -> Node:
-    """The same texts with less nesting."""
+    """Return a tree of the same texts with less nesting."""
     if isinstance(node, Concatenation):
         items: list[Node] = []
         for item in map(simplified, node.items):
@@ -349,7 +368,9 @@ def simplified(node: Node) -> Node:
 
 
 def width(node: Node) -> tuple[int, int | None]:
-    """The fewest and the most characters of a tree's texts; None: without a limit."""
+    """Return the fewest and the most characters of a tree's texts; the most are None without a
+    limit.
+    """
     if isinstance(node, Literal | CharacterClass):
         return 1, 1
     if isinstance(node, Repeat):
@@ -380,9 +401,11 @@ class LengthBounds:
         self._nodes = 0
 
     def bounded(self, node: Node, minimum: int, maximum: int | None) -> Node | None:
-        """The texts of a tree that have `minimum` to `maximum` characters; None: there are none.
+        """Return the tree of a tree's texts that have `minimum` to `maximum` characters, or None if
+        it has no such texts.
 
-        Raises UnsupportedPattern where they take too large a tree.
+        Raises:
+            UnsupportedPattern: The result would be too large a tree.
         """
         self._nodes += 1
         if self._nodes > _MOST_NODES:
@@ -426,8 +449,8 @@ class LengthBounds:
         return Repeat(node.item, lower, upper)
 
     def _sequence(self, items: Sequence[Node], minimum: int, maximum: int | None) -> Node | None:
-        """One alternative for each length of the first item, as far as the lengths of the items
-        behind it depend on it.
+        """Return alternatives, one for each length of the first item as long as the lengths of the
+        items after it depend on that length.
         """
         if len(items) == 1:
             return self.bounded(items[0], minimum, maximum)
@@ -440,14 +463,14 @@ class LengthBounds:
         if maximum is not None:
             room = maximum - behind_shortest
             last = room if last is None else min(last, room)
-        # From this length of the first item on, the items behind it need no lower bound.
+        # From this length of the first item on, the items after it need no lower bound.
         enough = max(first_shortest, minimum - behind_shortest)
         length = first_shortest
         while last is None or length <= last:
             left = None if maximum is None else maximum - length
             fits_left = left is None or (behind_longest is not None and behind_longest <= left)
             if fits_left and length >= enough:
-                # All longer ones are alike, as far as the items behind always fit.
+                # All longer ones are alike, as long as the items after them always fit.
                 end = last
                 if maximum is not None and behind_longest is not None:
                     end = maximum - behind_longest
@@ -479,15 +502,13 @@ def _any_of(options: Sequence[Node | None]) -> Node | None:
 
 
 def written(node: Node, json_string: bool = False) -> str:
-    """A tree as a regular expression.
+    """Return a tree as a regular expression, which matches whole texts.
 
     Args:
         node: The tree.
-        json_string: Write the text as it stands inside a JSON string. A literal that JSON escapes
-            is escaped; a class has none of the characters that JSON would escape.
-
-    Returns:
-        The expression, which matches the whole text.
+        json_string: Whether to write the text in the form that it has inside a JSON string. A
+            literal that JSON escapes is escaped; a class omits the characters that JSON would
+            escape.
     """
     if isinstance(node, Literal):
         return _json_literal(node.char) if json_string else _escaped(node.char)
@@ -522,7 +543,7 @@ def _written_class(node: CharacterClass, json_string: bool) -> str:
         plain += _without_escaped(first, last)
     if plain or categories:
         return f"[{''.join(map(_written_range, plain))}{categories}]"
-    # Every character of the class is one that JSON escapes.
+    # JSON escapes every character of the class.
     escaped: list[str] = []
     for first, last in node.ranges:
         escaped += [_json_literal(chr(code)) for code in range(ord(first), ord(last) + 1)]
@@ -530,7 +551,7 @@ def _written_class(node: CharacterClass, json_string: bool) -> str:
 
 
 def _without_escaped(first: str, last: str) -> list[tuple[str, str]]:
-    """A range of characters without those that JSON escapes."""
+    """Return a range of characters without those that JSON escapes."""
     ranges = []
     start = max(first, " ")
     for char in ('"', "\\"):
@@ -592,7 +613,7 @@ def pattern_widths(pattern: str) -> tuple[int, int]:
     """Return the fewest and the most characters of a pattern's values.
 
     Args:
-        pattern: A pattern that was checked. Without an end, the most are a very large number.
+        pattern: A pattern that was checked. If it has no limit, the most are a very large number.
     """
     minimum, maximum = parser.parse(pattern).getwidth()
     return int(minimum), int(maximum)

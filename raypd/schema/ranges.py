@@ -1,8 +1,8 @@
-"""Whether a number is only an end of a range that a document states.
+"""Detects numbers that are only an end of a range that a document states.
 
-A model that is asked for one number often writes an end of such a range, as 54000 of "54k to 60k".
-Nothing says that this end is the answer, so the value is ambiguous, unless the attribute asks for
-an end ("minimum salary") or another attribute of the record has the other end.
+A model that is asked for one number often answers with an end of such a range, such as 54000 for
+"54k to 60k". Nothing shows that this end is the answer, so the value is ambiguous, unless the
+attribute asks for an end ("minimum salary") or another attribute of the record has the other end.
 """
 
 import re
@@ -26,7 +26,7 @@ _SIGN = "[-+\u2212]?"
 # A unit between the ends counts if it is a sign, or if the other end has the same one.
 _UNIT = rf"(?:[\s-]?(?P<unit>[^\W\d_]{{1,12}}[²³]?)|\s?[%‰°{MONEY}]{{1,2}}[CF]?)?"
 _AND = r"\s(?:and|und|et|y|e|и)\s"
-# No part of a date, a time, a version or a code stands around a range.
+# The characters around a range must not belong to a date, a time, a version or a code.
 _BEFORE = r"(?:(?<![\w.,/:#\-\u2013\u2212])|(?<=EUR|USD|GBP|CHF))"
 _BEHIND = r"(?![0-9_]|[-\u2013/:.,'\u2019][0-9]|[^\W\d_]+[-_]?[0-9])"
 
@@ -47,8 +47,8 @@ _RANGE_OF_WORDS = re.compile(
     rf"{_LOW}{_UNIT}{_AND}{_HIGH}{_BEHIND}",
     re.IGNORECASE,
 )
-# What asks for an end of a range, in a name or a description. Other words ("from", "first") say so
-# in a name alone, because descriptions have them in other meanings.
+# Words in a name or a description that ask for an end of a range. Other words ("from", "first") do
+# so only in a name, because they have other meanings in descriptions.
 _ENDS = re.compile(
     "min|minim(?:um|al|ale|o|a|i)|mindest.*|least|lowest|lower|smallest|shortest|earliest|floor"
     "|kleinste.*|kürzeste.*|niedrigste.*|unter(?:e|er|es|grenze)|früheste.*|mínim.*"
@@ -65,10 +65,10 @@ class _Range(NamedTuple):
     """A range in a text.
 
     Attributes:
-        begin: Its first character.
-        end: The character after its last one.
-        low: What its lower end may be read as.
-        high: What its upper end may be read as.
+        begin: The offset of its first character.
+        end: The offset after its last character.
+        low: The numbers that its lower end may be read as.
+        high: The numbers that its upper end may be read as.
     """
 
     begin: int
@@ -92,7 +92,7 @@ def asks_for_an_end(name: str, description: str) -> bool:
 
 
 def is_end_of_range(number: float, text: str, others: Sequence[float] = ()) -> bool:
-    """Return whether a number stands in a text only as an end of ranges.
+    """Return whether a text contains a number only as an end of ranges.
 
     Args:
         number: The number.
@@ -113,7 +113,7 @@ def is_end_of_range(number: float, text: str, others: Sequence[float] = ()) -> b
     return is_end and not _stands_alone(number, text, ranges)
 
 
-# All numbers of a record are looked for in the same text, one after the other.
+# All numbers of a record are searched for in the same text, one after the other.
 @lru_cache(maxsize=16)
 def _ranges(text: str) -> tuple[_Range, ...]:
     ranges = []
@@ -128,7 +128,7 @@ def _ranges(text: str) -> tuple[_Range, ...]:
 
 
 def _stands_alone(number: float, text: str, ranges: Sequence[_Range]) -> bool:
-    """Return whether a number stands somewhere outside of ranges."""
+    """Return whether a number occurs somewhere outside of ranges."""
     for mention in mentions(text):
         if any(each.begin <= mention.begin < each.end for each in ranges):
             continue

@@ -1,4 +1,4 @@
-"""Reads decoded text as JSON, as far as it is JSON."""
+"""Reads decoded text as JSON, as far as it is valid JSON."""
 
 import json
 import re
@@ -16,17 +16,17 @@ def _refuse_constant(text: str) -> None:
 # A model may write a line break or a tab into a string.
 DECODER = json.JSONDecoder(strict=False, parse_constant=_refuse_constant)
 NULLS = frozenset({"", "null", "none", "n/a"})
-# A dash stands in place of cents, as in 1.299,- and 1.299,--: in an object its comma separates
-# nothing. Dashes other than the hyphen are of this block.
+# A dash may replace the cents, as in 1.299,- and 1.299,--: in an object, its comma separates
+# nothing. Dashes other than the hyphen are in this block.
 DASHES = "-=\u2000-\u2fff"
-# Up to a comma that no digit and no dash follows, a brace or a newline.
+# Up to a brace, a newline, or a comma that neither a digit nor a dash follows.
 BARE_VALUE = re.compile(rf"(?:[^,}}\n]|,(?= *\d|[{DASHES}]))*")
-# An item of a list that is no string, list or object. There a hyphen before a digit is a minus.
+# A list item that is not a string, list or object. A hyphen before a digit is a minus there.
 _BARE_ITEM = re.compile(rf"(?:[^,\]\n]|,(?=[{DASHES}]{{1,2}}(?![\d.])))*")
 _BETWEEN_ITEMS = re.compile(r"[\s,]*")
 # Up to a quote that is not escaped, or a newline.
 STRING_BODY = re.compile(r'(?:[^"\\\n]|\\.)*', re.DOTALL)
-# Strings and brackets of a list or an object; a string here may go over lines.
+# Strings and brackets of a list or an object; here a string may span several lines.
 _STRUCTURE = re.compile(r'"(?:[^"\\]|\\.)*"|["\[\]{}]', re.DOTALL)
 _WHOLE_STRING = re.compile(r'"(?:[^"\\]|\\.)*"', re.DOTALL)
 _ESCAPE = re.compile(r"\\(?:u[0-9a-fA-F]{4}|.|\Z)", re.DOTALL)
@@ -41,19 +41,20 @@ class CheckedValue:
     """A value that was read and checked."""
 
     status: Status
-    # As JSON has it. It is None unless the status is ok or, for a text or a list, truncated.
+    # The value as JSON has it. It is None unless the status is ok or, for a text or a list,
+    # truncated.
     value: Any
     # The decoded text, as JSON.
     raw: str
 
 
 def dumps(value: Any) -> str:
-    """The JSON of a value, with all characters as they are."""
+    """Return the JSON of a value, with characters beyond ASCII unescaped."""
     return json.dumps(value, ensure_ascii=False)
 
 
 def as_text(value: Any) -> str:
-    """A text as it is, and any other value as JSON."""
+    """Return a text as it is, and any other value as JSON."""
     if isinstance(value, str):
         return value
     return dumps(value)
@@ -62,8 +63,8 @@ def as_text(value: Any) -> str:
 def read_scalar(text: str, closed: bool = True) -> tuple[object, Status]:
     """Read the scalar that a text begins with.
 
-    A string may end at a newline. What begins as a number is kept as it is written, because it may
-    turn out to be none, such as 7/8 or 1,000.
+    A string may end at a newline. A value that begins like a number is kept in its notation,
+    because it may turn out not to be one, such as 7/8 or 1,000.
 
     Args:
         text: The decoded text.
@@ -99,23 +100,23 @@ def _status_of_cut(closed: bool) -> Status:
 
 
 def string_end(text: str) -> int | None:
-    """The offset of the quote or newline that ends the string at the beginning of a text."""
+    """Return the offset of the quote or newline that ends the string at the beginning of a text."""
     end = STRING_BODY.match(text, 1).end()  # type: ignore[union-attr]
     return end if text[end : end + 1] in ('"', "\n") else None
 
 
 def decode_string(body: str, cut: bool = False) -> str:
-    """The text that the body of a JSON string stands for.
+    """Return the text that the body of a JSON string encodes.
 
-    An escape that JSON does not know, such as \\d, is kept as it is written and disables no other.
-    In a string that has one, \\b and \\f before a letter are kept, too: they begin words such as
-    \\beta and \\frac. Half of a surrogate pair is dropped, because no text can hold it, and so is
-    NUL, because many programs that read tables end a text there.
+    An escape that JSON does not know, such as \\d, is kept literally and disables no other. In a
+    string that contains one, \\b and \\f before a letter are kept, too: they begin words such as
+    \\beta and \\frac. Half of a surrogate pair is dropped, because no text can contain it, and so
+    is NUL, because it ends a text for many programs that read tables.
 
     Args:
-        body: What stands between the quotes.
-        cut: Whether the string was cut. Its last escape, or its last character in UTF-8, is dropped
-            if it is incomplete.
+        body: The characters between the quotes.
+        cut: Whether the string was cut. Its last escape, or its last UTF-8 character, is dropped if
+            it is incomplete.
     """
     if cut:
         body = _HALF_ESCAPE.sub(r"\1", body).removesuffix("\ufffd")
@@ -138,13 +139,13 @@ def decode_string(body: str, cut: bool = False) -> str:
 
 
 def _is_unknown(escape: re.Match[str]) -> bool:
-    """Whether JSON does not know an escape."""
+    """Return whether JSON does not know an escape."""
     written = escape.group()[1:]
     return written not in _ESCAPED and len(written) != len("u0000")
 
 
 def repaired(text: str) -> str:
-    """JSON whose unknown escapes are kept as they are written, so that it can be decoded."""
+    """Return JSON with its unknown escapes made literal, so that it can be decoded."""
 
     def known(escape: re.Match[str]) -> str:
         return "\\" + escape.group() if _is_unknown(escape) else escape.group()
@@ -153,10 +154,10 @@ def repaired(text: str) -> str:
 
 
 def list_items(text: str) -> tuple[list[str], bool]:
-    """The JSON texts of a list's items, and whether the list is complete.
+    """Return the JSON texts of a list's items, and whether the list is complete.
 
-    The last item of a list that was cut is left out: the missing digits of a number would make it
-    another.
+    The last item of a list that was cut is left out, because a number that lost digits would be a
+    different number.
     """
     items: list[str] = []
     offset = 1
@@ -168,14 +169,14 @@ def list_items(text: str) -> tuple[list[str], bool]:
         end = _item_end(text, offset)
         if end is None:
             return items, False
-        # A bracket or a brace that opens nothing is an item, too.
+        # A bracket or a brace that opens nothing is also an item.
         end = max(end, offset + 1)
         items.append(text[offset:end].strip())
         offset = end
 
 
 def _item_end(text: str, start: int) -> int | None:
-    """The offset behind the item of a list; None if the item was cut."""
+    """Return the offset after the item of a list, or None if the item was cut."""
     first = text[start]
     if first == '"':
         string = _WHOLE_STRING.match(text, start)
@@ -187,7 +188,7 @@ def _item_end(text: str, start: int) -> int | None:
 
 
 def structure_end(text: str, start: int) -> int | None:
-    """The offset behind the list or object that begins at `start`; None if it was cut."""
+    """Return the offset after the list or object that begins at `start`, or None if it was cut."""
     depth = 0
     for part in _STRUCTURE.finditer(text, start):
         mark = part.group()

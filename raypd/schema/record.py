@@ -12,9 +12,9 @@ _SPECIAL = r"\.^$*+?()[]{}|"
 
 
 def record_schema(attributes: Sequence["AttributeKeys"]) -> dict[str, Any]:
-    """The JSON Schema of an answer, for a server that enforces it.
+    """Return the JSON Schema of an answer, for a server that enforces it.
 
-    Every attribute is a key, in order; its value may be null where the attribute's may.
+    Every attribute is a key, in order. Its value may be null if the attribute is nullable.
     """
     properties = {}
     for attribute in attributes:
@@ -37,12 +37,12 @@ def _nullable_schema(attribute: "AttributeKeys") -> dict[str, Any]:
 
 
 def record_pattern(attributes: Sequence["AttributeKeys"]) -> str:
-    """The regular expression of an answer behind its opening brace: a line for each member."""
+    """Return the regular expression of an answer after its opening brace, one line per member."""
     return ",\n".join(members(attributes)) + "\n\\}"
 
 
 def members(attributes: Sequence["AttributeKeys"]) -> list[str]:
-    """The regular expression of each attribute's key and value in a JSON object."""
+    """Return the regular expression of each attribute's key and value in a JSON object."""
     expressions = []
     for attribute in attributes:
         value = attribute.value_type.expression()
@@ -53,5 +53,5 @@ def members(attributes: Sequence["AttributeKeys"]) -> list[str]:
 
 
 def literal(text: str) -> str:
-    """A text as a regular expression."""
+    """Return the regular expression that matches only this text."""
     return "".join("\\" + char if char in _SPECIAL else char for char in text)

@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, model_validator
 class Section(BaseModel):
     """A part of the tree: unknown keys are refused, values are checked."""
 
-    # Values are not repeated in errors by pydantic: a misplaced secret would be among them.
+    # pydantic does not repeat values in its errors, because one of them may be a misplaced secret.
     model_config = ConfigDict(
         extra="forbid", frozen=True, hide_input_in_errors=True, allow_inf_nan=False
     )
@@ -16,7 +16,7 @@ class Section(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _strip_column_names(cls, tree: Any) -> Any:
-        """Take the white space off names of columns, as readers take it off those of the input."""
+        """Strip the white space around column names, as readers do with those of the input."""
         if not isinstance(tree, dict):
             return tree
         stripped = dict(tree)

@@ -1,4 +1,4 @@
-"""Runs a Python file in a process of its own, with JSON as its input and its output."""
+"""Runs a Python file in a separate process, with JSON as its input and its output."""
 
 import json
 import subprocess
@@ -6,7 +6,8 @@ import sys
 from functools import lru_cache
 from typing import Any
 
-_WALL_SECONDS = 120.0  # only a machine that does not even start the process takes as long
+# Only a machine that cannot even start the process takes this long.
+_WALL_SECONDS = 120.0
 
 
 class Unfinished(Exception):
@@ -16,11 +17,11 @@ class Unfinished(Exception):
 def run_apart(file: str, value: Any) -> Any:
     """Run a Python file that limits its own time and memory.
 
-    The same value gets the same answer without another process.
+    The result is cached, so the same value starts no second process.
 
     Args:
         file: The file's path.
-        value: The process reads it as JSON on standard input.
+        value: The value that the process reads as JSON from standard input.
 
     Returns:
         What the process prints as JSON, or None if one of its limits ended it.
@@ -34,8 +35,8 @@ def run_apart(file: str, value: Any) -> Any:
 
 @lru_cache(128)
 def _output_of(file: str, text: str) -> bytes | None:
-    """Return what a file prints that reads a text, or None if one of its limits ended it."""
-    # -P keeps the file's folder off the import path: it has a module called numbers.
+    """Return what a file prints for a text on its input, or None if one of its limits ended it."""
+    # -P keeps the file's folder off the import path, because it contains a module called numbers.
     command = [sys.executable, "-P", file]
     try:
         done = subprocess.run(

@@ -10,13 +10,13 @@ from raypd.decoding import TransitionTable
 from raypd.schema.patterns import without_anchors
 from raypd.schema.separate_process import Unfinished, run_apart
 
-# What a JSON string has to escape.
+# The characters that a JSON string has to escape.
 _ESCAPED = '"\\' + "".join(map(chr, range(32)))
 _SHOWN_LETTERS = 200
 
 
 def as_bytes(text: str) -> str:
-    """A text as automata read it: one character for each byte."""
+    """Return a text in the form that automata read: one character for each byte."""
     return text.encode().decode("latin-1")
 
 
@@ -25,8 +25,8 @@ def pattern_automaton(pattern: str, is_ours: bool = False) -> TransitionTable:
 
     Args:
         pattern: The expression, which matches a whole text.
-        is_ours: The pattern belongs to raypd and is ready in milliseconds. Others are prepared in a
-            process with limits.
+        is_ours: Whether the pattern belongs to raypd and is ready in milliseconds. Others are
+            prepared in a process with limits.
 
     Raises:
         ValueError: The pattern cannot be decoded, or is too large.
@@ -36,9 +36,9 @@ def pattern_automaton(pattern: str, is_ours: bool = False) -> TransitionTable:
 
 
 def quoted_pattern_automaton(pattern: str, is_ours: bool = False) -> TransitionTable:
-    """Build the automaton of the JSON strings whose text a pattern matches and that need no escape.
+    """Build the automaton of the JSON strings that need no escape and whose text a pattern matches.
 
-    Args and Raises as for `pattern_automaton`.
+    Args and Raises are those of `pattern_automaton`.
     """
     table, finals = pattern_edges(without_anchors(pattern), without=_ESCAPED, is_ours=is_ours)
     # State 0 is before the opening quote, so all states of the pattern move by one.
@@ -56,11 +56,11 @@ def quoted_pattern_automaton(pattern: str, is_ours: bool = False) -> TransitionT
 def pattern_edges(
     pattern: str, without: str = "", is_ours: bool = False
 ) -> tuple[pattern_table.Edges, list[int]]:
-    """The transitions and the final states of a regular expression.
+    """Return the transitions and the final states of a regular expression.
 
     Args:
         pattern: The expression, which matches a whole text.
-        without: Characters that no text has.
+        without: Characters that no text contains.
         is_ours: As for `pattern_automaton`.
 
     Raises:

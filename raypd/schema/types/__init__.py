@@ -1,4 +1,4 @@
-"""The types of values, by the names that a configuration gives them.
+"""The types of values, by their names in a configuration.
 
 To add a type, write a `ValueType` in a file of this folder, import it here and add its line to
 `TYPES`. docs/architecture.md (An attribute type) has the steps.
@@ -17,7 +17,7 @@ from raypd.schema.types.text import TextType
 
 __all__ = ["TYPES", "LabelError", "ListType", "UnsupportedSchema", "ValueType"]
 
-# A JSON Schema becomes the last type that knows it, so text, which takes any string, is the first.
+# The last type that accepts a JSON Schema gets it, so text, which takes any string, comes first.
 TYPES: dict[str, type[ValueType]] = {
     value_type.name: value_type
     for value_type in (

@@ -1,4 +1,4 @@
-"""What every type of values has: how a value is decoded, read, checked, stored and described."""
+"""What all types of values share: how values are decoded, read, checked, stored and described."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Tree = dict[str, Any]
 
 
 class LabelError(ValueError):
-    """A label is no value of its attribute; the message says what it is instead."""
+    """A label is not a value of its attribute; the message says what it is instead."""
 
 
 class UnsupportedSchema(ValueError):
@@ -66,29 +66,30 @@ class AttributeKeys(Protocol):
 class ValueType:
     """The type of one attribute's values.
 
-    A subclass describes a type, and one object of it belongs to one attribute, whose keys it reads
-    (`values`, `pattern`, bounds). To add a type, write a subclass and name it in
-    `raypd.schema.types.TYPES`. A type overrides what differs from a plain text, and has to define
-    `table`, `expression` and `fits`.
+    Each subclass describes a type. Each of its objects belongs to one attribute and reads that
+    attribute's keys (`values`, `pattern`, bounds). To add a type, write a subclass and name it in
+    `raypd.schema.types.TYPES`. A type overrides whatever differs from a plain text, and has to
+    define `table`, `expression` and `fits`.
 
-    Every command reads a configuration, so pyarrow is imported only where an Arrow type is made.
+    Every command reads a configuration, so pyarrow is imported only when an Arrow type is needed.
     """
 
-    # What a configuration calls the type.
+    # The type's name in a configuration.
     name: ClassVar[str]
-    # The keys of an attribute that this type understands, beside those that all types have.
+    # The keys of an attribute that this type understands, in addition to those of all types.
     keys: ClassVar[frozenset[str]] = frozenset()
     # A slot may say null even if the attribute is required.
     always_nullable: ClassVar[bool] = False
     # A value may be a part of the document's text.
     has_span: ClassVar[bool] = True
-    # A cell of a table can hold the value without JSON.
+    # A cell of a table can contain the value without JSON.
     has_plain_cells: ClassVar[bool] = True
-    # What a column of the table holds; attributes of several categories may share one.
+    # The kind of value in a column of the table; attributes of several categories may share one.
     column_type: str = "text"
-    # What is taught behind a value: a number ends at a newline, other values show their own end.
+    # The text that training adds after a value: a number ends at a newline, other values end
+    # themselves.
     label_end: ClassVar[str] = ""
-    # How people write a value in labels; "" if they may write any text.
+    # An example of a value in labels; "" if people may write any text.
     example: ClassVar[str] = ""
 
     def __init__(self, attribute: AttributeKeys) -> None:
@@ -103,11 +104,11 @@ class ValueType:
 
     @classmethod
     def normalized(cls, keys: Tree) -> Tree:
-        """The keys of an attribute as they are kept."""
+        """Return the keys of an attribute in the form in which they are kept."""
         return keys
 
     def problem(self) -> str | None:
-        """Why the attribute's keys do not fit together, or None if they do."""
+        """Return why the attribute's keys do not fit together, or None if they do."""
         return None
 
     @classmethod
@@ -121,7 +122,7 @@ class ValueType:
             The keys, among them `type`, or None if its values are not of this type.
 
         Raises:
-            UnsupportedSchema: A keyword that this type does not enforce.
+            UnsupportedSchema: This type does not enforce one of the keywords.
         """
         return None
 
@@ -135,33 +136,37 @@ class ValueType:
         return None
 
     def json_schema(self) -> Tree:
-        """The JSON Schema of a value that is not null; its `type` is a single one."""
+        """Return the JSON Schema of a value that is not null; its `type` is a single one."""
         return {"type": "string"}
 
     # --------------------------------------------------------------------
     # prompts
 
     def hint(self) -> str:
-        """What a prompt adds to the description.
+        """Return the text that a prompt adds to the description.
 
         It names no possible answer, because a small model would copy it.
         """
         return ""
 
     def list_hint(self, limit: str) -> str:
-        """What a prompt adds to the description of a list; limit: such as " of 3 at most"."""
+        """Return the text that a prompt adds to the description of a list.
+
+        Args:
+            limit: The list's limit in words, such as " of 3 at most".
+        """
         parts = [self.hint(), f"a JSON list{limit}, in brackets"]
         return "; ".join(filter(None, parts))
 
     def column_hint(self) -> str:
-        """What a prompt says of a column of rows with such values."""
+        """Return what a prompt says about a column of rows with such values."""
         return self.hint() or "text"
 
     # --------------------------------------------------------------------
     # decoding
 
     def automaton(self, bare: bool = False) -> Automaton:
-        """The automaton of the attribute's slot.
+        """Return the automaton of the attribute's slot.
 
         Args:
             bare: A text has no quotes and ends at a newline.
@@ -172,11 +177,11 @@ class ValueType:
         return OrNull(self.table(), self.attribute.nullable)
 
     def table(self) -> TransitionTable:
-        """The automaton of a value in a list or an object. Raises as `automaton`."""
+        """Return the automaton of a value in a list or an object; Raises is that of `automaton`."""
         raise NotImplementedError
 
     def expression(self) -> str:
-        """The regular expression of a value's JSON, for servers that decode whole answers."""
+        """Return the expression of a value's JSON, for servers that decode whole answers."""
         raise NotImplementedError
 
     # --------------------------------------------------------------------
@@ -186,7 +191,7 @@ class ValueType:
         """Read a decoded text and check the value.
 
         Args:
-            text: What was decoded for the attribute.
+            text: The text that was decoded for the attribute.
             closed: Whether the value is complete; otherwise it was cut.
             bare: A text has no quotes and ends at a newline.
 
@@ -200,11 +205,11 @@ class ValueType:
         return CheckedValue("invalid", None, text)
 
     def check_cell(self, text: str) -> CheckedValue:
-        """Read a cell of a table, which has a text without quotes, and check the value."""
+        """Read a cell of a table, whose texts have no quotes, and check the value."""
         return self.check(dumps(text))
 
     def read(self, text: str, closed: bool, bare: bool = False) -> CheckedValue:
-        """Read a decoded text; the attribute's bounds are not checked. Args as of `check`."""
+        """Read a decoded text without checking bounds; the Args are those of `check`."""
         value, status = read_scalar(text, closed)
         if status == "invalid":
             return CheckedValue("invalid", None, text)
@@ -213,9 +218,15 @@ class ValueType:
         return self.read_value(value, status, text)
 
     def read_value(self, value: object, status: Status, text: str) -> CheckedValue:
-        """Read a JSON scalar that is not null; text: as it was decoded."""
+        """Read a JSON scalar that is not null.
+
+        Args:
+            value: The scalar.
+            status: Whether it is ok, truncated or invalid.
+            text: The decoded text.
+        """
         if status == "truncated":
-            # A part of the value would be another value.
+            # A part of the value would be a different value.
             return CheckedValue("truncated", None, text)
         converted = self.convert(as_text(value).strip())
         if converted is None:
@@ -223,39 +234,43 @@ class ValueType:
         return CheckedValue(status, converted, text)
 
     def says_null(self, word: str) -> bool:
-        """Whether a text stands for null."""
+        """Return whether a text means null."""
         return word.casefold() in NULLS
 
     def convert(self, word: str) -> Any:
-        """A text without blanks at its ends as a value of the type, or None if it is none."""
+        """Return a text without blanks at its ends as a value of the type, or None if it is not
+        one.
+        """
         return word
 
     # --------------------------------------------------------------------
     # validation
 
     def fits(self, value: Any) -> bool:
-        """Whether a JSON value is of the type and within the attribute's bounds; null is not."""
+        """Return whether a JSON value is of the type and within the attribute's bounds; null is
+        not.
+        """
         raise NotImplementedError
 
     # --------------------------------------------------------------------
     # storage
 
     def arrow_type(self) -> pa.DataType:
-        """The type of a column of such values."""
+        """Return the Arrow type of a column of such values."""
         import pyarrow as pa
 
         return pa.string()
 
     def to_arrow(self, value: Any) -> Any:
-        """A JSON value, or None, as Python's Arrow takes it."""
+        """Return a JSON value, or None, in the form that pyarrow takes."""
         return None if value is None else self.stored(value)
 
     def stored(self, value: Any) -> Any:
-        """A JSON value that is not null as Python's Arrow takes it."""
+        """Return a JSON value that is not null in the form that pyarrow takes."""
         return value
 
     def in_record(self, value: Any) -> Any:
-        """A value that is not null as `record` shows it."""
+        """Return a value that is not null in the form that the column `record` shows."""
         return value
 
     # --------------------------------------------------------------------
@@ -263,26 +278,26 @@ class ValueType:
 
     @property
     def title(self) -> str:
-        """The type in a message."""
+        """The type's name in messages."""
         return self.name
 
     def arranged(self, value: Any) -> Any:
-        """A label with its keys in the order in which they are decoded."""
+        """Return a label with its keys in the order in which they are decoded."""
         return value
 
     def null_text(self, bare: bool) -> str:
-        """A label that says that there is no value, as it is decoded."""
+        """Return the decoded form of a label without a value."""
         return " null\n"
 
     def label_text(self, value: Any, bare: bool = False) -> str:
-        """Write a label as it is decoded: behind its key, up to the closing quote or newline.
+        """Write a label as it is decoded: after its key, up to the closing quote or newline.
 
         Args:
-            value: The label; null is not written here.
-            bare: Texts have no quotes.
+                value: The label, which is not null.
+                bare: Whether texts have no quotes.
 
-        Raises:
-            LabelError: The label is no value of the attribute.
+            Raises:
+                LabelError: The label is not a value of the attribute.
         """
         value = self.arranged(value)
         text = dumps(value)
@@ -291,5 +306,5 @@ class ValueType:
         return f" {text}{self.label_end}"
 
     def cannot_write(self, text: str) -> bool:
-        """Whether a label's JSON has something that the automaton never writes."""
+        """Return whether a label's JSON contains something that the automaton never writes."""
         return False

@@ -23,7 +23,7 @@ _HOUR = r"([01][0-9]|2[0-3]):[0-5][0-9]"
 _LEAP_YEAR = r"[12][0-9](0[48]|[2468][048]|[13579][26])|(1[26]|2[048])00"
 _DAY = r"(0[1-9]|1[0-9]|2[0-8])|(0[13-9]|1[0-2])-(29|30)|(0[13578]|1[02])-31"
 _DATE = rf"([12][0-9]{{3}}-((0[1-9]|1[0-2])-{_DAY})|({_LEAP_YEAR})-02-29)"
-# A time of day alone has no offset.
+# Only a time of day has no offset.
 FORMATS = {
     "date": _DATE,
     "time": rf"{_HOUR}:[0-5][0-9]",
@@ -32,11 +32,11 @@ FORMATS = {
 
 
 class _Moment(FormattedText):
-    """A date or time, which may have to match a pattern beside its format."""
+    """A date or time, which may have to match a pattern in addition to its format."""
 
     keys = frozenset({"pattern"})
     description: ClassVar[str]
-    # The characters that its texts may have.
+    # The possible lengths of its texts, in characters.
     text_lengths: ClassVar[tuple[int, ...]]
 
     @property

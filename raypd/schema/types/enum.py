@@ -1,4 +1,4 @@
-"""One of some texts."""
+"""One of several given texts."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ from raypd.schema.record import literal
 from raypd.schema.slots import as_bytes
 from raypd.schema.types.base import LabelError, Tree, ValueType
 
-_MAX_CHARACTERS = 1000  # of one value
-_MAX_TOTAL_CHARACTERS = 400_000  # of all values: each is a state of the automaton
+# The limit on one value.
+_MAX_CHARACTERS = 1000
+# The limit on all values, because each character is a state of the automaton.
+_MAX_TOTAL_CHARACTERS = 400_000
 
 
 class EnumType(ValueType):
@@ -57,7 +59,7 @@ class EnumType(ValueType):
         return super().says_null(word) and self.convert(word) is None
 
     def convert(self, word: str) -> str | None:
-        """The value that a text is; its case counts only where values differ in nothing else."""
+        """Return the value that a text is; case counts only if values differ in nothing else."""
         folded = word.casefold()
         alike = [value for value in self.attribute.values if value.casefold() == folded]
         if word in alike:
@@ -75,7 +77,7 @@ class EnumType(ValueType):
 
 
 def problem_of_values(values: Sequence[str]) -> str | None:
-    """Why some values cannot be decoded, or None if they can."""
+    """Return why some values cannot be decoded, or None if they can."""
     if len(set(values)) != len(values):
         return "a value occurs twice"
     longest = max(map(len, values), default=0)

@@ -1,4 +1,4 @@
-"""Texts that a regular expression describes: what dates and patterns share."""
+"""Texts that a regular expression describes, which dates and patterns share."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from raypd.schema.patterns import ANYTHING, UnsupportedPattern, in_json_string, 
 from raypd.schema.slots import quoted_pattern_automaton
 from raypd.schema.types.base import Tree, UnsupportedSchema, ValueType
 
-_MATCH_SECONDS = 1.0  # of the processor
+# The limit on the processor time of one match.
+_MATCH_SECONDS = 1.0
 
 
 class FormattedText(ValueType):
@@ -38,22 +39,22 @@ class FormattedText(ValueType):
         return quoted_pattern_automaton(self.regex, self.regex_is_ours)
 
     def expression(self) -> str:
-        # A pattern beside a date's format is checked when the value is read: no single expression
-        # says both.
+        # A pattern in addition to a date's format is checked when the value is read, because no
+        # single expression says both.
         return f'"({in_json_string(self.regex)})"'
 
     def fits(self, value: Any) -> bool:
         return isinstance(value, str) and matches(self.regex, value)
 
     def cannot_write(self, text: str) -> bool:
-        # The automaton of a pattern writes no escapes.
+        # The automaton of a pattern never writes an escape.
         return "\\" in text
 
 
 def ascii_digits(pattern: str) -> str:
-    r"""A regular expression in which \d is 0 to 9, as in JSON Schema.
+    r"""Return a regular expression in which \d is 0 to 9, as in JSON Schema.
 
-    A pattern that begins with (?u) stays as it is.
+    A pattern that begins with (?u) is returned unchanged.
     """
     if pattern.startswith("(?u)"):
         return pattern
@@ -71,9 +72,9 @@ def ascii_digits(pattern: str) -> str:
 
 
 def matches(pattern: str, text: str) -> bool:
-    r"""Whether a pattern matches a whole text.
+    r"""Return whether a pattern matches a whole text.
 
-    Python's `re` tries (a+)+ without end, and its \w differs from the decoder's.
+    Python's `re` does not end for (a+)+, and its \w differs from the decoder's.
     """
     try:
         return regex.fullmatch(pattern, text, timeout=_MATCH_SECONDS) is not None
@@ -91,9 +92,10 @@ def problem_of_pattern(pattern: str) -> str | None:
 
 
 def searched(pattern: str) -> str:
-    """The pattern of a JSON Schema, which is a search, as an expression of the whole text.
+    """Return the pattern of a JSON Schema, which is a search, as an expression of the whole text.
 
-    Raises UnsupportedSchema.
+    Raises:
+        UnsupportedSchema: The pattern cannot be decoded.
     """
     try:
         return whole_text(pattern)

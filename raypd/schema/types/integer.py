@@ -14,7 +14,7 @@ from raypd.schema.types.number import NumberType
 if TYPE_CHECKING:
     import pyarrow as pa
 
-# In a slot thousands may be grouped, and a comma that no digit follows, a brace or the line's end
+# In a slot, thousands may be grouped. A comma that no digit follows, a brace or the end of the line
 # closes it.
 _SLOT_PATTERN = r"-?(0|[1-9][0-9]{0,17}|[1-9][0-9]{0,2}(,[0-9]{3}){1,5})(,[ \n\"}]|[}\n])"
 
@@ -57,7 +57,7 @@ class IntegerType(NumberType):
 
     def _any_number(self) -> Automaton:
         table, finals = pattern_edges(_SLOT_PATTERN, is_ours=True)
-        # Where no digit was read, a number that is cut is none.
+        # A number that is cut before its first digit is not a number.
         without_digit = {0, table[0]["-"]}
         standing = set(range(len(table))) - without_digit
         number = TransitionTable(table, finals, standing=standing)
@@ -78,5 +78,5 @@ class IntegerType(NumberType):
         return int(value)
 
     def label_text(self, value: Any, bare: bool = False) -> str:
-        # A number may be written as it stands in the document; an integer is written as JSON.
+        # The label of a number may keep the document's notation; an integer is written as JSON.
         return ValueType.label_text(self, value)

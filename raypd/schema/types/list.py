@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class ListType(ValueType):
-    """A list; `item` is the type of one of its values."""
+    """A list; `item` is the type of its values."""
 
     has_span = False
 
@@ -62,7 +62,7 @@ class ListType(ValueType):
         return rf"\[(({item})(, ({item})){{{min_further},{max_further}}}){may_be_empty}\]"
 
     def check_cell(self, text: str) -> CheckedValue:
-        """Read a cell: a list in JSON, or items as people write them, `a; b`."""
+        """Read a cell: a list in JSON, or items in the notation of people, `a; b`."""
         stripped = text.strip()
         if self.says_null(stripped):
             return CheckedValue("null", None, text)
@@ -82,8 +82,8 @@ class ListType(ValueType):
         return CheckedValue("ok", values, text)
 
     def read(self, text: str, closed: bool, bare: bool = False) -> CheckedValue:
-        """Read a list. A single value stands for a list of it; a list that was cut keeps its whole
-        values.
+        """Read a list. A single value is read as a list of that value; a list that was cut keeps
+        its complete values.
         """
         text = text.strip()
         if not text.startswith("["):
@@ -110,7 +110,7 @@ class ListType(ValueType):
         return all(map(self.item.fits, value))
 
     def united(self, lists: list[list[Any]]) -> list[Any]:
-        """The values of several lists, each once, up to `max_items`."""
+        """Return the values of several lists without repetitions, up to `max_items`."""
         values: list[Any] = []
         for items in lists:
             for item in items:

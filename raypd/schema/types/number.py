@@ -1,4 +1,4 @@
-"""Numbers: whole ones are in `integer`."""
+"""Numbers; whole numbers are in `integer`."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from raypd.schema.types.enum import problem_of_values
 if TYPE_CHECKING:
     import pyarrow as pa
 
-# One of which stands behind a number that is one of some: a comma that no digit follows, a brace or
-# the line's end.
+# A number that is one of `values` is followed by one of these: a comma that no digit follows, a
+# brace or the end of the line.
 _ENDS = (", ", ",\n", ',"', ",}", "}", "\n")
 
 
@@ -33,7 +33,7 @@ class NumberType(ValueType):
     column_type = "number"
     label_end = "\n"
     example = "7.5"
-    # The regular expression of such a number as JSON has it.
+    # The regular expression of such a number in JSON.
     json_pattern: ClassVar[str] = r"-?(0|[1-9][0-9]*)(\.[0-9]+)?"
     python_types: ClassVar[tuple[type, ...]] = (int, float)
 
@@ -42,7 +42,7 @@ class NumberType(ValueType):
 
     @classmethod
     def normalized(cls, keys: Tree) -> Tree:
-        """Numbers among `values` become the text that JSON has for them."""
+        """Turn numbers among `values` into their JSON text."""
         values = keys.get("values")
         if not isinstance(values, list):
             return keys
@@ -99,7 +99,7 @@ class NumberType(ValueType):
         return Number()
 
     def _one_of_some(self) -> TransitionTable:
-        """One of `values` and what ends it. It is whole without its end, too."""
+        """Return the automaton of one of `values` and its end, which a complete value may lack."""
         values = self.attribute.values
         table = one_of([value + end for value in values for end in _ENDS])
         complete = set(table.finals)
@@ -131,7 +131,7 @@ class NumberType(ValueType):
         return CheckedValue("ok", self.rounded(number), text)
 
     def rounded(self, number: int | float) -> int | float:
-        """A number as the type holds it."""
+        """Return a number in the precision of the type."""
         return number
 
     def fits(self, value: Any) -> bool:
@@ -140,7 +140,7 @@ class NumberType(ValueType):
             return False
         if self.attribute.values and value not in map(float, self.attribute.values):
             return False
-        # NaN is below and above nothing, so it is no value.
+        # Comparisons with NaN are false, so NaN fits no bounds.
         low = value if self.attribute.minimum is None else self.attribute.minimum
         high = value if self.attribute.maximum is None else self.attribute.maximum
         return bool(low <= value <= high)
@@ -163,7 +163,7 @@ class NumberType(ValueType):
 
 
 def bounds(schema: Tree, is_integer: bool) -> Tree:
-    """`minimum` and `maximum` of a JSON Schema; an exclusive bound becomes the next number within.
+    """Return `minimum` and `maximum` of a JSON Schema; an exclusive bound becomes the next number.
 
     Args:
         schema: The schema of a number.
@@ -188,11 +188,11 @@ def bounds(schema: Tree, is_integer: bool) -> Tree:
 
 
 def _bound(schema: Tree, keyword: str, exclusive_keyword: str) -> tuple[list[Any], Any]:
-    """The bounds that a keyword permits itself, as a list of one or none, and the exclusive one."""
+    """Return the inclusive bounds of a keyword, a list of at most one, and its exclusive bound."""
     inclusive = schema.get(keyword)
     exclusive = schema.get(exclusive_keyword)
     if exclusive is True:
-        # Draft 4: the other keyword's bound is exclusive.
+        # In draft 4, the other keyword makes the bound exclusive.
         return [], inclusive
     if exclusive is False:
         exclusive = None

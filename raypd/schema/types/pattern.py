@@ -1,4 +1,4 @@
-"""A text that matches a pattern of the user's."""
+"""A text that matches a pattern from the configuration."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class PatternType(FormattedText):
     def says_null(self, word: str) -> bool:
         if not super().says_null(word):
             return False
-        # A pattern that has no null may match such a word.
+        # A pattern without null may match a word that otherwise means null.
         return not (self.attribute.required and self.fits(word))
 
     def fits(self, value: object) -> bool:

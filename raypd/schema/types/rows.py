@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class RowType(ValueType):
-    """An attribute of type rows is always a list; this is the type of one of its objects."""
+    """The type of one object of an attribute of type rows, which is always a list."""
 
     has_plain_cells = False
     name = "rows"
@@ -102,7 +102,7 @@ class RowType(ValueType):
         return {c.name: c.value_type.to_arrow(value.get(c.name)) for c in columns}
 
     def in_record(self, value: Any) -> Any:
-        """A row without the columns that are absent instead of null."""
+        """Return a row without the columns that are absent rather than null."""
         absent = {column.name for column in self.attribute.columns if column.omit_null}
         return {
             name: cell for name, cell in value.items() if cell is not None or name not in absent
@@ -121,12 +121,12 @@ def _fits_cell(column: AttributeKeys, cell: Any) -> bool:
 
 
 def _cell_table(column: AttributeKeys) -> TransitionTable:
-    """The automaton of a value in a row, or of null."""
+    """Return the automaton of a value in a row, or of null."""
     value = column.value_type.table()
     if not column.nullable:
         return value
     null = one_of(["null"])
-    # The states of null stand behind those of the value, and both begin in state 0.
+    # The states of null follow those of the value, and both begin in state 0.
     shift = len(value.table)
     shifted = [{char: after + shift for char, after in row.items()} for row in null.table]
     start = {**value.table[0], **shifted[0]}
