@@ -1,4 +1,4 @@
-"""Workers, money and nights: nothing here changes an answer."""
+"""Settings of workers, money and nights, none of which changes an answer."""
 
 import re
 from datetime import date, datetime
@@ -13,7 +13,7 @@ _DURATION = re.compile(
     r"(?:(\d+(?:\.\d+)?)d)?(?:(\d+(?:\.\d+)?)h)?(?:(\d+(?:\.\d+)?)m)?(?:(\d+(?:\.\d+)?)s)?"
 )
 
-# `units_in_flight: auto`
+# The limits of `units_in_flight: auto`.
 _FIRST_UNITS = 2
 _MAX_UNITS = 8
 
@@ -65,12 +65,12 @@ class ClusterConfig(Section, use_attribute_docstrings=True):
 
     @property
     def first_units_in_flight(self) -> int:
-        """The units that a worker overlaps at first."""
+        """The number of units that a worker overlaps at first."""
         return _FIRST_UNITS if self.units_in_flight == "auto" else self.units_in_flight
 
     @property
     def max_units_in_flight(self) -> int:
-        """The units that a worker overlaps at most."""
+        """The number of units that a worker overlaps at most."""
         return _MAX_UNITS if self.units_in_flight == "auto" else self.units_in_flight
 
     @model_validator(mode="after")
@@ -97,7 +97,7 @@ def _hosted_prices_fit(prices: dict[str, list[float]]) -> dict[str, list[float]]
 
 
 def _is_a_time(deadline: Any) -> Any:
-    """YAML reads 2026-11-30 as a date."""
+    """Turn the date that YAML reads in 2026-11-30 back into text."""
     deadline = deadline.isoformat() if isinstance(deadline, date) else deadline
     if isinstance(deadline, str):
         deadline_at(deadline, 0.0)
@@ -140,11 +140,11 @@ def deadline_at(deadline: str, now: float) -> float:
     """Return the unix second of a time (local without a zone) or of a duration from `now`.
 
     Args:
-        deadline: `cost.deadline`.
+        deadline: The value of `cost.deadline`.
         now: The unix second from which a duration counts.
 
     Raises:
-        ValueError: It is neither a time nor a duration.
+        ValueError: The text is neither a time nor a duration.
     """
     deadline = deadline.strip()
     duration = _DURATION.fullmatch(deadline)

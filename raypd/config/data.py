@@ -12,17 +12,17 @@ from raypd.config.options import OptionsOf
 from raypd.config.secrets import SECRETS, Uri, check_secrets
 from raypd.schema import Section
 
-# What a format reads, where it is by the ends of names: input.format -> end -> what reads it.
+# The readers of formats that are recognized by file extension: input.format -> extension -> reader.
 ENDINGS: dict[str, dict[str, str]] = {}
 for _name, _format in INPUT_FORMATS.items():
     if _format.setting != "auto":
         ENDINGS.setdefault(_format.setting, {}).update(dict.fromkeys(_format.endings, _name))
-# Files that are a document each, by the ends of their names.
+# The extensions of files that contain one document each.
 TEXT_FILES = ENDINGS["files"]
 EXCEL = INPUT_FORMATS["excel"].endings
 # Formats of documents, which have one column of text.
 _TEXT_FORMATS = ("files", "warc")
-# Ends of the names of files that hold tables.
+# The extensions of files that contain tables.
 TABLE_ENDINGS = tuple(
     ending
     for entry in INPUT_FORMATS.values()
@@ -56,7 +56,7 @@ def _encodes_text(name: str) -> str:
 
 
 def _ends_in(path: Any, endings: Iterable[str]) -> bool:
-    """Return whether a path ends in one of some endings, also if it is compressed."""
+    """Return whether a path has one of some extensions, also if the file is compressed."""
     if not isinstance(path, str):
         return False
     name = path.lower()
@@ -129,8 +129,8 @@ class InputConfig(Section, use_attribute_docstrings=True):
     @model_validator(mode="before")
     @classmethod
     def _files(cls, tree: Any) -> Any:
-        """Paths that end as files of text or JSON do say so; a file of text has one column of
-        it.
+        """Set the format that the extensions of all paths imply, and the columns of text files,
+        which have a single column `text`.
         """
         if not isinstance(tree, dict):
             return tree
@@ -171,7 +171,7 @@ def _plain_names(partition: dict[str, str]) -> dict[str, str]:
 
 
 def _as_written(partition: Any) -> Any:
-    """YAML reads 2026-11-21 as a date and 7 as a number."""
+    """Turn the date that YAML reads in 2026-11-21, and the number in 7, back into text."""
     if not isinstance(partition, dict):
         return partition
     return {
@@ -257,7 +257,7 @@ class StorageConfig(Section, use_attribute_docstrings=True):
 
     @property
     def requests(self) -> StorageOptions:
-        """How requests are made: the options with their defaults."""
+        """The options of requests, with their defaults."""
         return StorageOptions.model_validate(self.options)
 
     @model_validator(mode="before")

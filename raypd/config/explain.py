@@ -26,8 +26,8 @@ def explain(error: ValidationError, source: YamlFile) -> str:
     """Return one line for each mistake in a configuration.
 
     Args:
-        error: What pydantic found.
-        source: The configuration as it was read; it knows the line of each key.
+        error: The error of pydantic.
+        source: The configuration that was read; it knows the line of each key.
     """
     lines = []
     for item in error.errors():
@@ -44,7 +44,7 @@ def explain(error: ValidationError, source: YamlFile) -> str:
 def _line(location: Location, problem: str, source: YamlFile) -> str:
     """Return `file:line: key: problem`, without the parts that are not known.
 
-    An override is named in place of the file, as `key=... on the command line: problem`.
+    An override is named instead of the file, as `key=... on the command line: problem`.
     """
     parts = [source.where(location)]
     if location not in source.overrides:
@@ -54,12 +54,12 @@ def _line(location: Location, problem: str, source: YamlFile) -> str:
 
 
 def _written_location(keys: Location, source: YamlFile) -> Location:
-    """Return the keys under which the user wrote what pydantic calls by other ones."""
+    """Return the keys under which the user wrote what pydantic calls by different keys."""
     location = keys
     # Pydantic names the kind of a task, which is not a key.
     if keys[:1] == ("task",) and len(keys) > 1 and keys[1] in KINDS:
         location = ("task", *keys[2:])
-    # `task.attributes` is short for a category without a name.
+    # `task.attributes` is short for an unnamed category.
     task = source.tree.get("task", {})
     if location[:3] == ("task", "categories", UNNAMED_CATEGORY):
         if "attributes" in task and location[3:4] == ("attributes",):
@@ -94,7 +94,7 @@ def _explain_item(item: ErrorDetails, keys: Location, location: Location) -> str
 
 
 def _explain_choice(item: ErrorDetails) -> str:
-    """Name the values that a key may have, and the one that was probably meant."""
+    """List the values that a key may have, and name the one that was probably meant."""
     choices = re.findall("'([^']*)'", item["ctx"]["expected"])
     hint = did_you_mean(str(item["input"]), choices)
     return f"{hint} choose from {', '.join(choices)}".strip()
@@ -109,7 +109,7 @@ def _yaml_kind(value: Any) -> str:
 
 
 def _explain_unknown_key(keys: Location, location: Location) -> str:
-    """Name similar keys and options of the same section, and sections that have the key."""
+    """Suggest similar keys and options of the same section, and sections that have the key."""
     name = str(location[-1])
     options = _options_of(keys[:-1])
     hints = []
@@ -133,7 +133,7 @@ def _keys_of(location: Location) -> list[str]:
 
 
 def _options_of(location: Location) -> dict[str, str]:
-    """Return `mapping.option` of each option of a section's mappings, by the option's name."""
+    """Return `mapping.option` for each option of a section's mappings, by the option's name."""
     options = {}
     for key, info in _fields_of(location).items():
         for mapping in options_in(info):
@@ -143,7 +143,7 @@ def _options_of(location: Location) -> dict[str, str]:
 
 
 def _fields_of(location: Location) -> Mapping[str, FieldInfo]:
-    """Return the keys that the section at a location may have, and what each takes."""
+    """Return the keys that the section at a location may have, and the type of each."""
     section: Any = RunConfig
     for part in location:
         if part in KINDS:
@@ -160,7 +160,7 @@ def _explain_options(error: OptionsError, location: Location, source: YamlFile) 
     Args:
         error: What is wrong with the options.
         location: The keys that lead to the mapping.
-        source: The configuration as it was read.
+        source: The configuration that was read.
     """
     lines = []
     for name, problem in error.problems:

@@ -1,5 +1,5 @@
-"""The registry of input formats: their names, the ends of file names, and the classes that read
-them. The configuration reads it, so it imports nothing: what reads a format is named.
+"""The registry of input formats: their names, their file extensions, and the classes that read
+them. The configuration reads it, so it imports nothing, and names the readers as text.
 """
 
 from typing import NamedTuple
@@ -10,15 +10,15 @@ class InputFormat(NamedTuple):
 
     # "module:class" of its `Format`, in raypd.dataset.formats.
     reader: str
-    # Ends of file names in lower case, with the dot. A compressed file has .gz or .zst after it.
+    # File extensions in lower case, with the dot. A compressed file adds .gz or .zst.
     endings: tuple[str, ...]
-    # The value of `input.format` that takes files of this format by their names. Under auto, the
-    # format's own name is a value, too, and reads every file as this format.
+    # The value of `input.format` that selects files of this format by extension. Under auto, the
+    # format's own name is also a value, which reads every file as this format.
     setting: str = "auto"
 
 
 def _document(reader: str, *endings: str) -> InputFormat:
-    """Return a format whose files are one document each."""
+    """Return a format whose files contain one document each."""
     return InputFormat(reader, endings, setting="files")
 
 

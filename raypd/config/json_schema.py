@@ -1,4 +1,4 @@
-"""JSON Schema: keywords, references, and one schema that says what several say."""
+"""JSON Schema: its keywords, its references, and the merging of several schemas into one."""
 
 import json
 from collections.abc import Mapping
@@ -47,7 +47,7 @@ _NEUTRAL_VALUES: dict[str, list[Any]] = {
 }
 _LARGER = frozenset({"minimum", "exclusiveMinimum", "minLength", "minItems", "minProperties"})
 _SMALLER = frozenset({"maximum", "exclusiveMaximum", "maxLength", "maxItems", "maxProperties"})
-# Of two different ones the outer one counts: they do not say what is valid.
+# If two schemas differ in one of these, the outer one wins, because they restrict no value.
 _ANNOTATIONS = frozenset(
     {
         "title",
@@ -71,7 +71,7 @@ _PATTERN_SECONDS = 1.0
 
 
 class Conflict(ValueError):
-    """Two schemas that hold at once, and that no single schema stands for; the keyword's name."""
+    """Two schemas apply together and no single schema can express both; names the keyword."""
 
     def __init__(self, keyword: str) -> None:
         super().__init__(f"{keyword}: two different ones at once cannot be decoded")
@@ -79,7 +79,7 @@ class Conflict(ValueError):
 
 
 def says_nothing(schema: Mapping[str, Any], keyword: str) -> bool:
-    """Whether a keyword of a schema permits every value, such as `uniqueItems: false`."""
+    """Return whether a keyword of a schema permits every value, such as `uniqueItems: false`."""
     value = schema[keyword]
     if keyword == "if":
         return "then" not in schema and "else" not in schema
@@ -87,7 +87,7 @@ def says_nothing(schema: Mapping[str, Any], keyword: str) -> bool:
         return schema.get("minContains") == 0 and "maxContains" not in schema
     if keyword == "multipleOf":
         return value == 1 and schema.get("type") == "integer"
-    # JSON tells a truth value from a number, which Python's == does not.
+    # JSON distinguishes a truth value from a number, but Python's == does not.
     return any(
         type(value) is type(neutral) and value == neutral
         for neutral in _NEUTRAL_VALUES.get(keyword, [])
@@ -97,7 +97,7 @@ def says_nothing(schema: Mapping[str, Any], keyword: str) -> bool:
 def unsupported_keyword(
     schema: Mapping[str, Any], unsupported: frozenset[str] = UNSUPPORTED_KEYWORDS
 ) -> str | None:
-    """The first keyword of a schema that would restrict values and is not enforced, or None."""
+    """Return the first keyword of a schema that restricts values and is not enforced, or None."""
     for keyword in sorted(unsupported & schema.keys()):
         if not says_nothing(schema, keyword):
             return keyword
@@ -132,11 +132,11 @@ def referred(root: Any, ref: str) -> Any:
 def conjunction(inner: Tree, outer: Tree) -> Tree:
     """Return the schema of values that are valid under both of two schemas.
 
-    The two hold no `$ref`, `allOf`, `anyOf` or `oneOf` beside those inside of their properties and
-    items, where the result may have `allOf`.
+    Neither schema contains `$ref`, `allOf`, `anyOf` or `oneOf`, except inside its properties and
+    items, where the result may contain `allOf`.
 
     Raises:
-        Conflict: Both have a keyword, such as `pattern`, whose values cannot be put together.
+        Conflict: Both have a keyword, such as `pattern`, whose values cannot be combined.
     """
     result = dict(inner)
     properties = _both_properties(inner, outer)
@@ -219,7 +219,7 @@ def _both_types(inner: Any, outer: Any) -> Any:
 
 
 def types_of(schema: Mapping[str, Any]) -> list[str]:
-    """The types that a schema names; none: it names none."""
+    """Return the types that a schema names; an empty list if it names none."""
     types = schema.get("type")
     if types is None:
         return []
@@ -227,12 +227,14 @@ def types_of(schema: Mapping[str, Any]) -> list[str]:
 
 
 def _same(first: Any, second: Any) -> bool:
-    """Whether two values are one in JSON, where true is no number."""
+    """Return whether two values are equal in JSON, where true is not a number."""
     return json.dumps(first, sort_keys=True) == json.dumps(second, sort_keys=True)
 
 
 def permitted_values(schema: Tree) -> list[Any] | None:
-    """The values of `enum` and `const` that the schema's other keywords permit; None: any value."""
+    """Return the values of `enum` and `const` that the other keywords permit; None for any
+    value.
+    """
     if "enum" in schema:
         values = list(schema["enum"])
         listing = "enum"
@@ -247,9 +249,9 @@ def permitted_values(schema: Tree) -> list[Any] | None:
 
 
 def validator(schema: Any) -> Validator:
-    """A validator of jsonschema that fetches nothing and ends on every pattern.
+    """Return a jsonschema validator that fetches nothing and terminates on every pattern.
 
-    `format` counts where the decoder keeps to it: date, uuid, ipv4 and email.
+    It checks only the formats that the decoder enforces: date, uuid, ipv4 and email.
     """
     version = jsonschema.validators.validator_for(schema, default=jsonschema.Draft202012Validator)
     bounded = jsonschema.validators.extend(version, {"pattern": _check_pattern})

@@ -1,4 +1,4 @@
-"""YAML files and overrides become a checked RunConfig.
+"""Turns YAML files and overrides into a checked RunConfig.
 
 Relative paths in a file are relative to its folder; those of overrides and of the output are
 relative to the current folder.
@@ -22,9 +22,9 @@ from raypd.config.sections import drop_options, set_key
 from raypd.config.yaml_file import YamlFile, parse
 from raypd.errors import ConfigError, raised_as
 
-# Where overrides are given, as messages say it, unless the caller says otherwise.
+# Where overrides come from, in messages, unless the caller says otherwise.
 COMMAND_LINE = "on the command line"
-# Keys of a task that say what is extracted; a task has one of them.
+# The keys of a task that say what is extracted; a task has exactly one of them.
 _SCHEMA_KEYS = ("schema", "attributes", "categories", "categories_file")
 
 
@@ -38,13 +38,13 @@ def load_config(
 
     Args:
         path: The file.
-        overrides: `key=value` texts with dotted keys; the later of two wins.
-        trains: Whether a model will be trained. What the file leaves open is then chosen for
+        overrides: `key=value` texts with dotted keys; the last one for a key wins.
+        trains: Whether a model will be trained. Whatever the file leaves open is then chosen for
             training: hyper_parallel, in slots.
         origin: Where the overrides were given, for messages.
 
     Raises:
-        ConfigError: The file cannot be read, or the configuration has mistakes; the message has a
+        ConfigError: The file cannot be read, or the configuration has mistakes; the message has one
             line for each.
     """
     overrides = list(overrides or [])
@@ -74,7 +74,9 @@ def leaves_method_open(path: str | Path, overrides: Sequence[str]) -> bool:
 
 
 def _defaults_of_training(source: YamlFile, config: RunConfig) -> list[str]:
-    """Return overrides for what a configuration leaves open and training decides otherwise."""
+    """Return overrides for whatever a configuration leaves open and training decides
+    differently.
+    """
     decoding = config.decoding
     method = (source.tree.get("decoding") or {}).get("method", "auto")
     is_open = method == "auto" and decoding.method == "guided"
@@ -92,15 +94,15 @@ def _defaults_of_training(source: YamlFile, config: RunConfig) -> list[str]:
 def make_config(
     tree: dict[str, Any], overrides: list[str] | None = None, origin: str = COMMAND_LINE
 ) -> RunConfig:
-    """Check a configuration that is in no file; its paths are relative to the current folder.
+    """Check a configuration that comes from no file; its paths are relative to the current folder.
 
     Args:
         tree: The configuration as plain mappings.
-        overrides: `key=value` texts with dotted keys; the later of two wins.
+        overrides: `key=value` texts with dotted keys; the last one for a key wins.
         origin: Where the overrides were given, for messages.
 
     Raises:
-        ConfigError: The configuration has mistakes; the message has a line for each.
+        ConfigError: The configuration has mistakes; the message has one line for each.
     """
     try:
         return _checked(YamlFile(None, copy.deepcopy(tree)), overrides or [], Path(), origin)
@@ -131,7 +133,7 @@ def override(source: YamlFile, overrides: Sequence[str], origin: str = COMMAND_L
         origin: Where they were given, for messages.
 
     Raises:
-        ConfigError: A text is not written key=value, or a part of its key holds a value.
+        ConfigError: A text is not of the form key=value, or a part of its key already has a value.
     """
     methods = [text for text in overrides if text.startswith("decoding.method=")]
     if methods:
@@ -146,7 +148,7 @@ def override(source: YamlFile, overrides: Sequence[str], origin: str = COMMAND_L
         with raised_as(ConfigError, repr(redact(text)), TypeError):
             set_key(source.tree, key, value_of(value))
         keys = tuple(key.split("."))
-        # The value is left out: it may be long, or a misplaced secret.
+        # The message omits the value, because it may be long, or a misplaced secret.
         source.overrides[keys] = f"{redact(key)}=... {origin}"
 
 
@@ -161,7 +163,7 @@ def value_of(text: str) -> Any:
 
 
 def value_at(config: RunConfig, key: str) -> Any:
-    """Return the value of a dotted key; an option that is not set has its default."""
+    """Return the value of a dotted key; an option that is not set has its default value."""
     *parents, last = key.split(".")
     section: Any = config
     for name in parents:
@@ -178,9 +180,9 @@ def _checked(source: YamlFile, overrides: list[str], folder: Path, origin: str) 
     """Apply overrides, resolve the task's schema, and check the result.
 
     Args:
-        source: The configuration as it was read.
+        source: The configuration that was read.
         overrides: `key=value` texts.
-        folder: Where pydantic models of `task.schema` are looked for.
+        folder: The folder in which pydantic models of `task.schema` are searched for.
         origin: Where the overrides were given, for messages.
     """
     override(source, overrides, origin)
@@ -204,13 +206,13 @@ def _resolve_schema(source: YamlFile, task: dict[str, Any], folder: Path) -> Non
     elif keys == ["attributes"] and isinstance(task["attributes"], list):
         task["categories"] = {UNNAMED_CATEGORY: {"attributes": task["attributes"]}}
         task["attributes"] = []
-    # Documents need not name their category where there is one schema.
+    # Documents need not name their category if there is only one schema.
     if keys in (["schema"], ["attributes"]) and isinstance(tree.get("input"), dict):
         tree["input"].setdefault("category_column", None)
 
 
 def _include_attributes(source: YamlFile, schema: Any) -> None:
-    """Note in which lines of the file of `task.schema` the attributes are, if it lists them."""
+    """Record the lines of the attributes in the file of `task.schema`, if it lists attributes."""
     if not isinstance(schema, str) or not schema.endswith((".yaml", ".yml")):
         return
     tree = parse(Path(schema).read_text(encoding="utf-8"))

@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 else:
     Method = Literal[tuple(REGISTRY)]
 
-# The most prompts in decoding at once where engine.max_num_seqs is auto.
+# The maximum number of prompts that are decoded at the same time if engine.max_num_seqs is auto.
 MOST_SEQS = 256
 SAMPLING_KEYS = ("sampling.temperature", "sampling.top_k", "sampling.top_p", "sampling.seed")
-# Keys that only the library they are passed to checks.
+# Keys that are passed on to a library, which alone checks them.
 Keys = Annotated[dict[str, Any], AfterValidator(check_secrets)]
 
 
@@ -76,7 +76,7 @@ class EndpointConfig(Section, use_attribute_docstrings=True):
     usd_per_million_answer_tokens: float = Field(0.0, ge=0, description="For the bill")
 
 
-# The most requests of one batch by OpenAI's API; its file may have 200 MB.
+# The most requests of one batch by OpenAI's API, whose file may have 200 MB.
 MOST_REQUESTS = 50_000
 # Keys of an endpoint that can change an answer.
 _ANSWERING = {"url", "response_format", "parameters"}
@@ -170,7 +170,7 @@ class SamplingConfig(Section):
     )
 
 
-# The class that checks `decoding.options`, for each method.
+# The class that checks `decoding.options`, by method.
 METHOD_OPTIONS = {name: section_of(spec.options) for name, spec in REGISTRY.items()}
 
 
@@ -219,7 +219,7 @@ class DecodingConfig(Section, use_attribute_docstrings=True):
 
     @property
     def stacked(self) -> bool:
-        """Whether documents of one prompt see each other (HPD)."""
+        """Whether the documents of one prompt see each other (HPD)."""
         return self.method == "hyper_parallel" and self.isolate == "none"
 
     @property

@@ -1,6 +1,6 @@
 """Keys of earlier releases."""
 
-# What to write in place of a key that has moved.
+# What to write instead of a key that has moved.
 MOVED = {
     **{
         f"storage.{name}": f"storage.options.{name}"
@@ -43,7 +43,7 @@ MOVED = {
     "training.gradient_checkpointing": "training.trainer.gradient_checkpointing",
 }
 
-# Keys that are gone, and what to use instead.
+# Removed keys, and what to use instead.
 REMOVED = {
     "cluster.executor": (
         "this key was removed, because a pool of workers is the only executor: use "
@@ -69,12 +69,13 @@ REMOVED = {
 }
 
 
-# Of an extraction and of questions, `task.too_long` is now `task.long_documents`: its values.
+# In extraction and question answering, `task.too_long` is now `task.long_documents`. These are the
+# new names of its values.
 LONG_DOCUMENTS = {"truncate": "head", "windows": "split", "refuse": "reject"}
 
 
 def moved_to(key: str) -> str:
-    """Say what to write in place of a dotted key of an earlier release; "" if it is no such key."""
+    """Say what to write instead of a dotted key of an earlier release; "" for any other key."""
     if key == "task.too_long":
         values = ", ".join(f"{old} is {new}" for old, new in LONG_DOCUMENTS.items())
         return f"this key is now task.long_documents ({values})"

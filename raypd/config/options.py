@@ -1,4 +1,4 @@
-"""Mappings of rarely set options: one key of the tree, checked by a class of its own."""
+"""Mappings of rarely set options: a single key of the tree that a separate class checks."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -33,15 +33,15 @@ class OptionsError(ValueError):
 
 @dataclass(frozen=True)
 class OptionsOf:
-    """Annotates a mapping in the tree with the class that checks what is in it.
+    """Annotates a mapping in the tree with the class that checks its contents.
 
-    The checked mapping has only the options that differ from their defaults, so that an option
-    which is written out at its default changes no fingerprint.
+    The checked mapping has only the options that differ from their defaults, so an option that is
+    written out with its default value changes no fingerprint.
 
     Attributes:
         sections: The class that checks the options, for each value of the key `chosen_by`.
         chosen_by: A key of the same section, declared before the mapping. If it is empty, the only
-            class is that of "".
+            class is the one for "".
     """
 
     sections: Mapping[str, type[Section]]
@@ -53,7 +53,8 @@ class OptionsOf:
 
     def _checked(self, options: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
         choice = info.data.get(self.chosen_by, "")
-        if choice not in self.sections:  # the key itself is wrong, and its error is reported
+        # The key itself is wrong, and its error is reported.
+        if choice not in self.sections:
             return options
         section = self.sections[choice]
         for name, value in options.items():
@@ -76,7 +77,7 @@ class OptionsOf:
         return self.sections[choice].model_validate(options)
 
     def _unknown(self, name: str, choice: str) -> str:
-        """Say what an unknown option could have been meant to be."""
+        """Say which option an unknown one was probably meant to be."""
         names = list(self.sections[choice].model_fields)
         hint = did_you_mean(name, names)
         if not hint and names:
@@ -90,7 +91,7 @@ class OptionsOf:
 
 
 def options_in(info: FieldInfo) -> list[OptionsOf]:
-    """Return what a key says about the options that it holds: a list of at most one item."""
+    """Return the annotation of the options that a key contains, as a list of at most one item."""
     return [part for part in info.metadata if isinstance(part, OptionsOf)]
 
 
@@ -103,7 +104,7 @@ def read(section: Section, name: str) -> Any:
 
 
 def _problem(item: Any) -> tuple[str, str]:
-    """Return the option that an error of pydantic is about, and what it says."""
+    """Return the option that an error of pydantic is about, and its message."""
     name = ".".join(str(part) for part in item["loc"])
     message = str(item["msg"]).removeprefix("Value error, ")
     if item["type"] != "value_error" and name and not isinstance(item["input"], (dict, list)):
@@ -112,13 +113,13 @@ def _problem(item: Any) -> tuple[str, str]:
 
 
 def section_of(options: type[Any]) -> type[Section]:
-    """Return the class that checks the options which a dataclass declares.
+    """Return the class that checks the options that a dataclass declares.
 
     Rooms below the configuration cannot use pydantic. They declare options as dataclasses, whose
     fields have a description and limits, such as {"ge": 1}, in their metadata.
 
     Args:
-        options: The dataclass. All its fields have defaults.
+        options: The dataclass. All of its fields have defaults.
     """
     hints = get_type_hints(options)
     keys: dict[str, Any] = {

@@ -1,4 +1,4 @@
-"""Relative paths in a configuration: which keys hold paths, and what the paths are relative to."""
+"""Relative paths in a configuration: which keys contain paths, and what they are relative to."""
 
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,7 @@ PATH_KEYS = (
     "training.preference.baseline",
     "training.preference.judged",
 )
-# Keys of these sections may also hold a name on the Hub.
+# Keys of these sections may also contain a name on the Hub.
 _HUB_SECTIONS = ("model.", "cascade.", "decoding.")
 
 
@@ -37,11 +37,11 @@ def anchor_paths(tree: dict[str, Any], folder: Path) -> dict[str, Any]:
     """Make the relative paths of a configuration relative to a folder, except the output's.
 
     Args:
-        tree: The configuration as it was read; its paths are replaced.
-        folder: The folder of the file that holds the configuration.
+        tree: The configuration that was read; its paths are replaced.
+        folder: The folder of the file that contains the configuration.
 
     Returns:
-        The new value of each dotted key that holds a path, or that holds keys with paths.
+        The new value of each dotted key that contains a path, or keys with paths.
     """
     anchored_keys: dict[str, Any] = {}
     for key in PATH_KEYS:
@@ -59,7 +59,7 @@ def anchor_paths(tree: dict[str, Any], folder: Path) -> dict[str, Any]:
 
 
 def _anchor_fit(tree: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """Anchor the dotted keys that `fit.teacher` and `fit.candidates` hold."""
+    """Anchor the dotted keys in `fit.teacher` and `fit.candidates`."""
     fit = section_at(tree, "fit")
     teacher = section_at(fit, "teacher")
     candidates = section_at(fit, "candidates")
@@ -80,12 +80,12 @@ def _holds_paths(keys: Any) -> bool:
 
 
 def anchored(keys: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """Return dotted keys with their values; relative paths among them are relative to a folder."""
+    """Return dotted keys with their values, whose relative paths become relative to a folder."""
     return {key: _anchored_path(key, value, folder) or value for key, value in keys.items()}
 
 
 def _anchored_path(key: str, value: Any, folder: Path) -> Any:
-    """Return the path, paths or keys of a value, relative to a folder; None if it holds no path."""
+    """Return the path, paths or keys of a value relative to a folder; None if it has no path."""
     if key not in PATH_KEYS or value is None:
         return None
     if key == "task.schema" and not is_file(value):
@@ -96,7 +96,7 @@ def _anchored_path(key: str, value: Any, folder: Path) -> Any:
     if isinstance(value, list):
         return [_anchored_path(key, path, folder) for path in value]
     if isinstance(value, dict):
-        # The value holds the keys of a run that has not been made yet.
+        # The value contains the keys of a run that has not been created yet.
         return anchored(value, folder)
     if not isinstance(value, str) or "://" in value:
         return value

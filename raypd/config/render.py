@@ -1,5 +1,5 @@
-"""The configuration written out as YAML: every key with its value or default, and what it means
-beside it.
+"""Writes the configuration as YAML: every key with its value or default, and its meaning in a
+comment.
 """
 
 import textwrap
@@ -15,8 +15,10 @@ from raypd.config.run import RunConfig
 from raypd.config.tasks import KINDS
 from raypd.config.yaml_file import dump
 
-_WIDTH = 48  # column of the comments
-_LEAST_ROOM = 24  # columns of a wrapped comment, even in a narrower terminal
+# The column of the comments.
+_WIDTH = 48
+# The columns of a wrapped comment, even in a narrower terminal.
+_LEAST_ROOM = 24
 _NONE: Mapping[str, str] = MappingProxyType({})
 _WORDS = {
     str: "text",
@@ -31,19 +33,21 @@ _WORDS = {
 def render(
     config: RunConfig | None = None, width: int | None = None, remarks: Mapping[str, str] = _NONE
 ) -> str:
-    """YAML of a configuration, or of the defaults; a key that must be given stands as `null  #
-    required`.
+    """Return the YAML of a configuration, or of the defaults; a required key appears as
+    `null  # required`.
 
     Args:
         config: The configuration; None for the defaults.
         width: Columns into which the comments are wrapped; None does not wrap them.
-        remarks: What is special about the values of some dotted keys, for their comments.
+        remarks: Remarks on the values of some dotted keys, for their comments.
     """
     return "\n".join(_section(RunConfig, config, 0, width, remarks)) + "\n"
 
 
 def known_keys() -> dict[str, list[FieldInfo]]:
-    """Return what each dotted key takes; several if kinds of a task or options share its name."""
+    """Return the fields of each dotted key; several if kinds of a task or options share its
+    name.
+    """
     keys: dict[str, list[FieldInfo]] = {}
     _add_keys(RunConfig, "", keys)
     return keys
@@ -55,7 +59,7 @@ def _add_keys(section: type[BaseModel], parent: str, keys: dict[str, list[FieldI
     Args:
         section: The class of the section.
         parent: The dotted key of the section with a final dot; "" for the whole configuration.
-        keys: What each dotted key takes, to which this adds.
+        keys: The fields of each dotted key, to which this function adds.
     """
     for name, info in section.model_fields.items():
         key = f"{parent}{name}"
@@ -65,7 +69,7 @@ def _add_keys(section: type[BaseModel], parent: str, keys: dict[str, list[FieldI
 
 
 def _sections_below(key: str, info: FieldInfo) -> list[type[BaseModel]]:
-    """Return the classes of the sections that a dotted key may hold, and of its options."""
+    """Return the classes of the sections that a dotted key may contain, and of its options."""
     if key == "task":
         return list(KINDS.values())
     choices = [info.annotation]
@@ -79,7 +83,7 @@ def _sections_below(key: str, info: FieldInfo) -> list[type[BaseModel]]:
 
 
 def render_key(key: str, width: int | None = None) -> str:
-    """Return YAML of one key with its default, below the sections that hold it.
+    """Return the YAML of one key with its default, below the sections that contain it.
 
     Args:
         key: A dotted key of `known_keys`.
@@ -93,14 +97,14 @@ def render_key(key: str, width: int | None = None) -> str:
         if lines not in variants:
             variants.append(lines)
     head = [f"{'  ' * level}{parent}:" for level, parent in enumerate(parents)]
-    # A key has one value, so that other kinds' stand as comments.
+    # A key has one value, so those of other kinds are comments.
     for lines in variants[1:]:
         variants[0] += [f"# {line}" for line in lines]
     return "\n".join([*head, *variants[0]]) + "\n"
 
 
 def _commented(head: str, note: str, column: int, width: int | None) -> list[str]:
-    """Return a line of YAML with its comment, which goes on in further lines where it is long.
+    """Return a line of YAML with its comment, which continues on further lines if it is long.
 
     Args:
         head: The line.
@@ -135,7 +139,7 @@ def _section(
         values: The section; None for the defaults.
         depth: Levels of keys above it.
         width: Columns into which the comments are wrapped; None does not wrap them.
-        remarks: What is special about the values of some dotted keys.
+        remarks: Remarks on the values of some dotted keys.
         parent: The dotted key of the section with a final dot; "" for the whole configuration.
     """
     out: list[str] = []
@@ -143,7 +147,8 @@ def _section(
         if name == "task":
             value = getattr(values, name) if values is not None else None
             kinds = [type(value)] if isinstance(value, BaseModel) else list(KINDS.values())
-            for kind in kinds:  # a run has one: the others stand as comments
+            # A run has one kind, so the others are comments.
+            for kind in kinds:
                 note = (kind.__doc__ or "").strip().splitlines()[0]
                 room = width
                 if kind is not kinds[0] and width is not None:
@@ -180,16 +185,17 @@ def _key(
 
     Args:
         name: The key.
-        info: What the key takes.
-        values: The section that holds the key; None for the defaults.
+        info: The field of the key.
+        values: The section that contains the key; None for the defaults.
         depth: Levels of keys above it.
         width: Columns into which the comments are wrapped; None does not wrap them.
-        remarks: What is special about the values of some dotted keys.
+        remarks: Remarks on the values of some dotted keys.
         parent: The dotted key of the section with a final dot; "" for the whole configuration.
     """
     inner = info.annotation
     default = None if info.is_required() else info.get_default(call_default_factory=True)
-    extra = info.json_schema_extra  # the word for a default that depends on other keys
+    # The schema has the word for a default that depends on other keys.
+    extra = info.json_schema_extra
     shown = extra.get("shown", default) if isinstance(extra, dict) else default
     value = getattr(values, name) if values is not None else shown
     if isinstance(inner, type) and issubclass(inner, BaseModel):
@@ -216,10 +222,10 @@ def _key(
 
 
 def _options(options: OptionsOf, depth: int, width: int | None) -> list[str]:
-    """Comments that name all options that a mapping may have, with their defaults.
+    """Return comments that name all options of a mapping, with their defaults.
 
     Args:
-        options: Which classes check the mapping.
+        options: The annotation with the classes that check the mapping.
         depth: Levels of keys above the options.
         width: Columns into which the comments are wrapped; None does not wrap them.
     """
@@ -232,9 +238,9 @@ def _options(options: OptionsOf, depth: int, width: int | None) -> list[str]:
 
 
 def _optional_sections(info: FieldInfo) -> list[type[BaseModel]]:
-    """Return the class of a section that a key may hold instead of null: a list of at most one.
+    """Return the class of a section that a key may contain instead of null: a list of at most one.
 
-    A class that is a section of every configuration is left out, because its keys stand there.
+    A class that is a section of every configuration is left out, because its keys are shown there.
     """
     everywhere = [field.annotation for field in RunConfig.model_fields.values()]
     sections = []
@@ -247,7 +253,7 @@ def _optional_sections(info: FieldInfo) -> list[type[BaseModel]]:
 
 
 def _keys_in_comments(section: type[BaseModel], depth: int, width: int | None) -> list[str]:
-    """Return comments with the keys of a section, their defaults and what they mean.
+    """Return comments with the keys of a section, their defaults and their meanings.
 
     Args:
         section: The class of the section.
@@ -276,16 +282,16 @@ def _leaf(
     width: int | None,
     remark: str = "",
 ) -> list[str]:
-    """Return the lines of a key that holds no section.
+    """Return the lines of a key that contains no section.
 
     Args:
         name: The key.
-        info: What the key takes.
+        info: The field of the key.
         value: Its value.
         required: Whether it must be given.
         depth: Levels of keys above it.
         width: Columns into which its comment is wrapped; None does not wrap it.
-        remark: What is special about this value, for the comment.
+        remark: A remark on this value, for the comment.
     """
     description = " ".join((info.description or "").split())
     parts = [_type(info.annotation)]
@@ -307,10 +313,10 @@ def _leaf(
 
 
 def _type(annotation: Any) -> str:
-    """What a key takes, in words of YAML: `on-demand | spot | null`, `list of text`."""
+    """Return the type of a key in words of YAML: `on-demand | spot | null`, `list of text`."""
     origin, inner = get_origin(annotation), get_args(annotation)
     if origin is Literal:
-        # Each kind of task knows its own alone.
+        # Each kind of task knows only its own name.
         return " | ".join(map(str, KINDS if inner[0] in KINDS else inner))
     if origin in (Union, UnionType):
         return " | ".join(dict.fromkeys(map(_type, inner)))

@@ -1,5 +1,5 @@
-"""The YAML that `raypd tune` or `raypd fit` writes: the user's own file, comments and all, with the
-changed keys.
+"""Writes the YAML of `raypd tune` and `raypd fit`: the user's own file, including its comments,
+with the changed keys.
 """
 
 import io
@@ -20,9 +20,10 @@ _MARK = "# Written by {}."
 
 
 def check_target(target: Path, source: Path) -> None:
-    """Sees that writing loses nothing of the user's.
+    """Check that writing a file overwrites nothing of the user's.
 
-    Raises ConfigError: it would, or the file cannot be there.
+    Raises:
+        ConfigError: It would, or the file cannot be created there.
     """
     if target.resolve() == source.resolve():
         raise ConfigError(
@@ -56,15 +57,15 @@ def write(
 
     Args:
         source: The user's file.
-        overrides: key=value, each of which replaces a key of the file.
+        overrides: `key=value` texts, each of which replaces a key of the file.
         changes: The new value of each dotted key.
         target: The file that is written.
         why: The comment at the top.
         by: The command that writes.
-        keep_comments: Whether the user's comments are kept, which may not be true of the changes.
+        keep_comments: Whether to keep the user's comments, which may not describe the changes.
 
     Returns:
-        What the file reads as.
+        The configuration that the written file contains.
 
     Raises:
         RunError: If the file cannot be written or read back.
@@ -81,7 +82,7 @@ def write(
         for key, _, value in (override.partition("=") for override in overrides)
     }
     moved = target.resolve().parent != source.resolve().parent
-    # An override's relative path is relative to the current folder, a file's is to the file.
+    # An override's relative path is relative to the current folder, and a file's is to the file.
     paths = anchor_paths(load_config(source, overrides).model_dump(), Path.cwd())
     paths = {key: value for key, value in paths.items() if moved or key in typed}
     changes = anchored(changes, Path.cwd())

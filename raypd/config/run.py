@@ -31,7 +31,7 @@ from raypd.config.training import FitConfig, TrainingConfig
 from raypd.decoding import REGISTRY
 from raypd.schema import Attribute, Section
 
-# The methods that `engine.kind: vllm` decodes.
+# The methods that `engine.kind: vllm` supports.
 VLLM_METHODS = ("autoregressive", "guided")
 # Keys that vLLM ignores, with the values they must keep.
 _VLLM_ONLY = {
@@ -40,10 +40,10 @@ _VLLM_ONLY = {
     "model.endpoint": None,
     "engine.cache_tokens": None,
 }
-# Keys of files whose contents, not paths, are part of the fingerprint.
+# Keys of files whose contents, rather than paths, are part of the fingerprint.
 _PROMPT_FILES = ("task.template", "task.few_shot", "task.examples.path")
-# Part of every fingerprint. A release whose defaults, prompts or methods change answers raises it,
-# so that no run resumes into answers of an earlier release.
+# A part of every fingerprint. A release whose defaults, prompts or methods change answers
+# increments it, so that no run resumes from answers of an earlier release.
 _ANSWERS = 4
 
 
@@ -67,9 +67,9 @@ class RunConfig(Section):
     @model_validator(mode="before")
     @classmethod
     def _choose_method(cls, tree: Any) -> Any:
-        """Decode with the method and skeleton that the weights were trained for.
+        """Choose the method and skeleton that the weights were trained for.
 
-        Without a card beside the weights, an open method is the default of the kind of task.
+        If the weights have no card, an open method is the default of the kind of task.
         """
         if not isinstance(tree, dict) or not isinstance(tree.get("task"), dict):
             return tree
@@ -130,7 +130,7 @@ class RunConfig(Section):
             )
 
     def _check_cache(self) -> None:
-        """Check that the attention that was chosen reads the KV cache that was chosen."""
+        """Check that the chosen attention can read the chosen KV cache."""
         if self.model.kv_cache == "auto":
             return
         label = f"model.kv_cache {self.model.kv_cache}"
@@ -180,7 +180,7 @@ class RunConfig(Section):
             raise ValueError(f"{key}: {message}") from None
 
     def second_model(self) -> "RunConfig | None":
-        """Return the configuration of a run by the cascade's second model alone.
+        """Return the configuration of a run with only the cascade's second model.
 
         Returns:
             The configuration, or None if there is no cascade.
@@ -191,7 +191,7 @@ class RunConfig(Section):
         tree["model"] = tree["cascade"]["model"]
         tree["engine"] |= self.cascade.engine
         tree["cascade"] = {}
-        # The skeleton and the options belong to the first model's training and method.
+        # The skeleton and the options depend on the first model's training and method.
         del tree["decoding"]["skeleton"]
         del tree["decoding"]["options"]
         tree["decoding"] |= {"method": "auto", **self.cascade.decoding}
@@ -236,7 +236,7 @@ class RunConfig(Section):
 
     @property
     def extraction(self) -> ExtractionConfig:
-        """The task of a run that extracts."""
+        """The task of an extraction run."""
         assert isinstance(self.task, ExtractionConfig)
         return self.task
 
@@ -245,7 +245,7 @@ class RunConfig(Section):
         return self.task.text_columns(self.input)
 
     def wanted_columns(self) -> dict[str, str]:
-        """Return the columns that the input must have, by the key that names each."""
+        """Return the columns that the input must have, by the key that names each of them."""
         columns = self.task.wanted_columns(self.input)
         if self.input.id_column is not None:
             columns["input.id_column"] = self.input.id_column
@@ -254,9 +254,9 @@ class RunConfig(Section):
     def idle_keys(self) -> set[str]:
         """Return the dotted keys and whole sections that cannot change an answer of this run.
 
-        All others are part of its fingerprint. `model.trust_remote_code` is, because a model's own
-        code may replace that of transformers. So are `input.format`, `category_column` and
-        `max_document_bytes`, which decide which documents become error rows.
+        All others are part of its fingerprint. That includes `model.trust_remote_code`, because a
+        model's own code may replace that of transformers, as well as `input.format`,
+        `category_column` and `max_document_bytes`, which decide which documents become error rows.
         """
         idle = {
             "output.path",
@@ -285,12 +285,12 @@ class RunConfig(Section):
         idle |= self.task.idle_keys
         idle |= {f"decoding.{key}" for key in self.decoding.idle_keys(self.task.kind)}
         if isinstance(self.task, GenerationConfig) and self.task.openai:
-            # A request of the batch file may sample where the configuration does not.
+            # A request of the batch file may be sampled even if the configuration is greedy.
             idle -= {f"decoding.{key}" for key in SAMPLING_KEYS}
         return idle
 
     def _shows_descriptions(self) -> bool:
-        """Whether the prompt is raypd's own, and describes an attribute."""
+        """Return whether the prompt is raypd's own and contains a description of an attribute."""
         task = self.task
         if not isinstance(task, ExtractionConfig) or task.template:
             return False
@@ -305,10 +305,10 @@ class RunConfig(Section):
     def fingerprint(self) -> str:
         """Return 12 hexadecimal digits over everything that can change an answer.
 
-        They cover the task, the model, the decoding, and which columns are read. They are part of
-        every unit's id, so that a changed prompt never resumes into old answers. Where the input
-        lies, how much is done at once, the number of workers, and keys that the decoding method
-        does not use do not change them.
+        It covers the task, the model, the decoding, and the columns that are read. It is part of
+        the id of every unit, so a run with a changed prompt never resumes from old answers. It does
+        not depend on where the input is, on how much is processed at the same time, on the number
+        of workers, or on keys that the decoding method does not use.
         """
         # Keys at their defaults are left out, so that a release with a new key does not repeat
         # finished corpora.
@@ -322,7 +322,7 @@ class RunConfig(Section):
         prompt_texts = [Path(file).read_text() for file in files if file]
         answers: dict[str, Any] = {}
         if self._shows_descriptions():
-            # They stand in the prompt in another way than in earlier versions.
+            # The prompt shows descriptions in a different form than in earlier versions.
             answers["descriptions"] = 2
         answers |= {
             "answers": _ANSWERS,
@@ -335,12 +335,12 @@ class RunConfig(Section):
 
 
 def _default_method(kind: str, tree: dict[str, Any], card: dict[str, Any]) -> str:
-    """Return the decoding method of a configuration that names none.
+    """Return the decoding method of a configuration that does not name one.
 
     Args:
         kind: The kind of task.
-        tree: The configuration as it was read.
-        card: The card beside the weights; empty if there is none.
+        tree: The configuration that was read.
+        card: The card of the weights; empty if there is none.
     """
     model = tree.get("model") or {}
     engine = tree.get("engine") or {}
@@ -361,7 +361,7 @@ def _default_method(kind: str, tree: dict[str, Any], card: dict[str, Any]) -> st
 
 def _columns_differ(task: ExtractionConfig) -> None:
     """Raise ValueError if two attributes need the same column; SQL ignores case."""
-    # For each column, what owns it and what it holds: a type, or nested objects.
+    # For each column, its owner and its content: a type, or nested objects.
     seen = dict.fromkeys([*OWN_COLUMNS, "category", "truncated"], ("a column of every table", ""))
     for category, schema in task.categories.items():
         for attribute in schema.attributes:
@@ -376,7 +376,7 @@ def _columns_differ(task: ExtractionConfig) -> None:
 
 
 def _columns_of(attribute: Attribute) -> dict[str, str]:
-    """What an attribute's columns hold, by their names in lower case."""
+    """Return the contents of an attribute's columns, by the lower-case names of the columns."""
     path = [name.casefold() for name in attribute.key_path]
     columns = {}
     for end in range(1, len(path)):
@@ -388,7 +388,7 @@ def _columns_of(attribute: Attribute) -> dict[str, str]:
 
 
 def _without(tree: dict[str, Any], keys: set[str], prefix: str = "") -> dict[str, Any]:
-    """Return a tree without some dotted keys, and without mappings that this leaves empty."""
+    """Return a tree without some dotted keys, and without the mappings that become empty."""
     remaining = {}
     for name, value in tree.items():
         key = f"{prefix}{name}"

@@ -1,4 +1,4 @@
-"""A pydantic model, a JSON Schema or a list of attributes as a category of attributes.
+"""Turns a pydantic model, a JSON Schema or a list of attributes into a category of attributes.
 
 A property `b` of a nested object `a` becomes the attribute `a.b`; `$` is the schema itself.
 """
@@ -31,10 +31,10 @@ from raypd.config.yaml_file import parse
 from raypd.errors import ConfigError, did_you_mean, in_words
 from raypd.schema import TYPES, Attribute, UnsupportedSchema, bounds
 
-# The category of a task that names none, such as one with `task.attributes`. People are not shown
-# it.
+# The category of a task that does not name one, such as one with `task.attributes`. It is not shown
+# to users.
 UNNAMED_CATEGORY = "record"
-# What the value of a keyword must be.
+# The types that the values of keywords must have.
 _KEYWORD_TYPES: dict[str, Any] = {
     "properties": dict,
     "$ref": str,
@@ -48,14 +48,16 @@ _KEYWORD_TYPES: dict[str, Any] = {
         ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"), float | int | None
     ),
 }
-# What a file holds instead of a schema, in words.
+# What a file may contain instead of a schema, in words.
 _FOUND = {list: "an empty list", type(None): "nothing", str: "a text"}
 _JSON_TYPES = ("string", "number", "integer", "boolean", "array", "object", "null")
 _BOUND_KEYWORDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
 _COMBINING = ("$ref", "allOf", "anyOf", "oneOf")
 _MAX_VALUES = 20_000
-MOST_PROPERTIES = 5_000  # with all that references lead to
-DEEPEST = 50  # objects in objects
+# The limit on properties, including those behind references.
+MOST_PROPERTIES = 5_000
+# The limit on the nesting of objects.
+DEEPEST = 50
 
 
 class _Refused(Exception):
@@ -70,12 +72,12 @@ def categories_of(schema: str | Tree, folder: Path) -> Tree:
     """Turn `task.schema` into a category.
 
     Args:
-        schema: A pydantic model (`package.module:Class`), a JSON Schema, or a file. A file holds a
-            JSON Schema, a list of attributes, or a mapping whose `attributes` are this list.
-        folder: Where modules are looked for, besides the usual places.
+        schema: A pydantic model (`package.module:Class`), a JSON Schema, or a file. A file contains
+            a JSON Schema, a list of attributes, or a mapping whose `attributes` are such a list.
+        folder: A folder in which modules are searched for, in addition to the usual places.
 
     Returns:
-        The category as YAML has it, under the schema's title or UNNAMED_CATEGORY.
+        The category in the form that YAML has, under the schema's title or UNNAMED_CATEGORY.
 
     Raises:
         ConfigError: The schema cannot be read, or cannot be decoded in slots; the message has the
@@ -93,7 +95,7 @@ def categories_of(schema: str | Tree, folder: Path) -> Tree:
             f"task.schema: {schema}: expected a JSON Schema or a list of attributes, found "
             f"{_FOUND.get(type(tree), type(tree).__name__)}"
         )
-    # The file, or the pydantic model.
+    # The name of the file, or of the pydantic model.
     source = f"{schema}: " if isinstance(schema, str) else ""
     flat = _Flattened(tree)
     try:
@@ -112,15 +114,15 @@ def categories_of(schema: str | Tree, folder: Path) -> Tree:
 
 
 def task_of(schema: Any) -> Tree:
-    """Turn a schema of Python code into keys of section `task`.
+    """Turn a schema from Python code into keys of section `task`.
 
     Args:
         schema: A pydantic model; a JSON Schema; attributes (names, also as "Brand, Color", or
-            {name, type}), or a mapping whose `attributes` are these; {category: {attributes}}; or
-            the path of a file with one of these.
+            {name, type}), or a mapping whose `attributes` are such a list;
+            {category: {attributes}}; or the path of a file with one of these.
 
     Raises:
-        ConfigError: It is none of these.
+        ConfigError: The schema is none of these.
     """
     expected = "schema: name the attributes, or give a pydantic model or a JSON Schema"
     if not schema:
@@ -128,7 +130,7 @@ def task_of(schema: Any) -> Tree:
     if hasattr(schema, "model_json_schema"):
         return {"schema": schema.model_json_schema()}
     if isinstance(schema, str) and not set(schema) & set("./:\\"):
-        # Names, since a path has one of these characters.
+        # The text lists names, because a path would contain one of these characters.
         names = [name.strip() for name in schema.split(",")]
         return _task_of_attributes([name for name in names if name])
     if isinstance(schema, (str, Path)):
@@ -160,9 +162,9 @@ def _task_of_attributes(listed: list[Any]) -> Tree:
 
 
 def lists_attributes(tree: Any) -> bool:
-    """Return whether a mapping lists attributes of all documents, without a category.
+    """Return whether a mapping lists the attributes of all documents, without a category.
 
-    A category that is named `attributes` is a mapping, and not a list.
+    A category that is named `attributes` is a mapping rather than a list.
     """
     if not isinstance(tree, Mapping) or "properties" in tree:
         return False
@@ -170,7 +172,7 @@ def lists_attributes(tree: Any) -> bool:
 
 
 def _is_json_schema(tree: Any) -> bool:
-    """Whether a tree is a JSON Schema; a mapping of categories holds nothing but objects."""
+    """Return whether a tree is a JSON Schema; a mapping of categories contains only objects."""
     if not isinstance(tree, Mapping) or "properties" in tree:
         return True
     return isinstance(tree.get("$ref", tree.get("type")), str)
@@ -202,12 +204,12 @@ def _imported(target: str, folder: Path) -> Any:
 
 
 def imported(key: str, target: str, folder: Path | None = None) -> Any:
-    """Import what `module:name` names.
+    """Import the object that `module:name` names.
 
     Args:
         key: The configuration key, for messages.
-        target: The module and the name in it.
-        folder: Where the module is looked for first; the current folder is next.
+        target: The module and the object's name in it.
+        folder: The folder that is searched first for the module; the current folder is next.
 
     Raises:
         ConfigError: It cannot be imported.
@@ -222,7 +224,7 @@ def imported(key: str, target: str, folder: Path | None = None) -> Any:
         for part in name.split("."):
             value = getattr(value, part)
         return value
-    # A module of the user's may raise anything.
+    # A user's module may raise anything.
     except Exception as error:
         raise ConfigError(
             f"{key}: {target}: cannot be imported: {type(error).__name__}: {error}"
@@ -236,8 +238,8 @@ class _Flattened:
     """The attributes of a schema, and the paths of the objects that may be absent.
 
     `root` is the schema that references point into. In the methods, `json_path` is a path in the
-    schema, `path` is one in the record, and `references` are those that led to a part of the
-    schema: none may recur.
+    schema, `path` is a path in the record, and `references` are the references that led to a part
+    of the schema, none of which may recur.
     """
 
     root: Tree
@@ -253,7 +255,9 @@ class _Flattened:
         optional: bool,
         references: tuple[str, ...] = (),
     ) -> None:
-        """Add the properties of an object; optional: it may be absent, so none is required."""
+        """Add the properties of an object; if it is `optional`, it may be absent, so none is
+        required.
+        """
         schema, _, references = self._resolved(schema, json_path, references)
         properties = schema.get("properties")
         if schema.get("type") not in (None, "object") or not isinstance(properties, dict):
@@ -294,13 +298,14 @@ class _Flattened:
         optional: bool,
         references: tuple[str, ...],
     ) -> None:
-        """Add a property; listed: the object's `required` names it."""
+        """Add a property; `listed` says whether the object's `required` names it."""
         resolved, nullable, references = self._resolved(schema, json_path, references)
         kind = _kind(resolved)
         if kind in ("object", "array"):
             _check_no_values(resolved, json_path)
         if kind == "object":
-            # A required object that may be null is always there: slots cannot tell it from null.
+            # A required object that may be null is always present, because slots cannot express its
+            # null.
             if not listed:
                 self.optional.append(path)
             self.add_object(resolved, json_path, path, optional or not listed, references)
@@ -323,8 +328,8 @@ class _Flattened:
             reason = error.errors()[0]["msg"].removeprefix("Value error, ")
             raise _Refused(f"{json_path}: {reason}") from None
         default = schema.get("default", resolved.get("default"))
-        # A default may be valid without being a value that raypd writes: pydantic's of a Decimal
-        # is a text.
+        # A default may be valid although raypd never writes such a value: pydantic's default of a
+        # Decimal is a text.
         is_default_wrong = default is not None and not attribute.fits(default)
         if is_default_wrong and not self._permits(schema, default):
             shown = json.dumps(default, default=str)
@@ -336,7 +341,7 @@ class _Flattened:
         return bool(validator(self.root).evolve(schema=schema).is_valid(value))
 
     def _list_keys(self, schema: Tree, json_path: str, references: tuple[str, ...]) -> Tree:
-        """The attribute's keys of a list."""
+        """Return the attribute's keys of a list."""
         items_path = f"{json_path}.items"
         items, nullable, _ = self._resolved(schema.get("items") or {}, items_path, references)
         if nullable:
@@ -369,7 +374,8 @@ class _Flattened:
         """Follow a schema's references.
 
         Returns:
-            What the schema says, without null; whether it may be null; and the references.
+            The schema that the references lead to, without null; whether it may be null; and the
+            references.
         """
         try:
             flat, nullable, references = self._flat(schema, json_path, references, 0)
@@ -390,7 +396,9 @@ class _Flattened:
     def _flat(
         self, schema: Any, json_path: str, references: tuple[str, ...], depth: int
     ) -> tuple[Tree, bool, tuple[str, ...]]:
-        """As `_resolved`; the result may still have several types and any keyword."""
+        """Do the same as `_resolved`, but the result may still have several types and any
+        keyword.
+        """
         if depth > DEEPEST:
             raise _Refused(f"{json_path}: schemas are nested more than {DEEPEST} deep")
         _check_types(schema, json_path)
@@ -427,10 +435,11 @@ class _Flattened:
     def _one_option(
         self, options: list[Any], json_path: str, references: tuple[str, ...], depth: int
     ) -> tuple[Tree, bool, tuple[str, ...]]:
-        """The one schema that stands for the options of anyOf or oneOf."""
+        """Return a single schema for the options of anyOf or oneOf."""
         non_null = [option for option in options if not _is_null(option)]
         nullable = len(non_null) < len(options)
-        # A message about a single option names the property: null beside it is no choice.
+        # A message about a single option names the property, because null beside it is not a
+        # choice.
         option_path = json_path.rpartition(".")[0] if len(non_null) == 1 else json_path
         flat = []
         all_references = references
@@ -446,7 +455,7 @@ class _Flattened:
 
 
 def _is_null(schema: Any) -> bool:
-    """Return whether a schema permits null alone, in any of the ways to write that."""
+    """Return whether a schema permits only null, in any of the ways to express that."""
     if not isinstance(schema, dict) or any(keyword in schema for keyword in _COMBINING):
         return False
     if schema.get("type") in ("null", ["null"]):
@@ -455,7 +464,7 @@ def _is_null(schema: Any) -> bool:
 
 
 def _description(*schemas: Tree) -> str:
-    """The first description of some schemas, on one line."""
+    """Return the first description of some schemas, on one line."""
     for schema in schemas:
         if schema.get("description"):
             return " ".join(schema["description"].split())
@@ -469,16 +478,17 @@ def _check_supported(schema: Tree, json_path: str) -> None:
 
 
 def _check_no_values(schema: Tree, json_path: str) -> None:
-    """Refuse `enum` and `const` of objects and lists."""
+    """Reject `enum` and `const` of objects and lists."""
     for keyword in ("enum", "const"):
         if keyword in schema:
             raise _Refused(f"{json_path}.{keyword}: cannot be enforced for objects and lists")
 
 
 def _without_null(schema: Tree) -> tuple[Tree, bool]:
-    """A schema without null among its types and values, and whether it had it."""
+    """Return a schema without null among its types and values, and whether it permitted null."""
     schema = dict(schema)
-    nullable = schema.pop("nullable", False) is True  # OpenAPI 3.0
+    # OpenAPI 3.0 has this keyword.
+    nullable = schema.pop("nullable", False) is True
     if isinstance(schema.get("type"), list):
         types = [kind for kind in schema["type"] if kind != "null"]
         nullable |= len(types) < len(schema["type"])
@@ -508,10 +518,15 @@ def _check_types(schema: Any, json_path: str) -> None:
 
 
 def _one_of(options: list[Tree], json_path: str, is_exclusive: bool) -> Tree:
-    """The schema that stands for several; is_exclusive: a value is valid under only one of them.
+    """Return a single schema that replaces several.
 
-    It is an enum for single values, a number for what may be written as a number, and an object for
-    objects that a constant tells apart.
+    It is an enum for single values, a number for values that may be written as a number, and an
+    object for objects that a constant distinguishes.
+
+    Args:
+        options: The schemas.
+        json_path: Their path, for messages.
+        is_exclusive: Whether a value must be valid under only one of them.
     """
     for option in options:
         _check_supported(option, json_path)
@@ -536,13 +551,17 @@ def _one_of(options: list[Tree], json_path: str, is_exclusive: bool) -> Tree:
 
 
 def _each_once(values: Iterable[Any]) -> list[Any]:
-    """Values without those that stand twice; 1 and true are two."""
+    """Return values without duplicates; 1 and true are different values."""
     return list({json.dumps(value, sort_keys=True): value for value in values}.values())
 
 
 def _one_range(numbers: list[Tree], json_path: str, is_exclusive: bool) -> Tree:
-    """The number whose bounds permit what any of several numbers permits; is_exclusive: no number
-    may be valid under two of them.
+    """Return a number whose bounds permit every value that one of several numbers permits.
+
+    Args:
+        numbers: The schemas of the numbers.
+        json_path: Their path, for messages.
+        is_exclusive: Whether no value may be valid under two of them.
     """
     if any(permitted_values(number) is not None for number in numbers):
         raise _Refused(f"{json_path}: either a number or an enum cannot be decoded; choose one")
@@ -578,7 +597,7 @@ def _one_range(numbers: list[Tree], json_path: str, is_exclusive: bool) -> Tree:
 
 
 def _range(number: Tree, json_path: str) -> tuple[float, float, str]:
-    """The least and the largest value of a number, and its kind."""
+    """Return the least and the greatest value of a number, and its type."""
     kind = _kind(number)
     limits = bounds(number, is_integer=kind == "integer")
     low = limits.get("minimum", -math.inf)
@@ -589,9 +608,10 @@ def _range(number: Tree, json_path: str) -> tuple[float, float, str]:
 
 
 def _union(options: list[Tree]) -> Tree | None:
-    """The object with the properties of several that a constant text tells apart.
+    """Return an object with the properties of several that a constant text distinguishes.
 
-    It is None if not exactly one property is a constant in each, or another differs.
+    The result is None unless exactly one property is a constant in all of the objects, and the
+    properties that they share are equal.
     """
     properties = [option.get("properties") or {} for option in options]
     tags = [key for key in properties[0] if all(_is_constant(own.get(key)) for own in properties)]
@@ -615,14 +635,14 @@ def _is_constant(schema: Tree | None) -> bool:
 
 
 def _kind(schema: Tree) -> str:
-    """The type of a schema; "" if it has none."""
+    """Return the type of a schema; "" if it has none."""
     if schema.get("type"):
         return str(schema["type"])
     return "object" if "properties" in schema else ""
 
 
 def _scalar_keys(schema: Tree, json_path: str) -> Tree:
-    """The attribute's keys of a value that is neither a list nor an object."""
+    """Return the attribute's keys of a value that is neither a list nor an object."""
     values = permitted_values(schema)
     if values is not None:
         return _keys_of_values(values, json_path)
@@ -640,7 +660,7 @@ def _scalar_keys(schema: Tree, json_path: str) -> Tree:
 
 
 def _keys_of_values(values: list[Any], json_path: str) -> Tree:
-    """The attribute's keys of one of some values."""
+    """Return the attribute's keys of a value that is one of a list of values."""
     if not values:
         raise _Refused(f"{json_path}.enum: its other keywords permit none of the values")
     if len(values) > _MAX_VALUES:

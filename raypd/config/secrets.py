@@ -1,6 +1,6 @@
-"""Secrets are recognized by the name of their key or by their form.
+"""Recognizes secrets by the name of their key or by their form.
 
-No configuration may hold one, and no page or log shows one.
+No configuration may contain one, and no page or log shows one.
 """
 
 import re
@@ -14,36 +14,36 @@ _KEYS = re.compile(
     r"|api_?key|access_?key(_id)?|secret_?key|token)$",
     re.IGNORECASE,
 )
-# A part of a URL that grants access as a password does.
+# A part of a URL that grants access like a password.
 SIGNED = re.compile(
     r"(?i)([?&](?:x-amz-[a-z-]+|sig|signature|token|access_token|key|api_?key|secret|password|awsaccesskeyid)=)[^&\s\"']+"
 )
 _VALUES = [
-    # user:password@host after a scheme, and then without one.
+    # user:password@host, first after a scheme and then without one.
     (re.compile(r"(?<=://)[^/@\s]+@"), f"{HIDDEN}@"),
     (re.compile(r"(?<![^\s'\"=])[^\s/@'\"]*:[^\s/@'\"]+@(?=[^\s/@]+:\d)"), f"{HIDDEN}@"),
     (SIGNED, rf"\1{HIDDEN}"),
-    # Access keys of AWS, then tokens of the Hub and of APIs.
+    # Access keys of AWS, followed by tokens of the Hub and of APIs.
     (re.compile(r"\b(?:AKIA|ASIA)[A-Z0-9]{16}\b"), HIDDEN),
     (re.compile(r"\bhf_[A-Za-z0-9]{20,}\b|\bsk-[A-Za-z0-9_-]{20,}"), HIDDEN),
     (re.compile(r"(?i)\bbearer\s+[A-Za-z0-9._~+/=-]{8,}"), f"Bearer {HIDDEN}"),
 ]
 SECRETS = re.compile(r"secret|access_?key|token|password|credential", re.I)
 _SECRET_NAMES = re.compile(r"api_?key|access_?key|secret|password|credential", re.I)
-# In a URI of Azure an @ separates the container from the host.
+# In an Azure URI, an @ separates the container from the host.
 _AZURE = re.compile(r"abfss://[a-z0-9$-]{3,63}@[a-z0-9.-]+")
 
 
 def without_credentials(uri: str) -> str:
-    """Return the URI.
+    """Return a URI unchanged if it contains no credentials.
 
     Raises:
-        ValueError: It holds credentials, which the message does not repeat.
+        ValueError: The URI contains credentials, which the message does not repeat.
     """
     scheme, separator, rest = uri.partition("://")
     host = rest.split("/")[0]
     has_user = "@" in host and not _AZURE.fullmatch(f"{scheme}://{host}")
-    # A secret key of S3 can contain a slash, so that the @ is not in what looks like the host.
+    # A secret key of S3 can contain a slash, so the @ is not in what looks like the host.
     has_s3_keys = scheme.startswith("s3") and ":" in host and "@" in rest
     if separator and (has_user or has_s3_keys or SIGNED.search(rest)):
         raise ValueError(
@@ -55,10 +55,10 @@ def without_credentials(uri: str) -> str:
 
 
 def without_password(address: str) -> str:
-    """Return the address, which may have a scheme.
+    """Return an address, which may have a scheme, unchanged if it contains no password.
 
     Raises:
-        ValueError: It holds a user or password, which the message does not repeat.
+        ValueError: The address contains a user or a password, which the message does not repeat.
     """
     if "@" in address:
         raise ValueError(
@@ -72,7 +72,7 @@ Address = Annotated[str, AfterValidator(without_password)]
 
 
 def check_secrets(value: Any) -> Any:
-    """Return a value of keys that no section of the configuration checks.
+    """Return a value of keys that no section of the configuration checks, if it has no secrets.
 
     Raises:
         ValueError: The value, or a key or value inside it, looks like a secret.
@@ -97,7 +97,7 @@ def check_secrets(value: Any) -> Any:
 def redact(value: Any, key: str = "") -> Any:
     """Return a tree with its secrets hidden.
 
-    Keys such as token_budget or max_value_tokens do not name secrets, and their values stay.
+    Keys such as token_budget or max_value_tokens do not name secrets, so their values stay.
 
     Args:
         value: A tree of plain values.

@@ -1,4 +1,4 @@
-"""Dotted keys of a configuration that is still a tree of plain mappings."""
+"""Accesses dotted keys of a configuration that is still a tree of plain mappings."""
 
 import copy
 from typing import Any
@@ -11,7 +11,7 @@ from raypd.schema import Section
 def section_at(tree: Any, name: str) -> Any:
     """Return a section of a mapping, or None if there is none.
 
-    `model: NAME` is short for `model: {name: NAME}`, by which it is replaced.
+    `model: NAME` is short for `model: {name: NAME}`, which replaces it in the tree.
     """
     if not isinstance(tree, dict):
         return None
@@ -21,10 +21,10 @@ def section_at(tree: Any, name: str) -> Any:
 
 
 def set_key(tree: Any, key: str, value: Any) -> None:
-    """Set a dotted key in a mapping of mappings; missing sections are added.
+    """Set a dotted key in a mapping of mappings, and add missing sections.
 
     Raises:
-        TypeError: A part of the key holds a value, not keys.
+        TypeError: A part of the key contains a value instead of keys.
     """
     *parents, last = key.split(".")
     section = tree
@@ -38,7 +38,7 @@ def set_key(tree: Any, key: str, value: Any) -> None:
 
 
 def _has_key(tree: Any, key: str) -> bool:
-    """Return whether a mapping of mappings holds a dotted key."""
+    """Return whether a mapping of mappings contains a dotted key."""
     for name in key.split("."):
         if not isinstance(tree, dict) or name not in tree:
             return False
@@ -65,7 +65,7 @@ def _known_options(options: dict[str, Any], method: str) -> dict[str, Any]:
 def with_current_keys(recorded: dict[str, Any]) -> dict[str, Any]:
     """Return the configuration of an earlier release's run with the keys of this release.
 
-    Options of decoding methods other than its own, which that release recorded too, are left out.
+    It omits options of other decoding methods, which that release also recorded.
     """
     tree = copy.deepcopy(recorded)
     for removed in REMOVED:

@@ -1,4 +1,4 @@
-"""Section `task`: what is asked of every document."""
+"""The section `task`: what is asked of every document."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from raypd.schema import TYPES, Attribute, Section, bare
 class OwnColumn(NamedTuple):
     """A column of every row, whatever the task."""
 
-    # As pyarrow.type_for_alias takes it.
+    # A name of pyarrow.type_for_alias.
     arrow_type: str
     nullable: bool = False
 
 
 OWN_COLUMNS = {
     "id": OwnColumn("string"),
-    # ok or error.
+    # It is ok or error.
     "status": OwnColumn("string"),
-    # Null if the status is ok.
+    # It is null if the status is ok.
     "error": OwnColumn("string", nullable=True),
     "source": OwnColumn("string"),
     "row": OwnColumn("int64"),
     "attempts": OwnColumn("int32"),
 }
-# What a table with typed columns says about an attribute's value, in columns attribute__detail.
+# The details of an attribute's value in a table with typed columns, named attribute__detail.
 DETAILS = ("confidence", "status", "span", "window", "model")
 
 
@@ -61,37 +61,37 @@ class Category(Section, use_attribute_docstrings=True):
     """Paths of nested objects that `record` leaves out if none of their values was found"""
 
 
-# The key `schema` hides a method that pydantic 1 had.
+# The key `schema` shadows a method of pydantic 1.
 warnings.filterwarnings("ignore", 'Field name "schema" in "ExtractionConfig"')
 
 
 class TaskSection(Section):
     """One kind of task, with its keys."""
 
-    # The command that runs the task.
+    # The command that runs this task.
     command: ClassVar[str] = "extract"
     # Its decoding methods, if the registry of methods does not know the kind.
     methods: ClassVar[tuple[str, ...]] = ()
     # Configuration keys that change no answer of the task.
     idle_keys: ClassVar[frozenset[str]] = frozenset({"input.category", "output.columns"})
-    # Keys of the task that name columns of the input, which must exist. A task without any reads
-    # input.text_columns.
+    # Keys of the task that name columns of the input, which must exist. A task without such keys
+    # reads input.text_columns.
     column_keys: ClassVar[tuple[str, ...]] = ()
-    # Those of `column_keys` whose columns hold text.
+    # Those of `column_keys` whose columns contain text.
     text_keys: ClassVar[tuple[str, ...]] = ()
     kind: str
 
     def text_columns(self, source: InputConfig) -> list[str]:
-        """The columns that must hold text; at least one of them has some in every document."""
+        """Return the columns that must contain text; no document may have all of them empty."""
         if self.column_keys:
             return [getattr(self, key) for key in self.text_keys]
         return list(source.text_columns)
 
     def wanted_columns(self, source: InputConfig) -> dict[str, str]:
-        """The columns that the input must have.
+        """Return the columns that the input must have.
 
         Returns:
-            Each column by the configuration key that names it, as messages show the key.
+            Each column by the configuration key that names it, in the form that messages show.
         """
         if self.column_keys:
             return {f"task.{key}": getattr(self, key) for key in self.column_keys}
@@ -154,14 +154,14 @@ class ExtractionConfig(TaskSection, use_attribute_docstrings=True):
         columns = super().wanted_columns(source)
         if source.category_column is None or source.category is not None:
             return columns
-        # Documents of a single category need no such column, unless the configuration names one.
+        # Documents of a single category need no such column unless the configuration names one.
         is_default = source.category_column == "category"
         if len(self.categories) != 1 or not is_default:
             columns["input.category_column"] = source.category_column
         return columns
 
 
-# Columns beside a column with the text of one question.
+# Columns that accompany a column with the text of one question.
 QUESTION_FIELDS = ("question_id", "choices", "multi_select")
 
 
@@ -201,7 +201,7 @@ class QuestionAnsweringConfig(TaskSection, use_attribute_docstrings=True):
 
     @property
     def asked_columns(self) -> tuple[str, ...]:
-        """The columns that a row's questions are made of."""
+        """The columns from which a row's questions are read."""
         if self.questions:
             return ()
         return (self.questions_column, *QUESTION_FIELDS)
@@ -254,7 +254,7 @@ KINDS: dict[str, type[TaskSection]] = {
 
 
 def _answer_keys(kind: str, section: type[TaskSection]) -> dict[str, tuple[str, ...]]:
-    """The methods of a kind of task, with the keys that change their answers.
+    """Return the methods of a kind of task, each with the keys that change its answers.
 
     If the registry does not know the kind, all keys of a method count.
     """
@@ -268,7 +268,7 @@ def _answer_keys(kind: str, section: type[TaskSection]) -> dict[str, tuple[str, 
 
 
 # The methods that can decode each kind of task, the default first. Each has the keys of `decoding`
-# that count in a run's fingerprint, beside the method and SAMPLING_KEYS. A key that no method lists
-# counts with all of them.
+# that count in a run's fingerprint in addition to the method and SAMPLING_KEYS. A key that no
+# method lists counts with all of them.
 ANSWER_KEYS = {kind: _answer_keys(kind, section) for kind, section in KINDS.items()}
 METHODS = {kind: tuple(methods) for kind, methods in ANSWER_KEYS.items()}

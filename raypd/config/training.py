@@ -12,9 +12,11 @@ from raypd.config.options import OptionsOf
 from raypd.config.secrets import Uri, check_secrets
 from raypd.schema import Section
 
-# Labelled documents from which a fit has enough in each part, with the default shares.
+# The number of labelled documents that gives each part of a fit enough of them, with the default
+# shares.
 LABELS_NEEDED = 60
-_SECTIONS = ("model", "decoding", "training", "engine")  # that a candidate of a fit may change
+# The sections that a candidate of a fit may change.
+_SECTIONS = ("model", "decoding", "training", "engine")
 
 
 class PreferenceConfig(Section, use_attribute_docstrings=True):
@@ -126,7 +128,7 @@ class TrainingConfig(Section, use_attribute_docstrings=True):
 
     @property
     def lora_options(self) -> LoraOptions:
-        """The keys of `lora` with the defaults of those that are not set."""
+        """The keys of `lora`, with the default values of those that are not set."""
         return LoraOptions.model_validate(self.lora)
 
 

@@ -1,4 +1,4 @@
-"""YAML 1.2 as configurations are written in it, with the line of every key for the errors."""
+"""Reads YAML 1.2 configurations and records the line of every key for error messages."""
 
 import io
 import math
@@ -12,12 +12,12 @@ from ruamel.yaml.nodes import CollectionNode, MappingNode, Node, SequenceNode
 
 from raypd.errors import ConfigError, did_you_mean, in_words
 
-# Values that aliases may stand for; ten times the rest of a file, if that is more.
+# The limit on the values that aliases expand to, in addition to ten times the rest of the file.
 _MOST_ALIASED = 1_000_000
 
 
 class _Constructor(SafeConstructor):
-    """Tells the line of a value that looks like a date or a number and is none."""
+    """Reports the line of a value that looks like a date or a number but is not one."""
 
     def construct_object(self, node: Node, deep: bool = False) -> Any:
         try:
@@ -27,7 +27,13 @@ class _Constructor(SafeConstructor):
 
 
 def dump(value: Any, flow: bool = False, width: int = 100) -> str:
-    """YAML of plain values, keys in their order. flow: on one line, as `{a: [1, 2]}`."""
+    """Return the YAML of plain values, with keys in their order.
+
+    Args:
+        value: The values.
+        flow: Whether to write them on one line, such as `{a: [1, 2]}`.
+        width: The maximum length of a line, in characters.
+    """
     yaml: Any = YAML(typ="safe", pure=True)
     yaml.default_flow_style, yaml.width, yaml.sort_base_mapping_type_on_output = flow, width, False
     out = io.StringIO()
@@ -36,17 +42,24 @@ def dump(value: Any, flow: bool = False, width: int = 100) -> str:
 
 
 def parse(text: str) -> Any:
-    """Raises YAMLError."""
+    """Return the values in a YAML text.
+
+    Raises:
+        YAMLError: The text is not valid YAML, or its aliases expand too much.
+    """
     return _construct(_compose(text))
 
 
 def _compose(text: str) -> Node | None:
-    """The nodes of YAML.
+    """Return the nodes of a YAML text.
 
-    Raises YAMLError, also where aliases of aliases make more than anybody wrote.
+    Raises:
+        YAMLError: The text is not valid YAML, or aliases of aliases expand to more than anybody
+            would write.
     """
     node: Node | None = YAML(typ="safe", pure=True).compose(text)
-    # node -> how many nodes it stands for; infinite while it is looked at: it holds itself
+    # The number of nodes that each node expands to. It is infinite while the node is being visited,
+    # because a node may contain itself.
     sizes: dict[int, float] = {}
 
     def size(of: Node) -> float:
@@ -74,14 +87,14 @@ def _construct(node: Node | None) -> Any:
 
 
 class YamlFile:
-    """A mapping and where each of its keys was set.
+    """A mapping and the places where its keys were set.
 
     Attributes:
         path: The file that the mapping was read from; None if it was not read from a file.
         tree: The mapping.
         lines: The line of each key in the file.
-        overrides: The keys that an override set, and where it was given.
-        included: The keys whose content was read from another file, with that file.
+        overrides: The keys that overrides set, and where each was given.
+        included: The keys whose content was read from another file, each with that file.
     """
 
     def __init__(self, path: Path | None, tree: dict[str, Any]) -> None:
@@ -92,11 +105,11 @@ class YamlFile:
         self.included: dict[tuple[str | int, ...], YamlFile] = {}
 
     def include(self, key: tuple[str | int, ...], path: str) -> None:
-        """Note that a key has the content of another YAML file, whose lines `where` then names.
+        """Record that a key has the content of another YAML file, whose lines `where` then names.
 
         Args:
-            key: The key, as messages name it.
-            path: The file; it was read before without an error.
+            key: The key, in the form that messages use.
+            path: The file, which has already been read without an error.
         """
         other = YamlFile(Path(path), {})
         other._number(_compose(Path(path).read_text(encoding="utf-8")), ())
@@ -104,7 +117,11 @@ class YamlFile:
 
     @classmethod
     def read(cls, path: Path) -> Self:
-        """Reads a file. Raises ConfigError with the line of what is wrong."""
+        """Read a file.
+
+        Raises:
+            ConfigError: The file cannot be read or is wrong; the message has the line.
+        """
         try:
             node = _compose(path.read_text(encoding="utf-8"))
             source = cls(path, {})
@@ -152,9 +169,8 @@ class YamlFile:
     def where(self, key: tuple[str | int, ...]) -> str:
         """Return where a key was set; "" if that is not known.
 
-        An override replaces all that the file has under its key, so its position is that of every
-        key below. For a key that stands nowhere, the result is the position of the nearest key
-        above it.
+        An override replaces everything under its key, so every key below has the override's
+        position. A key that does not occur has the position of the nearest key above it.
         """
         for prefix, other in self.included.items():
             if key[: len(prefix)] == prefix:
@@ -165,7 +181,7 @@ class YamlFile:
         line = self._file_line(key)
         if not key:
             return line
-        # What is wrong with a whole section may be wrong with a key that an override set in it.
+        # A mistake in a whole section may be in a key that an override set inside it.
         inner = [text for other, text in self.overrides.items() if other[: len(key)] == key]
         if not inner:
             return line

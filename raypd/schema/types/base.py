@@ -293,11 +293,11 @@ class ValueType:
         """Write a label as it is decoded: after its key, up to the closing quote or newline.
 
         Args:
-                value: The label, which is not null.
-                bare: Whether texts have no quotes.
+            value: The label, which is not null.
+            bare: Whether texts have no quotes.
 
-            Raises:
-                LabelError: The label is not a value of the attribute.
+        Raises:
+            LabelError: The label is not a value of the attribute.
         """
         value = self.arranged(value)
         text = dumps(value)
