@@ -1,4 +1,6 @@
-"""Tasks turn a document into a prompt with slots, and decoded tokens into checked records."""
+"""Tasks, which turn a document into a prompt with slots, and decoded tokens into checked
+records.
+"""
 
 from typing import TYPE_CHECKING
 

@@ -11,7 +11,7 @@ _JSON_NUMBER = NumberType.json_pattern + r"([eE][+-]?[0-9]+)?"
 
 
 def vocabulary_of(tokenizer: PreTrainedTokenizerBase) -> Vocabulary:
-    """A tokenizer's vocabulary as these automata read it."""
+    """Return a tokenizer's vocabulary in the form that these automata read."""
 
     def tokens_of(text: str) -> list[int]:
         return encode(tokenizer, text.encode("latin-1").decode(errors="ignore"), special=False)
@@ -20,11 +20,11 @@ def vocabulary_of(tokenizer: PreTrainedTokenizerBase) -> Vocabulary:
 
 
 def automaton_of(attribute: Attribute, bare: bool = False) -> Automaton:
-    """The automaton of an attribute's slot.
+    """Return the automaton of an attribute's slot.
 
     Args:
         attribute: The attribute.
-        bare: A text has no quotes and ends at a newline.
+        bare: Whether a text has no quotes and ends at a newline.
 
     Raises:
         ValueError: The attribute's pattern cannot be decoded.
@@ -33,7 +33,7 @@ def automaton_of(attribute: Attribute, bare: bool = False) -> Automaton:
 
 
 def json_object(pattern: str | None) -> Automaton:
-    """The automaton of a JSON object.
+    """Return the automaton of a JSON object.
 
     Args:
         pattern: The regular expression of the object's text; None permits any object.

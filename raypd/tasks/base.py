@@ -1,4 +1,4 @@
-"""Defines the interface of a task: documents in, requests and records out.
+"""The interface of a task: documents in, requests and records out.
 
 A request is a program to decode together with a way to read its answer. A task knows nothing of
 engines, Ray or files, so that a worker, a test and a notebook can drive it the same way:
@@ -29,16 +29,17 @@ if TYPE_CHECKING:
 
 
 class TextBox(NamedTuple):
-    """Where a part of a document's text stands on a page that was recognized.
+    """The position of a part of a document's text on a page that was recognized.
 
     Attributes:
-        begin: The first character of the part.
-        end: The character after its last one.
+        begin: The offset of its first character.
+        end: The offset after its last character.
         page: The page, from 1.
         left: The left side, as a fraction of the page's width.
-        top: The upper side, as a fraction of the page's height, from the top.
-        right: The right side.
-        bottom: The lower side.
+        left: Its left edge, as a fraction of the page's width.
+        top: Its upper edge, as a fraction of the page's height, from the top.
+        right: Its right edge.
+        bottom: Its lower edge.
     """
 
     begin: int
@@ -52,7 +53,7 @@ class TextBox(NamedTuple):
 
 @dataclass
 class Document:
-    """One document of a unit, as it was read.
+    """One document of a unit.
 
     Attributes:
         index: Its number in the unit, from 0.
@@ -60,9 +61,9 @@ class Document:
         fields: Its values by column.
         error: Why it could not be read, or None.
         source: The name of the object that it was read from.
-        row: Its row number in a Parquet object, else the byte at which it begins in the object's
-            text. Together with `source` it is unique.
-        boxes: Where its text stands on its pages, if it was recognized (OCR).
+        row: Its row number in a Parquet object; otherwise the byte at which it begins in the
+            object's text. Together with `source` it is unique.
+        boxes: The positions of its text on its pages, if it was recognized (OCR).
     """
 
     index: int
@@ -101,8 +102,8 @@ class Request:
             as the next turn of a conversation.
         seed: The seed for sampling. It depends on the documents' ids, so that sampled answers do
             not depend on which documents are batched together.
-        failed: Turns the reason of a failure into records; None: an error record per document.
-        sampling: How tokens are sampled; None: as the configuration of the run says.
+        failed: Turns the reason for a failure into records; None: an error record per document.
+        sampling: How tokens are sampled; None: as in the configuration of the run.
         model: Which model of a cascade decodes the program, for the bill.
     """
 
@@ -126,9 +127,9 @@ class Request:
         """Return a copy of the request whose results go through another function.
 
         Args:
-            take: Gets the results of the request, or the records of its failure, and returns those
-                of the copy.
-            **changes: Other fields of the copy.
+            take: Gets the results of the request, or the records of its failure, and returns the
+                results of the copy.
+            **changes: New values of other fields of the copy.
         """
 
         def finish(answer: Any) -> list[Any]:
@@ -146,7 +147,7 @@ class Task(Protocol):
     def plan(self, documents: Sequence[Document]) -> Iterator[Request | Record]:
         """Yield requests that together answer all documents.
 
-        For a document that needs no decoding, such as one with an error, yield its record.
+        A document that needs no decoding, such as one with an error, yields its record.
         """
 
 
@@ -156,8 +157,8 @@ def confidence(logprobs: Sequence[float], choice: bool = False) -> float | None:
     Args:
         logprobs: The log probability of each token of the value.
         choice: Whether the value was chosen from a list. Then the result is its probability among
-            the values allowed. Otherwise it is the geometric mean of the tokens' probabilities, so
-            that a long text does not count as unsure because of its length.
+            the permitted values. Otherwise it is the geometric mean of the tokens' probabilities,
+            so a text is not unsure only because it is long.
 
     Returns:
         A probability, or None for a value without tokens.

@@ -12,8 +12,8 @@ if TYPE_CHECKING:
 
     from raypd.decoding import DraftModel
 
-# By kind, and imported when one is built: they bring torch. The columns of their rows are in
-# `columns.SHAPES`.
+# The classes of the tasks by kind. They are imported only when one is built, because they import
+# torch. The columns of their rows are in `columns.SHAPES`.
 TASKS = {
     "extraction": "raypd.tasks.extraction:ExtractionTask",
     "question_answering": "raypd.tasks.question_answering:QuestionAnsweringTask",
@@ -31,16 +31,16 @@ def build_task(
     """Build the task that a configuration names.
 
     Args:
-        config: Of the run.
-        tokenizer: Of the model.
-        context_length: Positions that the model has.
-        model: Medusa heads follow its device; with None they stay as they were saved.
-        drafter: The draft model, where the decoding method has one.
+        config: The run's configuration.
+        tokenizer: The tokenizer of the model.
+        context_length: The number of positions of the model.
+        model: The model whose device Medusa heads follow; None leaves them as they were saved.
+        drafter: The draft model, if the decoding method uses one.
 
     Raises:
-        ConfigError: If prompt and answer cannot fit the context, or a template or example cannot be
+        ConfigError: Prompt and answer cannot fit the context, or a template or example cannot be
             used.
-        ModelError: If the tokenizer lacks control tokens of the method, or its heads do not fit the
+        ModelError: The tokenizer lacks control tokens of the method, or its heads do not fit the
             model.
     """
     task = resolve_name(TASKS[config.task.kind])
@@ -50,16 +50,20 @@ def build_task(
 
 
 def check_task(config: RunConfig) -> None:
-    """Makes the task out of the tokenizer alone, without context and heads, before a start.
+    """Check before a start that the task can be built from the tokenizer, without the weights.
 
-    Raises as `build_task`.
+    Methods with heads are not checked, because heads need the model. Raises are those of
+    `build_task`.
     """
     if config.model.has_weights and not REGISTRY[config.decoding.method].heads:
         task_alone(config)
 
 
 def task_alone(config: RunConfig) -> Task:
-    """The task of a model whose weights are not in this process. Raises as `build_task`."""
+    """Return the task of a model whose weights are not in this process.
+
+    Raises are those of `build_task`.
+    """
     from raypd.models import context_length, find_source, load_tokenizer, read_config
 
     tokenizer = load_tokenizer(config.model)

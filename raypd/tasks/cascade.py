@@ -1,7 +1,7 @@
 """Answers with two models: the second model decodes the documents that the first is unsure of.
 
-The record of such a document has the first model's values where they are sure, and the second
-model's values elsewhere.
+The record of such a document has the first model's values where that model is sure, and the second
+model's values everywhere else.
 """
 
 import math
@@ -15,9 +15,9 @@ from raypd.run import FIRST, SECOND
 from raypd.tasks.base import Document, Record, Request, Task
 from raypd.tasks.record import Row, record_of, value_in
 
-# How the rows name the two models.
+# The names of the two models in rows.
 MODELS = (FIRST, SECOND)
-# The least sure documents are chosen among so many at a time.
+# The least sure documents are chosen from groups of this size.
 _GROUP_SIZE = 100
 
 
@@ -63,7 +63,7 @@ class Cascade:
 
 @dataclass
 class _DocumentGroup:
-    """Documents of which a share may go to the second model.
+    """Documents of which a limited share may go to the second model.
 
     Attributes:
         documents: The number of documents.
@@ -111,7 +111,7 @@ class _FirstAnswers:
     def _ask_second(self, group: _DocumentGroup) -> list[Request | Record]:
         """Plan the least sure documents of a group again; the other records are final."""
         settings = self.cascade.settings
-        # In floating point 0.07 * 100 is a little over 7.
+        # In floating point, 0.07 * 100 is slightly more than 7.
         limit = math.ceil(settings.share * group.documents - 1e-9)
 
         def rank(record: Record) -> tuple[float, int]:
@@ -200,7 +200,7 @@ def merged(first: Record, second: Record, category: Category, under: float) -> R
 
 
 def marked(record: Record) -> Record:
-    """Return a record whose values are marked as the first model's."""
+    """Return a record with its values marked as the first model's."""
     if record.error is not None:
         return record
     values = [{**value, "model": MODELS[0]} for value in record.columns["values"]]

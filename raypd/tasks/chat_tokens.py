@@ -7,7 +7,7 @@ from transformers import PreTrainedTokenizerBase
 from raypd.config import GenerationConfig
 from raypd.tasks.prompting import encode, rendered
 
-# Stands for the text of a turn while the chat template is applied.
+# A placeholder for the text of a turn while the chat template is applied.
 _MARK = "\u241eturn {}\u241e"
 
 # The turns of a conversation: `role` and `content` of each.
@@ -17,7 +17,7 @@ Turns = list[dict[str, str]]
 class ChatTokens:
     """Turns conversations into token ids.
 
-    The text of a turn is tokenized apart from the template, so that control strings in it stay
+    The text of a turn is tokenized separately from the template, so control strings in it remain
     text and no text can end its turn.
     """
 
@@ -38,7 +38,7 @@ class ChatTokens:
         text = rendered(self._tokenizer, marked, thinking=self._thinking)
         tokens: list[int] = []
         for turn, mark in zip(turns, marks, strict=True):
-            # A template may leave out a turn that it does not support, such as one of the system.
+            # A template may omit a turn that it does not support, such as a system turn.
             if mark in text:
                 before, _, text = text.partition(mark)
                 tokens += self._template(before)
@@ -52,7 +52,7 @@ class ChatTokens:
 
     @cached_property
     def _around_turn(self) -> tuple[list[int], list[int]]:
-        """Ids before and behind the text of a user's turn that follows on a turn of the model."""
+        """The ids before and after the text of a user's turn that follows a turn of the model."""
         if not self._has_template:
             blank_line = self._template("\n\n")
             return blank_line, blank_line

@@ -1,9 +1,9 @@
 """The columns of the output table, for every kind of task.
 
-Every table begins with raypd's own columns (`OWN`). Those of the task follow: `SHAPES` describes
-them for each kind of task, and says which of them hold the answer. With `output.columns: typed` an
-extraction has a column of its own type for each attribute instead of `record` and `values`, and
-columns of details beside it.
+Every table begins with raypd's own columns (`OWN`), followed by those of the task. `SHAPES`
+describes them for each kind of task, and says which of them contain the answer. With
+`output.columns: typed`, an extraction has a column of the appropriate type for each attribute
+instead of `record` and `values`, as well as columns of details.
 
 The writer, verification, export, the report and nightly tables take the columns from here.
 """
@@ -35,8 +35,8 @@ def own_columns(document: Document, record: Record, attempts: int) -> Row:
 
     Args:
         document: The document.
-        record: Its answer, or why there is none.
-        attempts: How often the unit was tried, with this time.
+        record: Its answer, or the reason why there is none.
+        attempts: The number of attempts at the unit, including this one.
     """
     return {
         "id": document.id,
@@ -61,10 +61,10 @@ _VALUE_FIELDS = [
     ("status", pa.string()),
     # The decoded text, if it is not a value.
     ("raw", pa.string()),
-    # Where the document's text has the value: characters [begin, end), or null. `page` counts from
-    # 1, where form feeds end pages, as in the text of a PDF.
+    # The position of the value in the document's text: characters [begin, end), or null. `page`
+    # counts from 1, with form feeds as the ends of pages, as in the text of a PDF.
     ("span", pa.struct([("begin", pa.int32()), ("end", pa.int32()), ("page", pa.int32())])),
-    # Whether the text at the span equals the value, not only apart from case and white space.
+    # Whether the text at the span equals the value exactly, including case and white space.
     ("span_exact", pa.bool_()),
     # The window of a long document that the value was found in, from 0 (task.long_documents).
     ("window", pa.int32()),
@@ -90,7 +90,7 @@ QUESTION_ANSWERING = pa.schema(
         # The question's own id, or its number in the row, from 0.
         ("question_id", pa.string()),
         ("question", pa.string()),
-        # A text, the text of a choice, or null if the context does not say.
+        # A text, the text of a choice, or null if the context does not contain the answer.
         ("answer", pa.string()),
         # The number of the answer among the choices, from 0; null for free answers.
         ("choice_index", pa.int32()),
@@ -104,17 +104,17 @@ QUESTION_ANSWERING = pa.schema(
 )
 GENERATION = pa.schema(
     [
-        # The number of the answer, of task.samples.
+        # The number of the answer among `task.samples`.
         ("sample", pa.int32()),
         # The turn of a conversation.
         ("turn", pa.int32()),
         ("text", pa.string()),
-        # stop: all threads of the text came to their ends; otherwise length.
+        # It is stop if all threads of the text reached their ends, and otherwise length.
         ("finish_reason", pa.string()),
         ("tokens", pa.int32()),
         # The geometric mean of the tokens' probabilities.
         ("confidence", pa.float32()),
-        # The text with the markup that the method writes.
+        # The text including the markup that the method writes.
         ("raw", pa.string()),
         # prompt_tokens and the method's own counters, as a JSON object.
         ("counters", pa.string()),
@@ -130,13 +130,13 @@ class RowValue:
     """An answer in a row, whatever the task.
 
     Attributes:
-        key: Distinguishes it from the other answers of its document.
-        name: What was asked; "" if the document itself asks.
+        key: Distinguishes the answer from the others of its document.
+        name: The attribute or question; "" if the document itself asks.
         value: The answer as text, or None.
-        status: As in the column `values`.
+        status: Its status, as in the column `values`.
         confidence: Its confidence, if it has one.
         raw: The decoded text, if it is not a value.
-        span: Characters [begin, end) of the document's text.
+        span: The characters [begin, end) of the document's text.
     """
 
     key: str
@@ -156,10 +156,10 @@ class RowShape:
         schema: The columns.
         answer: The column of the answer.
         status: The column of the answer's status; None: an answer that is not null is ok.
-        name: The column that says what was asked; None: the document itself asks.
+        name: The column with the attribute or question; None: the document itself asks.
         parts: Columns that distinguish the rows of a document.
-        repeats: Whether a document may have rows with the same parts, such as a question that is
-            asked twice.
+        repeats: Whether several rows of a document may have the same parts, such as a question that
+            is asked twice.
         many: Whether the answer is a list of VALUE.
     """
 
@@ -195,7 +195,7 @@ class RowShape:
         return ", ".join(f"{part} {row[part]}" for part in self.parts)
 
     def has_columns(self, names: Collection[str]) -> bool:
-        """Return whether rows with these columns can have this shape."""
+        """Return whether rows with these columns may have this shape."""
         needed = {self.answer, *self.parts}
         if self.status:
             needed.add(self.status)
@@ -205,7 +205,7 @@ class RowShape:
 
 
 def _value_of_item(item: Mapping[str, Any]) -> RowValue:
-    """Return an item of the column `values`."""
+    """Turn an item of the column `values` into an answer."""
     span = item.get("span")
     return RowValue(
         key=item["name"],
@@ -243,7 +243,7 @@ def shape_of(names: Collection[str]) -> RowShape | None:
 def parts_of(table: pa.Table) -> Any:
     """Return what distinguishes the rows of a document, for each row of a table.
 
-    Two rows of a document with the same part are an answer too many.
+    If two rows of a document have the same part, one of them is a duplicate.
     """
     shape = shape_of(table.column_names)
     if shape is not None and shape.repeats:
@@ -269,7 +269,7 @@ def value_row(
 
     Args:
         name: The attribute's name.
-        value: The value, of a type that JSON has.
+        value: The value, of a JSON type.
         status: Its status.
         confidence: Its confidence, if it has one.
         raw: The decoded text.
@@ -317,7 +317,7 @@ def is_detail(column: str, *details: str) -> bool:
 
 
 def _details(attribute: Attribute, config: RunConfig) -> dict[str, pa.DataType]:
-    """Return the types of the details that a run's table has of an attribute."""
+    """Return the types of the details that a run's table has about an attribute."""
     names = ["confidence", "status"]
     if attribute.value_type.has_span:
         names.append("span")
@@ -334,7 +334,7 @@ def _details(attribute: Attribute, config: RunConfig) -> dict[str, pa.DataType]:
 def columns_of(config: RunConfig) -> pa.Schema:
     """Return the task's columns of a run's table.
 
-    Times stay text, which Spark and Athena read, so that their offsets are kept.
+    Times are stored as text, which Spark and Athena can read and which keeps their offsets.
     """
     if _is_typed(config):
         return _typed_columns(config)
@@ -366,7 +366,7 @@ def _is_typed(config: RunConfig) -> bool:
 
 
 def _typed_columns(config: RunConfig) -> pa.Schema:
-    # Types by column; those of nested objects are in mappings by name.
+    # The types by column; the types of a nested object are a mapping by name.
     types: Row = {}
     for category in config.extraction.categories.values():
         for attribute in category.attributes:
@@ -391,7 +391,7 @@ def rows_of(records: Sequence[Record], config: RunConfig) -> Sequence[Record]:
     """Return a task's records with the columns of the run's table (`columns_of`).
 
     An extraction's answers have `record` as nested objects. The table has it as the text of a JSON
-    object, or has a column of its own type for each attribute instead.
+    object, or has a typed column for each attribute instead.
     """
     if not isinstance(config.task, ExtractionConfig):
         return records
@@ -399,8 +399,9 @@ def rows_of(records: Sequence[Record], config: RunConfig) -> Sequence[Record]:
 
 
 def _table_columns(columns: Row, config: RunConfig) -> Row:
-    """Return the columns of an extraction's answer as the run's table has them."""
-    if "record" not in columns:  # an error row
+    """Return the columns of an extraction's answer in the form of the run's table."""
+    # An error row has no record.
+    if "record" not in columns:
         return columns
     if _is_typed(config):
         return typed_row(columns, config)
@@ -433,7 +434,7 @@ def typed_row(columns: Row, config: RunConfig) -> Row:
 def record_row(row: Row) -> Row:
     """Return a row with `record` and `values` instead of typed columns, which lack `raw`.
 
-    A row of another task, or one that has these columns already, is returned as it is.
+    A row of another task, or one that already has these columns, is returned unchanged.
     """
     heads = []
     for name in row:
@@ -456,7 +457,7 @@ def record_row(row: Row) -> Row:
 
 
 def _json_value(cell: Any) -> Any:
-    """Return the value of a typed column as a record has it: dates are text."""
+    """Return the value of a typed column in the form of a record, in which dates are text."""
     if isinstance(cell, date):
         return cell.isoformat()
     if isinstance(cell, Mapping):
@@ -472,7 +473,7 @@ def _item_of_details(row: Row, head: str, path: list[str], value: Any, status: s
     Args:
         row: The row.
         head: The column of the value.
-        path: The keys that lead to the value inside of the column.
+        path: The keys that lead to the value inside the column.
         value: The value.
         status: Its status.
     """

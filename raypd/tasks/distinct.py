@@ -17,7 +17,7 @@ from raypd.tasks.base import Document, Record, Request, Task
 def gives_the_same(task: TaskSection, decoding: DecodingConfig) -> bool:
     """Return whether documents with the same content always get the same answer.
 
-    They do not if answers are sampled, or depend on the other documents of a prompt.
+    They do not if answers are sampled or depend on the other documents of a prompt.
     """
     if isinstance(task, GenerationConfig) and task.openai:
         # Each request of a batch file sets its own sampling.
@@ -47,13 +47,13 @@ class Distinct:
 
     def plan(self, documents: Sequence[Document]) -> Iterator[Request | Record]:
         """Yield the wrapped task's items for one document of each content."""
-        # The indices of the documents, by their content. A document with an error is on its own.
+        # The indices of the documents, by content. Each document with an error is separate.
         indices_of: dict[str | int, list[int]] = {}
         for document in documents:
             key: str | int = document.index
             if document.error is None:
                 values = [document.fields.get(name) for name in self._columns]
-                # Of scans with equal text, the values stand elsewhere on each page.
+                # In scans with equal text, the values have different positions on the pages.
                 key = repr([values, document.boxes])
             indices_of.setdefault(key, []).append(document.index)
         copies = {indices[0]: indices for indices in indices_of.values()}

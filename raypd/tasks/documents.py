@@ -23,7 +23,7 @@ def category_of(document: Document, source: InputConfig, categories: Collection[
 
     Args:
         document: The document.
-        source: The section `input`, which names the category or the column that holds it.
+        source: The section `input`, which names the category or the column that contains it.
         categories: The names of all categories. If there is only one, it is the default.
 
     Raises:
@@ -45,7 +45,9 @@ def category_of(document: Document, source: InputConfig, categories: Collection[
 
 
 def billed_as(document: Document, task: TaskSection, source: InputConfig) -> str:
-    """Return the category that a document is billed as; without categories, the task's kind."""
+    """Return the category that a document is billed under, or the task's kind without
+    categories.
+    """
     if not isinstance(task, ExtractionConfig):
         return task.kind
     try:
@@ -59,8 +61,8 @@ def text_of(document: Document, columns: list[str]) -> str:
 
     Args:
         document: The document.
-        columns: The columns that hold its text. If there are several, each value stands on a line
-            of its own after the name of its column.
+        columns: The columns that contain its text. If there are several, each value is on a line of
+            its own after the name of its column.
 
     Raises:
         ValueError: If all of them are empty.
@@ -80,13 +82,13 @@ def text_of(document: Document, columns: list[str]) -> str:
 
 
 def with_nested(fields: Mapping[str, Any], names: Iterable[str | None]) -> dict[str, Any]:
-    """Return the fields of a row, and those that are keys of objects in it.
+    """Return the fields of a row together with fields of the objects in it.
 
     Args:
         fields: The row, by column.
-        names: The columns that are needed. For a name like `message.body` that is not a column, the
-            result has the value of the key `body` of the object in `message`. If `message` is a
-            list of objects, it is the list of their values.
+        names: The columns that are needed. If a name such as `message.body` is not a column, the
+            result has the value of the key `body` of the object in `message`, or a list of these
+            values if `message` is a list of objects.
     """
     complete = dict(fields)
     for name in names:
@@ -99,7 +101,7 @@ def with_nested(fields: Mapping[str, Any], names: Iterable[str | None]) -> dict[
 
 
 def _nested_value(value: Any, name: str) -> Any:
-    """Return the value of a key, or of a key in an object that a key holds; None without one."""
+    """Return the value of a key, or of a nested key; None if there is none."""
     if isinstance(value, list):
         values = [_nested_value(item, name) for item in value]
         present = [item for item in values if item is not None]
@@ -113,9 +115,7 @@ def _nested_value(value: Any, name: str) -> Any:
 
 
 def words_of(text: str) -> str:
-    """Return the words of a text without case and punctuation, so that equal content compares
-    equal.
-    """
+    """Return the words of a text without case and punctuation, to find texts with equal content."""
     return " ".join(re.findall(r"\w+", text.casefold()))
 
 
@@ -131,11 +131,11 @@ def input_fields(
         document: The document.
         task: Section `task`.
         source: Section `input`.
-        further_columns: Columns to include in addition.
+        further_columns: Additional columns.
 
     Returns:
-        The values by column. Columns that the document lacks are left out, but a missing text is
-        null.
+        The values by column. Columns that the document lacks are left out, except that a missing
+        text is null.
     """
     columns = [*task.wanted_columns(source).values()]
     for name in (source.id_column, source.category_column):
@@ -152,7 +152,7 @@ def input_fields(
 
 
 def questions_of(fields: Mapping[str, Any], task: QuestionAnsweringConfig) -> list[Any]:
-    """Return the questions of a row: those of the task, those of a list, or the one of its column.
+    """Return the questions of a row: the task's, those of a list, or the one of its column.
 
     Args:
         fields: The row, by column.
@@ -185,7 +185,7 @@ _TRUE = ("true", "1", "yes", "x")
 
 
 def is_blank(value: Any) -> bool:
-    """Return whether a cell holds nothing."""
+    """Return whether a cell is empty."""
     return value is None or (isinstance(value, str) and not value.strip())
 
 
@@ -201,7 +201,7 @@ def _listed_choices(cell: Any) -> Any:
 
 
 def conversation(prompt: Any, task: GenerationConfig) -> tuple[list[dict[str, str]], list[str]]:
-    """Read the value of the prompt's column as a conversation.
+    """Read a value of the prompt column as a conversation.
 
     Args:
         prompt: A text, a list of the user's turns, or a list of turns with `role` and `content`.
@@ -251,7 +251,7 @@ def conversation(prompt: Any, task: GenerationConfig) -> tuple[list[dict[str, st
 def unpacked(value: Any) -> Any:
     """Return a column's value, parsed if it is JSON text.
 
-    Parquet has no maps and no lists of mixed values, so such values are written as text.
+    Parquet has no maps and no lists of mixed values, so such values are stored as text.
     """
     if isinstance(value, str):
         with contextlib.suppress(ValueError, RecursionError):
@@ -260,7 +260,7 @@ def unpacked(value: Any) -> Any:
 
 
 def kind_of(value: Any) -> str:
-    """Return what a JSON value is, for a message: "a list", "a number", "null"."""
+    """Return the kind of a JSON value, for a message: "a list", "a number", "null"."""
     if value is None:
         return "null"
     names = {

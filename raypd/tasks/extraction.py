@@ -1,8 +1,8 @@
 """Attribute value extraction: a document of a category becomes a record of typed values.
 
-HPD describes the task in sections 3 and 4. The answer is JSON. For `hyper_parallel` all values are
-decoded at the same time, for `guided` one after the other, both behind the keys of the skeleton;
-for `autoregressive` and `speculative` the model writes the whole record.
+HPD describes the task in sections 3 and 4. The answer is JSON. `hyper_parallel` decodes all values
+at the same time and `guided` decodes one after the other, both after the keys of the skeleton. With
+`autoregressive` and `speculative`, the model writes the whole record.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -29,7 +29,7 @@ from raypd.tasks.prompting import end_tokens
 from raypd.tasks.values import JsonObjectEnd, Rated
 from raypd.tasks.windows import merged
 
-# Reads a program's answer: per document of its prompt, the value of each attribute.
+# Reads a program's answer: for each document of its prompt, the value of each attribute.
 Reader = Callable[[Any], list[list[Rated]]]
 
 
@@ -54,7 +54,7 @@ class ExtractionTask:
         Args:
             config: The run's configuration.
             tokenizer: The tokenizer of the model.
-            context_length: Positions that the model has.
+            context_length: The number of positions of the model.
             model: Not used.
             drafter: The draft model of `speculative`; None drafts from the prompt.
 
@@ -78,7 +78,7 @@ class ExtractionTask:
         """Yield a request per document, per window of a long document, or per stack of documents
         that share a prompt.
         """
-        # Documents of each category that wait for others to fill their prompt.
+        # The documents of each category that wait until their prompt is full.
         stacks: dict[str, list[DocumentText]] = {}
         for document in documents:
             try:
@@ -106,7 +106,9 @@ class ExtractionTask:
     def _stack(
         self, stacks: dict[str, list[DocumentText]], category: CategoryPrompt, text: DocumentText
     ) -> Iterator[Request]:
-        """Add a document to the stack of its category, and yield the requests that are complete."""
+        """Add a document to the stack of its category, and yield the requests that are now
+        complete.
+        """
         stack = stacks.setdefault(category.name, [])
         tokens = len(text.tokens) + sum(len(stacked.tokens) for stacked in stack)
         if stack and tokens > self.prompts.remaining_tokens(category, len(stack) + 1):
@@ -202,11 +204,13 @@ class _WindowAnswers:
         self._answers = answers
         self._category = category
         self._texts = texts
-        # By number of the window: its values, or the reason why it has none.
+        # For each window, its values, or the reason why it has none.
         self._results: dict[int, list[Rated] | str] = {}
 
     def take(self, window: int, result: list[Rated] | str) -> list[Record]:
-        """Note the result of a window, and return the document's record if it was the last one."""
+        """Record the result of a window, and return the document's record if it was the last
+        one.
+        """
         self._results[window] = result
         if len(self._results) < len(self._texts):
             return []

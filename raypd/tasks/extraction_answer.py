@@ -33,17 +33,17 @@ from raypd.tasks.values import (
     span_source,
 )
 
-# Characters that are kept of an answer that holds no value at all.
+# The number of characters that are kept of an answer without any value.
 _MAX_NO_RECORD = 400
-# Types of which a value is one number.
+# Types whose values are single numbers.
 _NUMBER_TYPES = ("number", "integer")
 
 
 class ValueSource(NamedTuple):
-    """A value of an attribute, and what it was read from.
+    """A value of an attribute and its source.
 
     Attributes:
-        text: The document, or the window of it.
+        text: The document, or a window of it.
         window: The number of the window; None for a document without windows.
         rated: The value and its confidence.
     """
@@ -79,8 +79,8 @@ class ExtractionAnswers:
 
         Args:
             category: The category.
-            documents: How many documents the prompt has.
-            values: What was decoded for each slot, document by document.
+            documents: The number of documents of the prompt.
+            values: The decoded value of each slot, document by document.
 
         Returns:
             Per document, the value of each attribute.
@@ -100,7 +100,7 @@ class ExtractionAnswers:
         else:
             # Automata read the bytes of a text as latin-1.
             text = choice.encode("latin-1").decode()
-        # A list that used all tokens of its slot may have been made to end early.
+        # A list that used all tokens of its slot may have been forced to end early.
         is_full = len(value.tokens) == self._decoding.max_value_tokens
         closed = value.closed and not (attribute.many and is_full)
         checked = check(attribute, text, closed, self._decoding.bare)
@@ -117,7 +117,7 @@ class ExtractionAnswers:
         spans = [find_value(text, attribute.name) for attribute in category.attributes]
         missing = CheckedValue("invalid", None, "")
         if not any(spans):
-            # Without any key it is no record, but an excuse or a question.
+            # An answer without any key is not a record, but an excuse or a question.
             missing = CheckedValue("invalid", None, text[:_MAX_NO_RECORD])
         elif not answer.stopped:
             missing = CheckedValue("truncated", None, "")
@@ -128,7 +128,7 @@ class ExtractionAnswers:
                 continue
             begin, end, closed = span
             if text[begin : begin + 1] != '"':
-                # A value that no comma or brace ends is complete if the answer is.
+                # A value that no comma or brace ends is complete if the answer is complete.
                 closed = answer.stopped or text[end:].strip(" ") not in ("", ",")
             checked = check(attribute, text[begin:end], closed)
             logprobs = []
@@ -144,7 +144,7 @@ class ExtractionAnswers:
 
         Args:
             tokens: The ids of the answer.
-            length: The characters of the decoded answer.
+            length: The number of characters of the decoded answer.
 
         Returns:
             One offset per token, and the end of the answer.
@@ -154,10 +154,10 @@ class ExtractionAnswers:
         end = 0
         for token in tokens:
             end += len(decoder.decode(self._vocabulary.texts[token].encode("latin-1")))
-            # The first bytes of a character are shown as one character.
+            # An incomplete character is shown as one character.
             is_incomplete = bool(decoder.getstate()[0])
             starts.append(end + is_incomplete)
-        # Some tokenizers do not write the blank before a text.
+        # Some tokenizers omit the blank before a text.
         missing = max(0, starts[-1] - length)
         return [max(0, start - missing) for start in starts]
 
@@ -170,7 +170,7 @@ class ExtractionAnswers:
         """
         first = values[0].text
         source = span_source(first.document, self._text_columns)
-        # The model reads the text without the blanks before it.
+        # The model reads the text without its leading blanks.
         blanks = len(source) - len(source.lstrip())
         rows = []
         value_of = {}
@@ -210,9 +210,10 @@ class ExtractionAnswers:
 
 
 def _ambiguous_numbers(attributes: Sequence[Attribute], values: Sequence[ValueSource]) -> set[str]:
-    """Return the attributes whose number is only a part of what the document says: an end of a
-    range, although nothing asks for this end, the digits of a number with another value, or what
-    stands before a "k".
+    """Return the attributes whose number is only a part of what the document says.
+
+    Such a number is an end of a range although nothing asks for this end, has the digits of a
+    number with another value, or precedes a "k".
     """
     numbers: dict[str, float] = {}
     for attribute, source in zip(attributes, values, strict=True):

@@ -1,7 +1,7 @@
 """The prompts of an extraction: a category's instruction, the documents, and the answer's skeleton.
 
-The skeleton is the JSON of a record, all keys without values. For `hyper_parallel` and `guided`
-every value is a slot behind its key; other methods let the model write the record.
+The skeleton is the JSON of a record with all keys and no values. With `hyper_parallel` and
+`guided`, every value is a slot after its key; other methods let the model write the record.
 """
 
 import json
@@ -22,7 +22,7 @@ from raypd.tasks.few_shot import LabelledExamples
 from raypd.tasks.prompting import DOCUMENTS, encode, messages, pieces
 from raypd.tasks.windows import windows
 
-# Fields of an attribute that decide which values its slot permits.
+# The fields of an attribute that determine which values its slot permits.
 _GRAMMAR_FIELDS = {
     "type",
     "values",
@@ -33,9 +33,9 @@ _GRAMMAR_FIELDS = {
     "pattern",
     "required",
 }
-# Tokens of a document that must fit beside everything else in a prompt.
+# The minimum number of a document's tokens that must fit in addition to the rest of a prompt.
 _MIN_DOCUMENT_TOKENS = 16
-# Tokens of the number in <document id="12">, and of the key "12" in the answer.
+# The tokens of the number in <document id="12">, and of the key "12" in the answer.
 _DOCUMENT_NUMBER_TOKENS = 4
 _DOCUMENT_KEY_TOKENS = 8
 
@@ -47,10 +47,10 @@ class CategoryPrompt:
     Attributes:
         name: The name of the category.
         attributes: Its attributes, in the order of the answer.
-        before: What stands before the documents.
-        behind: What stands behind the documents.
+        before: The ids before the documents.
+        behind: The ids after the documents.
         keys: The part of the skeleton before each value. The first one opens the object.
-        grammars: What the slot of each attribute permits.
+        grammars: The values that the slot of each attribute permits.
         pattern: For an engine that restricts the whole answer by itself, the regular expression or
             the JSON Schema of the answer; otherwise None.
     """
@@ -64,20 +64,20 @@ class CategoryPrompt:
     pattern: str | dict[str, Any] | None = None
 
     def answer_tokens(self, value_tokens: int) -> int:
-        """Return the tokens of an answer whose values have `value_tokens` tokens each."""
+        """Return the number of tokens of an answer whose values have `value_tokens` tokens each."""
         return sum(map(len, self.keys)) + len(self.keys) * value_tokens
 
 
 @dataclass
 class DocumentText:
-    """A document, or a window of one, ready to be put into a prompt.
+    """A document, or a window of one, that is ready for a prompt.
 
     Attributes:
         document: The document.
         text: The text that the model reads.
         tokens: The ids of the text.
-        examples: The ids of the solved examples for this document, which stand before it.
-        truncated: Whether the text is only the beginning of the document's.
+        examples: The ids of the solved examples for this document, which precede it.
+        truncated: Whether the text is only the beginning of the document's text.
         begin: The offset of the text in the document's text, in characters.
     """
 
@@ -94,9 +94,9 @@ class ExtractionPrompts:
 
     Attributes:
         categories: The parts of each category's prompt.
-        vocabulary: The tokenizer's vocabulary, as grammars read it.
-        writes_record: Whether the model writes the whole record, keys included.
-        uses_pattern: Whether the engine restricts the record to a pattern, in place of slots.
+        vocabulary: The tokenizer's vocabulary, in the form that grammars read.
+        writes_record: Whether the model writes the whole record, including the keys.
+        uses_pattern: Whether the engine restricts the record to a pattern instead of using slots.
     """
 
     def __init__(
@@ -105,8 +105,8 @@ class ExtractionPrompts:
         """Build the parts of all categories' prompts.
 
         Raises:
-            ConfigError: If the prompt of a category leaves no room for a document, an attribute
-                cannot be decoded, or an example or a template cannot be used.
+            ConfigError: The prompt of a category leaves no room for a document, an attribute cannot
+                be decoded, or an example or a template cannot be used.
         """
         self.writes_record = REGISTRY[config.decoding.method].whole_record
         self.uses_pattern = config.engine.kind == "vllm" and not self.writes_record
@@ -120,7 +120,7 @@ class ExtractionPrompts:
         self._uses_schema = server is not None and server.response_format == "json_schema"
         self._examples = LabelledExamples(config.extraction, config.input)
         self._grammars: dict[str, Grammar] = {}
-        # With `skeleton: bare` documents stand behind the header of the answer, as plain text.
+        # With `skeleton: slots`, documents follow the header of the answer as plain text.
         self._is_plain = config.decoding.bare and not config.decoding.stacked
         self._opening = self.encode("" if self._is_plain else "<document>\n")
         self._closing = self.encode("\n" if self._is_plain else "\n</document>\n")
@@ -131,11 +131,11 @@ class ExtractionPrompts:
             self.categories[name] = category
 
     def encode(self, text: str) -> list[int]:
-        """Return the ids of a text, in which control strings are plain text."""
+        """Return the ids of a text, with control strings as plain text."""
         return encode(self._tokenizer, text, special=False)
 
     def texts_of(self, document: Document, category: CategoryPrompt) -> list[DocumentText]:
-        """Return a document's text, cut to what fits, or as several windows.
+        """Return a document's text, cut to the available length or into several windows.
 
         Raises:
             ValueError: If the document has no text, or is too long and must not be cut.
@@ -162,11 +162,11 @@ class ExtractionPrompts:
         return [DocumentText(document, text, tokens[:limit], examples, truncated=True)]
 
     def remaining_tokens(self, category: CategoryPrompt, documents: int = 1) -> int:
-        """Return how many tokens the texts of all documents of a prompt may have together.
+        """Return how many tokens the texts of all documents of a prompt may have in total.
 
         Args:
             category: The category.
-            documents: How many documents the prompt has.
+            documents: The number of documents of the prompt.
         """
         instruction = len(category.before) + len(category.behind)
         frame = len(self._opening) + len(self._closing) + _DOCUMENT_NUMBER_TOKENS
@@ -177,14 +177,14 @@ class ExtractionPrompts:
         return available - documents * (frame + answer + _DOCUMENT_KEY_TOKENS)
 
     def record_prompt(self, category: CategoryPrompt, texts: Sequence[DocumentText]) -> Prompt:
-        """Return the prompt behind which the model writes the record."""
+        """Return the prompt after which the model writes the record."""
         tokens = [*self._tokens(category, texts), *self.encode("{\n")]
         return Prompt(tokens, len(category.before))
 
     def slotted_prompt(
         self, category: CategoryPrompt, texts: Sequence[DocumentText]
     ) -> SlottedPrompt:
-        """Return the prompt with the skeleton of every document behind it.
+        """Return the prompt, followed by the skeleton of every document.
 
         HPD describes it in section 4.3.1, and several documents per prompt in section 4.3.5.
         """
@@ -217,7 +217,7 @@ class ExtractionPrompts:
 
         Args:
             name: The name of the category.
-            message: The user's message, with the mark DOCUMENTS in place of the documents.
+            message: The user's message, with the mark DOCUMENTS instead of the documents.
         """
         attributes = self._task.categories[name].attributes
         before, behind = pieces(self._tokenizer, message, [DOCUMENTS])
@@ -244,7 +244,7 @@ class ExtractionPrompts:
         if self._decoding.bare:
             colon = self.encode(":")
             shortest = shortest_keys([self.encode(f" {name}") for name in names])
-            # The token that asks for a value comes after the one that names it.
+            # The token that asks for a value follows the ones that name it.
             return [key + colon for key in shortest]
         keys = []
         for number, name in enumerate(names):
@@ -253,7 +253,9 @@ class ExtractionPrompts:
         return keys
 
     def _grammar(self, category: str, attribute: Attribute) -> Grammar:
-        """Return what an attribute's slot permits. Attributes with the same rules share it."""
+        """Return what an attribute's slot permits. Attributes with the same rules share the
+        result.
+        """
         key = attribute.model_dump_json(include=_GRAMMAR_FIELDS)
         if key not in self._grammars:
             where = f"task.categories.{category}: {attribute.name!r}"
@@ -280,9 +282,9 @@ class ExtractionPrompts:
 
 
 def shortest_keys(names: Sequence[list[int]]) -> list[list[int]]:
-    """Return the shortest beginning of each name that no other name has.
+    """Return the shortest beginning of each name that no other name shares.
 
-    A name that another one begins with is returned whole.
+    A name that another name begins with is returned whole.
 
     Args:
         names: The token ids of each name.
@@ -309,14 +311,14 @@ def _check_length(
 
     Args:
         attribute: The attribute.
-        grammar: What its slot permits.
+        grammar: The values that its slot permits.
         vocabulary: The tokenizer's vocabulary.
         limit: `decoding.max_value_tokens`.
         where: The attribute's key in the configuration, for the message.
     """
     if attribute.many:
-        # A list with more than its fewest items is cut behind a whole item, so only the fewest
-        # items must fit, each of them with its longest text.
+        # A list that exceeds its minimum of items is cut after a complete item, so only the minimum
+        # must fit, with the longest text in each item.
         shortest = attribute.model_copy(update={"max_items": attribute.min_items or 1})
         grammar = Grammar(automaton_of(shortest), vocabulary)
     needed = grammar.needed()

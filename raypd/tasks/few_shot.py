@@ -17,17 +17,17 @@ from raypd.tasks.record import value_in
 
 
 def load_examples(task: QuestionAnsweringConfig) -> list[dict[str, Any]]:
-    """Return the rows of `task.few_shot` as the template shows them.
+    """Return the rows of `task.few_shot` in the form that the template shows.
 
     The answer of a question with choices is the letters of `answer_idx`. The answer of any other
     question is `answer`, the first of `answers`, or null.
 
     Returns:
-        Per row its `context` and its `questions`, each with `text` and `answer`.
+        For each row, its `context` and its `questions`, each with `text` and `answer`.
 
     Raises:
-        ConfigError: If the file cannot be read, or a row is not a solved example. The message names
-            file and line.
+        ConfigError: The file cannot be read, or a row is not a solved example. The message names
+            the file and the line.
     """
     if task.few_shot is None:
         return []
@@ -65,7 +65,7 @@ def _solved(question: dict[str, Any]) -> dict[str, str]:
         indices = question["answer_idx"]
         if not isinstance(indices, list):
             indices = [indices]
-        # A slice of the alphabet raises IndexError for an index without a choice.
+        # Indexing a slice of the alphabet raises IndexError for an index without a choice.
         letters = ascii_uppercase[: len(choices)]
         return {"text": text, "answer": ", ".join(letters[index] for index in indices)}
     if "answers" in question:
@@ -88,13 +88,13 @@ class LabelledExamples:
             source: Section `input`.
 
         Raises:
-            ConfigError: If a row is not a labelled document, with file and line, or if the file
-                holds no example.
+            ConfigError: A row is not a labelled document, with the file and line, or the file
+                contains no example.
         """
         self.settings = task.examples
         categories = task.categories
         text_columns = task.text_columns(source)
-        # By category: the text of each example, and the example as a prompt shows it.
+        # By category: the text of each example, and its form in the prompt.
         self._of: dict[str, list[tuple[str, str]]] = {name: [] for name in categories}
         self._similar = cache(self._similarity)
         if self.settings is None:
@@ -127,7 +127,7 @@ class LabelledExamples:
         return "".join(shown for _, shown in self.in_common(category))
 
     def in_common(self, category: str) -> list[tuple[str, str]]:
-        """Return the text of each such example, and the example as a prompt shows it."""
+        """Return the text of each such example and its form in the prompt."""
         if self.settings is None or self.settings.nearest:
             return []
         return self._of[category][: self.settings.count]
@@ -140,9 +140,9 @@ class LabelledExamples:
         Args:
             category: The category of the document.
             text: The text of the document. An example with the same words is left out, because it
-                would give the answer away.
+                would reveal the answer.
             encode: Turns text into token ids.
-            limit: Tokens that the examples may take together.
+            limit: The maximum number of tokens of all examples together.
 
         Returns:
             Their token ids; none if `task.examples.nearest` is off.
@@ -169,7 +169,7 @@ class LabelledExamples:
         return tokens
 
     def _similarity(self, category: str) -> Callable[[str], Sequence[float]]:
-        """Return a function from a text to its similarity to each example of a category."""
+        """Return a function that computes a text's similarity to each example of a category."""
         from sklearn.feature_extraction.text import TfidfVectorizer
 
         vectorizer = TfidfVectorizer(analyzer="char_wb", ngram_range=(3, 4), sublinear_tf=True)

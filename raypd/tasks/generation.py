@@ -1,7 +1,7 @@
 """Generation: prompts or conversations in, text out.
 
-For a list of role/content records the model writes the next turn. A list of strings is a user's
-turns: the model answers each of them, with the answers before it in its context.
+For a list of role/content records, the model writes the next turn. A list of strings is a sequence
+of user turns: the model answers each of them, with the earlier answers in its context.
 """
 
 import dataclasses
@@ -55,10 +55,10 @@ from raypd.tasks.openai_batch import (
 from raypd.tasks.prompting import decode_answer, encode, end_of_turn, end_tokens
 from raypd.tasks.stop_strings import StopStrings
 
-# Methods and grammars that are kept, one for each set of parameters. Requests of a batch file may
-# each have their own.
+# The number of methods and grammars that are kept, one per set of parameters. Every request of a
+# batch file may have its own parameters.
 _CACHE_SIZE = 64
-# Tokens at the end of a prompt in which a template may open the reasoning.
+# The number of tokens at the end of a prompt in which a template may open the reasoning.
 _OPENING_TOKENS = 64
 
 
@@ -80,7 +80,7 @@ class _Chat:
 
     @property
     def columns(self) -> dict[str, Any]:
-        """The columns that tell the record of this turn from others of the document."""
+        """The columns that distinguish the record of this turn from others of the document."""
         return {"sample": self.sample, "turn": self.turn}
 
     def failure(self, reason: str) -> Record:
@@ -88,10 +88,10 @@ class _Chat:
         return Record(self.document.index, self.columns, reason)
 
     def after(self, turns: Turns) -> "_Chat":
-        """Return the chat when its next turn was answered.
+        """Return the chat after its next turn was answered.
 
         Args:
-            turns: All turns so far, with the answer.
+            turns: All turns so far, including the answer.
         """
         unanswered = self.request.unanswered[1:]
         request = ChatRequest(turns, unanswered, self.request.parameters)
@@ -100,12 +100,12 @@ class _Chat:
 
 @dataclass
 class _TurnPrompt:
-    """What an answer follows on.
+    """The prompt of an answer.
 
     Attributes:
         turns: The conversation, with the turn to answer.
         tokens: Its ids.
-        opens_reasoning: Whether it has opened the model's reasoning.
+        opens_reasoning: Whether it opens the model's reasoning.
     """
 
     turns: Turns
@@ -129,9 +129,9 @@ class GenerationTask:
         Args:
             config: The run's configuration.
             tokenizer: The tokenizer of the model.
-            context_length: Positions that the model has.
+            context_length: The number of positions of the model.
             model: The model whose device Medusa heads follow; None leaves them as they were saved.
-            drafter: The draft model, if the decoding method has one.
+            drafter: The draft model, if the decoding method uses one.
 
         Raises:
             ModelError: If the tokenizer lacks control tokens of the method, or the heads do not
@@ -144,7 +144,7 @@ class GenerationTask:
         self.tokenizer = tokenizer
         self.context_length = context_length
         self._chat_tokens = ChatTokens(tokenizer, config.task)
-        # Other engines take a prompt alone, so no token can be forced before the first.
+        # Other engines take only a prompt, so no token can be forced before the first.
         self._forces_tokens = config.engine.kind == "raypd" and config.model.endpoint is None
         self._token_bytes = token_bytes(tokenizer)
         self._end_tokens = end_tokens(tokenizer)
@@ -198,7 +198,7 @@ class GenerationTask:
 
     @cached_property
     def end(self) -> int:
-        """The id that an answer is trained to end with. Raises ModelError if there is none."""
+        """The id that an answer is trained to end with; raises ModelError if there is none."""
         return end_of_turn(self.tokenizer)
 
     def tokens_of(self, turns: Turns) -> list[int]:
@@ -219,10 +219,10 @@ class GenerationTask:
 
         Args:
             pattern: The regular expression of a schema; None permits any JSON object.
-            limit: Tokens that an answer may have.
+            limit: The maximum number of tokens of an answer.
 
         Raises:
-            ValueError: If the pattern cannot be decoded, or not within the limit.
+            ValueError: The pattern cannot be decoded, or not within the limit.
         """
         try:
             grammar = Grammar(json_object(pattern), self._vocabulary)
@@ -231,7 +231,8 @@ class GenerationTask:
                 f"{SCHEMA}: too large, or with a pattern that cannot be decoded"
             ) from None
         if pattern is None:
-            # What is open in any object has no bound, so an answer that is too long is cut.
+            # The open parts of an arbitrary object have no bound, so an answer that is too long is
+            # cut.
             return Bounded(grammar, None)
         if grammar.distance() > limit:
             raise ValueError(
@@ -268,7 +269,7 @@ class GenerationTask:
         parameters = chat.request.parameters
         content = chat.request.unanswered[0]
         turns = [*chat.request.turns, {"role": "user", "content": content}]
-        # The method may add to the user's turn, but the next turns see it as the document has it.
+        # The method may add to the user's turn, but later turns see it without the addition.
         user_turn = {"role": "user", "content": method.user_turn(content)}
         tokens = self.tokens_of([*chat.request.turns, user_turn])
         limit = self.context_length - parameters.max_new_tokens - method.extra_positions()
@@ -287,13 +288,13 @@ class GenerationTask:
 
     @property
     def _limit_key(self) -> str:
-        """The key by which a user sets how many tokens an answer may have."""
+        """The key with which a user sets how many tokens an answer may have."""
         return "max_tokens" if self.task.openai else "decoding.max_new_tokens"
 
     def _seed(self, chat: _Chat) -> int:
         seed = chat.request.parameters.seed
         if seed is not None:
-            # The seed of a request alone decides its draws.
+            # A request's own seed alone determines its draws.
             return seed_of(seed, [chat.sample, chat.turn])
         run_seed = self.config.decoding.sampling.seed
         return seed_of(run_seed, [chat.document.id, chat.sample, chat.turn])
@@ -322,7 +323,7 @@ class GenerationTask:
         generated = answer.generated(self._text_model.decode)
         text, is_complete = _until_stop(generated, parameters.stop)
         raw = generated.raw
-        # An endpoint has taken the reasoning off already.
+        # An endpoint has already removed the reasoning.
         if self.config.model.endpoint is None:
             span = answer_range(text, prompt.opens_reasoning)
             if span is None:
@@ -353,7 +354,7 @@ class GenerationTask:
         return results
 
     def _without_answer(self, chat: _Chat, is_complete: bool) -> Record:
-        """Return the error record of an answer that is reasoning to its end."""
+        """Return the error record of an answer that consists only of reasoning."""
         reason = "reasoning without an answer"
         if not is_complete:
             limit = chat.request.parameters.max_new_tokens
@@ -379,7 +380,7 @@ def _decoded(
     marks: frozenset[int],
     tokens: Sequence[int],
 ) -> str:
-    """Return the text of ids without special tokens and ends, but with marks of reasoning."""
+    """Return the text of ids without special tokens and ends, but with the marks of reasoning."""
     if marks.isdisjoint(tokens):
         return decode_answer(tokenizer, ends, tokens)
     hidden = frozenset([*tokenizer.all_special_ids, *ends]) - marks

@@ -1,8 +1,8 @@
 """Writes a JSON Schema as one regular expression, and checks finished answers against it.
 
 Decoding restricts an answer to the expression. Every text that it matches is valid under the
-schema, but not every valid text matches: an object has only members that the schema names, and a
-value without a type is not nested deeply. A schema with a keyword that an expression cannot enforce
+schema, but not every valid text matches it: an object has only members that the schema names, and a
+value without a type is not deeply nested. A schema with a keyword that an expression cannot enforce
 is rejected.
 """
 
@@ -39,9 +39,9 @@ from raypd.schema import (
     simplified,
 )
 
-# Characters of an expression. The automaton of a longer one takes more than a few seconds to build.
+# The maximum length of an expression. A longer one takes more than a few seconds to compile.
 _MAX_LENGTH = 1 << 20
-# Combinations of anyOf and oneOf; a value is decoded as one of them.
+# The maximum number of combinations of anyOf and oneOf, one of which is decoded.
 _MAX_BRANCHES = 64
 _UNSUPPORTED = UNSUPPORTED_KEYWORDS - {"prefixItems"}
 _TOO_LARGE = "its pattern takes too long to compile"
@@ -51,7 +51,7 @@ _TOO_NESTED = (
 )
 _TYPES = ("null", "boolean", "integer", "number", "string", "array", "object")
 _BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
-# Keywords that tell the type of a value in a schema without `type`.
+# Keywords that imply the type of a value in a schema without `type`.
 _TYPE_OF_KEYWORD = {
     "properties": "object",
     "required": "object",
@@ -67,10 +67,10 @@ _TYPE_OF_KEYWORD = {
 _COLON = ": ?"
 _COMMA = ", ?"
 _CHARACTER = r'([^"\\\x00-\x1f]|\\["\\/bfnrt])'
-# Written without an alternative under a star, which would take xgrammar milliseconds per token.
+# It avoids an alternative under a star, which would take xgrammar milliseconds per token.
 _STRING = r'"[^"\\\x00-\x1f]*(\\(["\\/bfnrt]|u[0-9a-fA-F]{4})[^"\\\x00-\x1f]*)*"'
 _INTEGER = "-?(0|[1-9][0-9]{0,17})"
-# No number is so large that a parser reads it as infinite.
+# No number that it matches is so large that a parser reads it as infinite.
 _NUMBER = _INTEGER + r"(\.[0-9]+)?([eE][+-]?[0-9]{1,2})?"
 _SCALAR = f"({_STRING}|{_NUMBER}|true|false|null)"
 _OFFSET = "(Z|[+-]([01][0-9]|2[0-3]):[0-5][0-9])"
@@ -96,8 +96,8 @@ def expression(schema_text: str) -> str:
         An expression that matches a whole answer.
 
     Raises:
-        ValueError: If the schema is not valid, is too large, permits nothing, or has a keyword that
-            an expression cannot enforce; the message names it.
+        ValueError: The schema is not valid, is too large, permits nothing, or has a keyword that an
+            expression cannot enforce; the message names it.
     """
     schema = json.loads(schema_text)
     validator_class = jsonschema.validators.validator_for(
@@ -152,7 +152,7 @@ class _Branch(NamedTuple):
 
     Attributes:
         schema: The schema.
-        references: The references that led to it, none of which may recur in it.
+        references: The references that led to it, none of which may recur inside it.
     """
 
     schema: Tree
@@ -160,12 +160,13 @@ class _Branch(NamedTuple):
 
 
 class _Expressions:
-    """Writes the expressions of one schema's parts."""
+    """Writes the expressions of the parts of one schema."""
 
     def __init__(self, root: Any) -> None:
         self._root = root
         self._schemas = 0
-        # Parts get the definitions, because jsonschema resolves references within a part alone.
+        # Each part gets the definitions, because jsonschema resolves references only within the
+        # part.
         self._definitions: Tree = {}
         if isinstance(root, dict):
             names = ("$defs", "definitions", "$schema")
@@ -177,7 +178,7 @@ class _Expressions:
         Args:
             schema: The schema.
             within: The references that led here, none of which may recur.
-            depth: How many schemas it is nested in.
+            depth: The number of schemas that it is nested in.
         """
         expressions: list[str] = []
         for branch, references in self._branches(schema, within, depth):
@@ -202,7 +203,7 @@ class _Expressions:
             raise ValueError(f"enum beside $ref cannot be decoded: {error}") from None
 
     def _branches(self, schema: Any, within: tuple[str, ...], depth: int) -> list[_Branch]:
-        """Return schemas without references and combinations; a value is valid under one of them.
+        """Return schemas without references and combinations, such that a value is valid under one.
 
         Each is returned with the references that led to it. The arguments are those of `of`.
         """
@@ -233,7 +234,7 @@ class _Expressions:
             if keyword not in schema:
                 continue
             options = [self._branches(part, within, depth + 1) for part in schema[keyword]]
-            # Keywords beside the options may make them exclusive.
+            # Keywords next to the options may make them exclusive.
             combined = [_both(branches, option) for option in options]
             if keyword == "oneOf":
                 self._check_exclusive(combined, depth)
@@ -275,7 +276,7 @@ class _Expressions:
         return self._excludes_objects(branch, other, depth)
 
     def _excludes_objects(self, branch: _Branch, other: _Branch, depth: int) -> bool:
-        """Return what `_excludes` does for a branch whose values are objects."""
+        """Do the same as `_excludes` for a branch whose values are objects."""
         members = self._members(branch.schema)
         other_members = self._members(other.schema)
         if any(name not in members for name in other.schema.get("required", [])):
@@ -293,7 +294,7 @@ class _Expressions:
         return False
 
     def _members(self, branch: Tree) -> dict[str, Any]:
-        """Return the schemas of an object's members by name, also of those only in `required`."""
+        """Return the schemas of an object's members by name, including those only in `required`."""
         members = dict(branch.get("properties", {}))
         for name in branch.get("required", []):
             members.setdefault(name, branch.get("additionalProperties", True))
@@ -373,7 +374,8 @@ class _Expressions:
 def _types_written(branch: Tree) -> list[str]:
     """Return the types of the values that are decoded for a branch.
 
-    They are those that it names, or else those that its keywords are for. Numbers include integers.
+    They are the types that it names, or else those that its keywords imply. Numbers include
+    integers.
     """
     types = types_of(branch)
     if "number" in types:
@@ -390,7 +392,7 @@ def _both(
     branches: Iterable[_Branch],
     others: Iterable[_Branch],
 ) -> list[_Branch]:
-    """Return every pair of branches as one, without pairs under which no value is valid."""
+    """Return every pair of branches as one branch, except pairs under which no value is valid."""
     listed = list(others)
     both: dict[str, _Branch] = {}
     for outer, within in branches:
@@ -412,7 +414,7 @@ def _both(
 
 
 def _with_numbers(kinds: set[str]) -> set[str]:
-    """Return types with integers as numbers, because 1.0 is an integer, too."""
+    """Return types with numbers instead of integers, because 1.0 is also an integer."""
     return {"number" if kind == "integer" else kind for kind in kinds}
 
 
@@ -455,13 +457,13 @@ def _string(branch: Tree) -> str | None:
 
 
 def _listed(members: Sequence[tuple[str, bool]]) -> str:
-    """Return the expression of an object's members in their order, of which some are optional.
+    """Return the expression of an object's members in their order; some members are optional.
 
     Args:
         members: The expression of each member, and whether it is required.
     """
-    # Commas depend on whether a member comes before. The loop goes backwards and keeps the
-    # expression of the members so far: behind another member, and at the beginning of the object.
+    # Commas depend on whether a member comes before. The loop goes backwards and keeps two
+    # expressions of the members so far: after another member, and at the beginning of the object.
     behind = ""
     first = ""
     for member, is_required in reversed(members):
@@ -476,14 +478,14 @@ def _listed(members: Sequence[tuple[str, bool]]) -> str:
 
 
 def _of_size(text: str) -> str:
-    """Return an expression; raise ValueError if it is too long."""
+    """Return an expression unchanged; raise ValueError if it is too long."""
     if len(text) > _MAX_LENGTH:
         raise ValueError(_TOO_LARGE)
     return text
 
 
 def _either(expressions: Sequence[str]) -> str:
-    """Return the expression of what one of several expressions matches."""
+    """Return an expression that matches whatever one of several expressions matches."""
     options = list(dict.fromkeys(expressions))
     if len(options) == 1:
         return options[0]
@@ -498,5 +500,5 @@ def _times(minimum: int, maximum: int | None) -> str:
 
 
 def _literal(text: str) -> str:
-    """Return the expression that matches a text alone."""
+    """Return the expression that matches only this text."""
     return "".join("\\" + char if char in r"\.^$*+?()[]{}|" else char for char in text)

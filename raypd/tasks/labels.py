@@ -14,7 +14,7 @@ _SHOWN_NAMES = 8
 
 
 def about_missing(attributes: Collection[str], columns: Collection[str]) -> str:
-    """Return a note that names attributes without any label; "" if there are none.
+    """Return a note that names the attributes without any label; "" if there are none.
 
     Args:
         attributes: The names of the attributes.
@@ -33,19 +33,19 @@ def about_missing(attributes: Collection[str], columns: Collection[str]) -> str:
 
 
 def _shown(names: Collection[str]) -> str:
-    """Return names in quotes, the first ones if there are many."""
+    """Return names in quotes, and only the first ones if there are many."""
     shown = ", ".join(map(repr, list(names)[:_SHOWN_NAMES]))
     further = len(names) - _SHOWN_NAMES
     return f"{shown} and {further} more" if further > 0 else shown
 
 
 def label_columns(categories: Mapping[str, Category]) -> list[str]:
-    """Return the names of the columns that are named after attributes, each once."""
+    """Return the names of the columns that are named after attributes, without duplicates."""
     columns: dict[str, None] = {}
     for category in categories.values():
         for attribute in category.attributes:
             columns[".".join(attribute.key_path)] = None
-            # A table may also hold the whole object in one column.
+            # A table may also have the whole object in one column.
             columns[attribute.key_path[0]] = None
     return list(columns)
 
@@ -61,9 +61,9 @@ def labels_of(
 
     Args:
         fields: The row of the document, by column.
-        column: The column that holds all labels as one object.
+        column: The column that contains all labels as one object.
         attributes: The attributes of the document's category.
-        text_columns: Columns with the text of the document, which hold no labels.
+        text_columns: The columns with the text of the document, which contain no labels.
 
     Returns:
         The labels by attribute, or None if there are none.
@@ -88,10 +88,10 @@ def labels_of(
 
 
 def _inside(cell: Any, attribute: Attribute) -> Any:
-    """Return the value of an attribute in a column with its whole object, which may be JSON text.
+    """Return an attribute's value in a column with its whole object, which may be JSON text.
 
     Raises:
-        ValueError: If the column holds no object.
+        ValueError: The column does not contain an object.
     """
     value = unpacked(cell)
     if isinstance(value, str) and not value.strip():
@@ -127,7 +127,7 @@ def typed(attribute: Attribute, text: str) -> Any:
 
 
 def _kind(attribute: Attribute) -> str:
-    """Return what the values of an attribute are, and how they are written."""
+    """Return the kind of an attribute's values and their notation."""
     if attribute.values:
         return f"one of {', '.join(attribute.values)}"
     article = "an" if attribute.type == "integer" else "a"

@@ -9,20 +9,25 @@ from decimal import Decimal
 from typing import Any
 
 _WRITTEN_OUT = (datetime.date, datetime.time, datetime.timedelta, uuid.UUID)
-# Of pandas, told by name so that reading does not import it.
+# Types of pandas, recognized by name so that reading does not import pandas.
 _PANDAS_MISSING = ("NAType", "NaTType")
 
 
 def json_constant(text: str) -> float | None:
     """Return the value of a constant that JSON does not have: None for NaN.
 
-    It is the `parse_constant` of `json.loads`.
+    It serves as `parse_constant` of `json.loads`.
     """
     return None if text == "NaN" else float(text)
 
 
 def parse_json(text: str | bytes) -> Any:
-    """Return the value of a JSON text, NaN as None. Raises ValueError, RecursionError."""
+    """Return the value of a JSON text, with NaN as None.
+
+    Raises:
+        ValueError: The text is not JSON.
+        RecursionError: The text is nested too deeply.
+    """
     return json.loads(text, parse_constant=json_constant)
 
 
@@ -40,7 +45,7 @@ def plain_value(value: Any) -> Any:
         return None if math.isnan(value) else value
     if isinstance(value, Decimal):
         return None if value.is_nan() else format(value, "f")
-    # NaT of pandas is a datetime by its class.
+    # The class of pandas' NaT is a datetime.
     if type(value).__name__ in _PANDAS_MISSING:
         return None
     if isinstance(value, _WRITTEN_OUT):

@@ -1,7 +1,7 @@
 """Writes and checks the card of a trained adapter or model.
 
-The card, beside the weights, says what they were trained for: the task, the decoding method and the
-prompt's template.
+The card is stored next to the weights and says what they were trained for: the task, the decoding
+method and the prompt's template.
 """
 
 import hashlib
@@ -15,7 +15,7 @@ from raypd.config import ANSWER_KEYS, ExtractionConfig, RunConfig, card_of, mode
 from raypd.errors import ModelError, raised_as
 from raypd.tasks.prompting import extraction_template
 
-# Keys of `decoding` that must be as in training for weights to answer as trained.
+# Keys of `decoding` that must have the same values as in training for weights to answer as trained.
 _TRAINED_KEYS = ("max_value_tokens", "skeleton")
 
 
@@ -27,10 +27,10 @@ def write_card(
     Args:
         folder: The folder of the weights.
         config: The configuration of the training.
-        data: A digest of documents and labels.
-        documents: How many documents the weights were trained with.
+        data: A digest of the documents and labels.
+        documents: The number of documents that the weights were trained on.
         rate: The learning rate.
-        validation_loss: The loss on the documents of validation.
+        validation_loss: The loss on the validation documents.
     """
     answer_keys = ANSWER_KEYS[config.task.kind][config.decoding.method]
     decoding = {key: getattr(config.decoding, key) for key in answer_keys}
@@ -54,11 +54,11 @@ def write_card(
 
 
 def check_card(config: RunConfig) -> None:
-    """Check that weights are decoded as their cards say that they were trained.
+    """Check that weights are decoded in the way that their cards say they were trained for.
 
     Raises:
-        ModelError: If a card cannot be read, or names another template, another length of values
-            or another skeleton.
+        ModelError: A card cannot be read, or names another template, another length of values or
+            another skeleton.
     """
     for key, name in (("model.adapter", config.model.adapter), ("model.name", config.model.name)):
         if name is None:

@@ -1,7 +1,7 @@
-"""Reads what a document of task `generation` asks for.
+"""Reads the request in a document of task `generation`.
 
-With `task.openai` the document is a line of a batch file of OpenAI's API. A parameter that raypd
-cannot follow is an error, and never ignored. This module imports no torch, because `model: fake`
+With `task.openai` the document is a line of an OpenAI API batch file. A parameter that raypd cannot
+follow is an error and is never ignored. This module does not import torch, because `model: fake`
 works without it.
 """
 
@@ -18,15 +18,15 @@ from raypd.tasks.documents import conversation
 from raypd.tasks.json_schema import expression
 
 URL = "/v1/chat/completions"
-# An error record begins with this if the prompt does not fit into the context.
+# The beginning of an error record if the prompt does not fit into the context.
 TOO_LONG = "too long"
 RESPONSE_FORMAT = "response_format"
-# An error record begins with this if the schema cannot be used.
+# The beginning of an error record if the schema cannot be used.
 SCHEMA = "response_format.json_schema.schema"
 _LINE_KEYS = ("custom_id", "method", "url", "body")
-# Parameters that do not change an answer, so they are accepted.
+# Parameters that are accepted because they do not change an answer.
 _LABELS = {"user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key"}
-# Values of unsupported parameters that mean that the parameter is not used.
+# Values with which an unsupported parameter is not in use.
 _UNUSED_VALUES = {
     "stream": (False,),
     "logprobs": (False,),
@@ -37,16 +37,16 @@ _UNUSED_VALUES = {
     "tool_choice": ("none", "auto"),
     "modalities": (["text"],),
 }
-# Parts of pydantic's locations that name a member of a union, and no key of the request.
+# Parts of pydantic's locations that name a member of a union rather than a key of the request.
 _UNION_MEMBERS = ("str", "list[_ContentPart]", "list[str]")
 
 
 class BadRequest(ValueError):
-    """A request that cannot be done, described as OpenAI's API does.
+    """A request that cannot be fulfilled, described as in OpenAI's API.
 
     Attributes:
-        param: The parameter that is wrong, or None.
-        code: OpenAI's code of the error, or None.
+        param: The wrong parameter, or None.
+        code: OpenAI's code for the error, or None.
     """
 
     def __init__(self, message: str, param: str | None = None, code: str | None = None) -> None:
@@ -57,12 +57,13 @@ class BadRequest(ValueError):
 
 @dataclass(frozen=True)
 class AnswerFormat:
-    """The form that a request wants its answer to have.
+    """The required form of the answer to a request.
 
     Attributes:
         json: Whether the answer must be a JSON object.
         pattern: The regular expression that the answer is restricted to; None: any form.
-        schema: The JSON Schema of the expression, as JSON, by which a finished answer is checked.
+        schema: The JSON Schema of the expression, as JSON, against which a finished answer is
+            checked.
     """
 
     json: bool = False
@@ -72,15 +73,15 @@ class AnswerFormat:
 
 @dataclass(frozen=True)
 class Parameters:
-    """How a request wants to be answered.
+    """How a request is to be answered.
 
     Attributes:
-        max_new_tokens: Tokens that an answer may have.
-        temperature: Temperature of sampling; 0 is greedy.
-        top_p: Probability of the tokens that are sampled from.
+        max_new_tokens: The maximum number of tokens of an answer.
+        temperature: The sampling temperature; 0 is greedy.
+        top_p: The probability mass of the tokens that are sampled from.
         stop: Strings before which the answer ends.
-        samples: How many answers are wanted.
-        seed: The request's own seed, which then alone decides its draws; None: the run's.
+        samples: The number of answers.
+        seed: The request's own seed, which then alone determines its draws; None: the run's.
         format: The form of the answer.
     """
 
@@ -125,7 +126,7 @@ class _JsonSchema(BaseModel):
     name: str
     schema_: dict[str, Any] = Field(alias="schema")
     description: str | None = None
-    # Every answer is restricted to its schema, whatever this says.
+    # Every answer is restricted to its schema, whatever the value of this key.
     strict: bool | None = None
 
 
@@ -152,12 +153,12 @@ class _ChatBody(BaseModel):
 def read_request(
     document: Document, task: GenerationConfig, decoding: DecodingConfig
 ) -> ChatRequest:
-    """Return what a document asks for.
+    """Return the request in a document.
 
     Args:
         document: A row with a prompt, or a line of a batch file.
         task: Section `task`, whose values are the defaults of a line.
-        decoding: Section `decoding`, likewise.
+        decoding: Section `decoding`, whose values are also defaults.
 
     Raises:
         ValueError: If the row has no prompt.
@@ -180,7 +181,7 @@ def read_request(
 def _read_line(
     fields: dict[str, Any], task: GenerationConfig, decoding: DecodingConfig
 ) -> ChatRequest:
-    """Return what a line of a batch file asks for."""
+    """Return the request in a line of a batch file."""
     _check_line(fields)
     body = _read_body(fields.get("body"))
     sampling = decoding.sampling
@@ -204,7 +205,7 @@ def _read_line(
 
 
 def _check_line(fields: dict[str, Any]) -> None:
-    """Raise BadRequest if a line is not one of a batch file of chat completions."""
+    """Raise BadRequest if a line does not belong to a batch file of chat completions."""
     custom_id = fields.get("custom_id")
     if not isinstance(custom_id, str) or not custom_id:
         raise BadRequest(
@@ -226,7 +227,9 @@ def _check_line(fields: dict[str, Any]) -> None:
 
 
 def _read_body(tree: Any) -> _ChatBody:
-    """Return the body of a line; raise BadRequest if it has a parameter that cannot be followed."""
+    """Return the body of a line; raise BadRequest if it has a parameter that raypd cannot
+    follow.
+    """
     try:
         body = _ChatBody.model_validate(tree)
     except ValidationError as error:
@@ -288,14 +291,14 @@ def _answer_format(response: _ResponseFormat | None, method: str) -> AnswerForma
 
 
 def _turn(number: int, message: _Message) -> dict[str, str]:
-    """Return a message as a turn of text.
+    """Return a message as a turn of a conversation.
 
     Args:
         number: The number of the message, from 0.
-        message: The message. Its role `developer` is what newer models call the system.
+        message: The message. Its role `developer` is the system role of newer models.
 
     Raises:
-        BadRequest: If the message has something other than text.
+        BadRequest: The message contains something other than text.
     """
     where = f"messages.{number}"
     for name, value in (message.model_extra or {}).items():

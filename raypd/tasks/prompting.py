@@ -1,7 +1,7 @@
-"""From a template and a document to token ids.
+"""Turns a template and a document into token ids.
 
-What stands before `{{ documents }}` is tokenized once a category; documents with special tokens
-split, so that none can end the user's turn.
+The text before `{{ documents }}` is tokenized once per category. Special tokens in a document are
+tokenized as plain text, so that no document can end the user's turn.
 """
 
 from __future__ import annotations
@@ -29,15 +29,19 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 _HERE = Path(__file__).parent / "templates"
-DOCUMENTS = "\u241edocuments\u241e"  # stands for the documents while the templates are applied
-_TEMPLATE_SECONDS = 10.0  # of a model's own chat template, which renders in milliseconds
-_SHOWN_VALUES = 100  # of an enum: ten thousand would fill the context of every document
+# The placeholder for the documents while the templates are applied.
+DOCUMENTS = "\u241edocuments\u241e"
+# The time limit of a model's own chat template, which renders in milliseconds.
+_TEMPLATE_SECONDS = 10.0
+# The limit on the values of an enum, because ten thousand would fill the context of every document.
+_SHOWN_VALUES = 100
 
 
 def template_text(path: str | None, name: str) -> str:
-    """The text of a template: a file of the user's or, where there is none, that of raypd.
+    """Return the text of a template: the user's file if there is one, and otherwise raypd's own.
 
-    Raises ConfigError.
+    Raises:
+        ConfigError: The file cannot be read.
     """
     file = Path(path) if path else _HERE / name
     try:
@@ -48,7 +52,8 @@ def template_text(path: str | None, name: str) -> str:
 
 
 def extraction_template(task: ExtractionConfig, model: ModelConfig) -> str:
-    """Return the text of the template of an extraction: the user's, or the one that weights know.
+    """Return the text of an extraction's template: the user's, or the one the weights were trained
+    with.
 
     Args:
         task: Section `task`.
@@ -64,13 +69,13 @@ def extraction_template(task: ExtractionConfig, model: ModelConfig) -> str:
 
 
 def messages(task: ExtractionConfig, model: ModelConfig) -> dict[str, str]:
-    """Return the message of each category, in which DOCUMENTS stands for the documents.
+    """Return the message of each category, with DOCUMENTS as the placeholder for the documents.
 
-    A template of the user's is rendered in a process of its own.
+    A user's template is rendered in a separate process.
 
     Args:
         task: Section `task`.
-        model: Section `model`, whose weights may know an earlier template.
+        model: Section `model`, whose weights may have been trained with an earlier template.
 
     Raises:
         ConfigError: The template cannot be read or rendered.
@@ -94,10 +99,9 @@ def messages(task: ExtractionConfig, model: ModelConfig) -> dict[str, str]:
 
 
 def _shown(category: Category) -> dict[str, Any]:
-    """A category as templates see it.
+    """Return a category in the form that templates see.
 
-    A description includes what is said of the type, and of an enum of many values only some are
-    there.
+    A description includes the hint for its type. Only the first values of a long enum are included.
     """
     tree = category.model_dump()
     for attribute, shown in zip(category.attributes, tree["attributes"], strict=True):
@@ -109,7 +113,7 @@ def _shown(category: Category) -> dict[str, Any]:
 
 
 def check_template(task: TaskSection, source: InputConfig, model: ModelConfig) -> None:
-    """Render a template of the user's once, and read examples, before anything is started.
+    """Render a user's template once, and read the examples, before anything is started.
 
     Args:
         task: Section `task`.
@@ -129,15 +133,21 @@ def check_template(task: TaskSection, source: InputConfig, model: ModelConfig) -
 def pieces(
     tokenizer: PreTrainedTokenizerBase, message: str, marks: Sequence[str], cue: str = "\n\n"
 ) -> list[list[int]]:
-    """Ids of what stands before, between and behind the marks, each once in the message, in this
-    order; it becomes a user's turn, with the answer's header behind it, or for models without a
-    chat template `cue`. Each piece is tokenized alone, so that the same ids come out whatever is
-    put in the place of a mark.
+    """Return the ids of the text before, between and after marks.
+
+    The message becomes a user's turn, followed by the header of the answer. Each piece is tokenized
+    alone, so that its ids do not depend on what replaces the marks.
+
+    Args:
+        tokenizer: The tokenizer with the chat template.
+        message: The message, which contains each mark once.
+        marks: The marks, in their order in the message.
+        cue: The text before the answer, for models without a chat template.
     """
     if tokenizer.chat_template:
         text = _of_model(tokenizer, [{"role": "user", "content": message.strip()}])
-        # Templates of some models always open the reasoning. Here the answer comes at once, so it
-        # is closed, as templates with a switch close it.
+        # The templates of some models always open the reasoning. Here the answer follows
+        # immediately, so the reasoning is closed in the way of templates that have a switch for it.
         closing = closing_of(text)
         if closing:
             text = f"{text.rstrip()}\n\n{closing}\n\n"
@@ -156,19 +166,19 @@ def rendered(
     thinking: bool = False,
     header: bool = True,
 ) -> str:
-    """Writes turns with the model's chat template.
+    """Write turns with the model's chat template.
 
-    All templates are applied here, so that parts fit together. A template that takes a turn's
-    content as a list of parts, as those of models for images do, is given one part of text.
+    All templates are applied here, so that their parts fit together. A template that takes a turn's
+    content as a list of parts, like those of multimodal models, is given one part of text.
 
     Args:
         tokenizer: The tokenizer with the template.
         turns: Their roles and contents, which are text.
-        thinking: What the template gets as `enable_thinking`.
-        header: Whether the header of the answer is written, too.
+        thinking: The value of `enable_thinking` in the template.
+        header: Whether to write the header of the answer as well.
 
     Raises:
-        ValueError: The template refuses the turns, is wrong, or does not end.
+        ValueError: The template rejects the turns, is wrong, or does not end.
     """
     try:
         text = _applied(tokenizer, turns, thinking, header)
@@ -185,7 +195,7 @@ def rendered(
     ]
     with suppress(ValueError):
         text_of_parts = _applied(tokenizer, in_parts, thinking, header)
-        # A template for plain text may write the list itself, as Python shows it.
+        # A template for plain text may write the list itself, in Python's notation.
         if last in text_of_parts and "'type': 'text'" not in text_of_parts:
             return text_of_parts
     if refusal is not None:
@@ -210,14 +220,15 @@ def _applied(
         raise ValueError(
             f"the model's chat template does not end within {_TEMPLATE_SECONDS:g} s"
         ) from None
-    except Exception as error:  # whatever a template raises
+    # A template may raise anything.
+    except Exception as error:
         raise ValueError(f"the model's chat template cannot be applied: {error}") from None
 
 
 def _of_model(
     tokenizer: PreTrainedTokenizerBase, turns: Sequence[dict[str, str]], header: bool = True
 ) -> str:
-    """Turns of raypd's own in the chat template, which must do. Raises ModelError."""
+    """Write turns of raypd's own with the chat template; raise ModelError if it rejects them."""
     try:
         return rendered(tokenizer, turns, header=header)
     except ValueError as error:
@@ -225,10 +236,10 @@ def _of_model(
 
 
 def end_tokens(tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
-    """Ids that end an answer.
+    """Return the ids that end an answer.
 
-    They are the end of a text, the token that the chat template writes behind an answer, and what
-    generation_config.json and config.json of the tokenizer's model list.
+    They are the end of a text, the token that the chat template writes after an answer, and those
+    that generation_config.json and config.json of the tokenizer's model list.
     """
     ends = set(model_end_tokens(tokenizer))
     for end in (tokenizer.eos_token_id, _behind_an_answer(tokenizer)):
@@ -238,10 +249,10 @@ def end_tokens(tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
 
 
 def end_of_turn(tokenizer: PreTrainedTokenizerBase) -> int:
-    """The id that an answer is trained to end with.
+    """Return the id that an answer is trained to end with.
 
-    It is the token behind an answer in the chat template, or else the end of a text, or else the
-    first that generation_config.json and config.json list.
+    It is the token after an answer in the chat template, or else the end of a text, or else the
+    first one that generation_config.json and config.json list.
 
     Raises:
         ModelError: Neither the tokenizer nor the model names an end.
@@ -271,14 +282,21 @@ def _behind_an_answer(tokenizer: PreTrainedTokenizerBase) -> int | None:
 def decode_answer(
     tokenizer: PreTrainedTokenizerBase, ends: Collection[int], tokens: Sequence[int]
 ) -> str:
-    """The text of decoded ids, without special tokens and without those that end an answer."""
+    """Return the text of decoded ids, without special tokens and without those that end an
+    answer.
+    """
     text_tokens = [token for token in tokens if token not in ends]
     return str(tokenizer.decode(text_tokens, skip_special_tokens=True))
 
 
 def encode(tokenizer: PreTrainedTokenizerBase, text: str, *, special: bool) -> list[int]:
-    """Ids of a piece of text; `special`: control strings such as <|im_end|> become their tokens,
-    else plain text.
+    """Return the ids of a piece of text.
+
+    Args:
+        tokenizer: The tokenizer.
+        text: The text.
+        special: Whether control strings such as <|im_end|> become their tokens; otherwise they are
+            plain text.
     """
     return list(
         tokenizer(text, add_special_tokens=False, split_special_tokens=not special)["input_ids"]

@@ -1,8 +1,8 @@
 """Question answering: many questions on one context, one record per question.
 
-IPPD describes the task in sections 3 and 4. A question with choices is answered by a letter. The
-instruction, the context and each question are tokenized one by one, so that all decoding methods
-feed the same ids.
+IPPD describes the task in sections 3 and 4. A question with choices is answered with a letter. The
+instruction, the context and each question are tokenized separately, so that all decoding methods
+use the same ids.
 """
 
 import itertools
@@ -37,15 +37,15 @@ from raypd.tasks.few_shot import load_examples
 from raypd.tasks.prompting import decode_answer, encode, end_tokens, pieces, template_text
 from raypd.tasks.sandbox import render
 
-# Stand for the context and the question while the template is applied.
+# Placeholders for the context and the question while the template is applied.
 _CONTEXT = "\u241econtext\u241e"
 _QUESTION = "\u241equestion\u241e"
-# Tokens of a context that must fit beside the longest question.
+# The minimum number of tokens of a context that must fit in addition to the longest question.
 _MIN_CONTEXT = 16
 
 
 def _line_ends(texts: Sequence[str], ends: frozenset[int], tokens: Sequence[int]) -> bool:
-    """Return whether an answer is complete: at an end token, or at a newline behind a word.
+    """Return whether an answer is complete: at an end token, or at a newline after a word.
 
     Args:
         texts: The text of each token of the vocabulary.
@@ -68,8 +68,8 @@ class _PageQuestion:
     Attributes:
         id: Its id, or its number in the row.
         text: Its text, without its choices.
-        choices: Its choices; None for a question without.
-        rules: Restricts the answer to a letter; None for an answer in words.
+        choices: Its choices; None for an open question.
+        rules: Restricts the answer to a letter; None for an open question.
         program: The ids of the question, and when its answer is complete.
         error: Why it cannot be decoded, or None.
     """
@@ -84,11 +84,11 @@ class _PageQuestion:
 
 @dataclass
 class _Page:
-    """A row of the input, ready to be put into a prompt.
+    """A row of the input that is ready for a prompt.
 
     Attributes:
         document: The row.
-        context: The ids of its context, and of what stands between it and a question.
+        context: The ids of its context, and of the text between it and a question.
         truncated: Whether the context was cut.
         questions: Its questions.
     """
@@ -122,11 +122,11 @@ class QuestionAnsweringTask:
         Args:
             config: The run's configuration.
             tokenizer: The tokenizer of the model.
-            context_length: Positions that the model has.
+            context_length: The number of positions of the model.
             model: Not used.
 
         Raises:
-            ConfigError: If instruction and examples leave no room for a context, or an example
+            ConfigError: The instruction and the examples leave no room for a context, or an example
                 cannot be used.
         """
         assert isinstance(config.task, QuestionAnsweringConfig)
@@ -148,7 +148,7 @@ class QuestionAnsweringTask:
         }
         (message,) = render(template_text(None, "question_answering.j2"), [values])
         around = pieces(tokenizer, message, [_CONTEXT, _QUESTION], cue="\nAnswer:")
-        # The ids before the context, between context and question, and behind the question.
+        # The ids before the context, between context and question, and after the question.
         self._instruction, self._between, self._behind = around
         if self._remaining_tokens([]) < _MIN_CONTEXT:
             raise ConfigError(
@@ -159,8 +159,8 @@ class QuestionAnsweringTask:
             )
 
     def plan(self, documents: Sequence[Document]) -> Iterator[Request | Record]:
-        """Yield a request per question for `autoregressive`; otherwise one for all questions of
-        several rows.
+        """Yield a request per question with `autoregressive`; otherwise yield one request for all
+        questions of several rows.
         """
         stack: list[_Page] = []
         for document in documents:
@@ -185,7 +185,7 @@ class QuestionAnsweringTask:
         """Return a row's context and questions as ids.
 
         Raises:
-            ValueError: If the row cannot be used.
+            ValueError: The row cannot be used.
         """
         if document.error is not None:
             raise ValueError(document.error)
@@ -207,7 +207,8 @@ class QuestionAnsweringTask:
 
         Args:
             number: The number of the question in its row, from 0.
-            item: The question: a text, or an object with `question` and perhaps `id` and `choices`.
+            item: The question: a text, or an object with `question` and optionally `id` and
+                `choices`.
         """
         if not isinstance(item, dict):
             item = {"question": item}
@@ -225,7 +226,7 @@ class QuestionAnsweringTask:
         """Set a question's text, choices, program and rules.
 
         Raises:
-            ValueError: If it cannot be used; the text so far stays, for the error record.
+            ValueError: It cannot be used; the text so far remains for the error record.
         """
         question.text = _question_text(item.get("question"))
         shown = f" {question.text}"
@@ -248,13 +249,13 @@ class QuestionAnsweringTask:
     def _rules_for(self, choices: int) -> Bounded:
         """Return what restricts an answer to the letter of a choice.
 
-        It is one token if the vocabulary has the letters.
+        It is one token if the vocabulary contains the letters.
         """
         grammar = Grammar(Choice(ascii_uppercase[:choices]), self._vocabulary)
         return Bounded(grammar, max(1, grammar.distance()))
 
     def _remaining_tokens(self, questions: Sequence[_PageQuestion]) -> int:
-        """Return how many tokens a context may have beside the longest of its questions."""
+        """Return how many tokens a context may have in addition to the longest of its questions."""
         longest = max((len(question.program.tokens) for question in questions), default=0)
         fixed = len(self._instruction) + len(self._between) + self.task.max_answer_tokens
         return self.context_length - fixed - longest
@@ -313,7 +314,7 @@ class QuestionAnsweringTask:
         shared = [*self._instruction, *page.context]
         pattern = None
         if question.rules is not None and question.choices is not None:
-            # For engines that restrict an answer by themselves.
+            # The pattern is for engines that restrict an answer by themselves.
             last_letter = ascii_uppercase[len(question.choices) - 1]
             pattern = rf" ?[A-{last_letter}]"
         return autoregressive(
@@ -329,7 +330,7 @@ class QuestionAnsweringTask:
 
         Args:
             page: The row.
-            answers: By number of the question: its answer, or the reason why it has none.
+            answers: For each question's number, its answer, or the reason why it has none.
         """
         records = []
         for number, question in enumerate(page.questions):

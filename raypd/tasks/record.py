@@ -1,4 +1,4 @@
-"""The record of an extraction: attributes' values in nested objects, as its schema has them."""
+"""The record of an extraction: the attributes' values in the nested objects of the schema."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -10,7 +10,7 @@ Row = dict[str, Any]
 
 
 def put_value(tree: Row, path: Sequence[str], value: Any) -> None:
-    """Set the value at a path of keys; missing objects are added."""
+    """Set the value at a path of keys, and add missing objects."""
     *parents, last = path
     for name in parents:
         tree = tree.setdefault(name, {})
@@ -30,7 +30,7 @@ def value_in(record: Any, attribute: Attribute) -> Any:
     """Return an attribute's value in a record or in labels, or None.
 
     Args:
-        record: It has the value in a nested object, or under the attribute's name.
+        record: The record, with the value in a nested object or under the attribute's name.
         attribute: The attribute.
     """
     nested = value_at(record, attribute.key_path)
@@ -38,7 +38,7 @@ def value_in(record: Any, attribute: Attribute) -> Any:
 
 
 def lacks(labels: Mapping[str, Any], attribute: Attribute, category: Category) -> bool:
-    """Return whether labels say nothing about an attribute, not even null.
+    """Return whether labels lack an attribute, without even a null.
 
     Args:
         labels: The labels of a document.
@@ -60,7 +60,7 @@ def lacks(labels: Mapping[str, Any], attribute: Attribute, category: Category) -
                 f"attribute {attribute.name!r}: a label of {path[depth - 1]!r} is not an object"
             )
         if name not in tree:
-            # A record leaves optional attributes and objects out if they are null.
+            # A record omits optional attributes and objects if they are null.
             is_optional = path[: depth + 1] in category.optional_objects
             return not attribute.omit_null and not is_optional
         tree = tree[name]
@@ -68,7 +68,7 @@ def lacks(labels: Mapping[str, Any], attribute: Attribute, category: Category) -
 
 
 def record_of(category: Category, values: Mapping[str, Any]) -> Row:
-    """Return the record of some values, with nested objects put together again.
+    """Return the record of some values, assembled into nested objects.
 
     Args:
         category: The document's category.
@@ -81,7 +81,7 @@ def record_of(category: Category, values: Mapping[str, Any]) -> Row:
             value = attribute.value_type.in_record(value)
         if value is not None or not attribute.omit_null:
             put_value(record, attribute.key_path, value)
-    # The innermost objects first, because an outer one may be empty without them.
+    # The innermost objects come first, because an outer one may be empty without them.
     for *parents, last in sorted(category.optional_objects, key=len, reverse=True):
         holder = value_at(record, parents)
         if holder is not None and not _has_value(holder.get(last)):

@@ -1,6 +1,6 @@
 """Renders templates in Jinja's sandbox.
 
-A user's template is rendered in a process of its own, which runs this file with JSON on stdin.
+A user's template is rendered in a separate process, which runs this file with JSON on stdin.
 """
 
 import contextlib
@@ -16,15 +16,15 @@ from typing import Any
 import jinja2
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-# Seconds of processor time of a user's template. Time on the clock would refuse good templates on a
-# busy machine.
+# The limit on the processor time of a user's template, in seconds. A limit on wall time would
+# reject good templates on a busy machine.
 CPU_SECONDS = 2
-# Bytes of memory of a process that renders a user's template.
+# The limit on the memory of a process that renders a user's template, in bytes.
 _MEMORY = 1 << 30
-# Size of an operand, as a number or in characters or items, from which an operation may take too
-# long, or too much memory.
+# The size of an operand, as a number or in characters or items, above which an operation may take
+# too long or too much memory.
 _MAX_OPERAND = 10_000
-# A format with a width of at least five digits, or of an argument.
+# A format with a width of at least five digits, or with a width from an argument.
 _WIDE_FORMAT = re.compile(r"%[^a-z%]*(\*|\d{5})")
 
 
@@ -50,7 +50,7 @@ class BoundedSandbox(ImmutableSandboxedEnvironment):
 
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
         if operator == "%":
-            # A number modulo another is cheap, but text may be formatted with a width.
+            # A modulo of numbers is cheap, but the operator may also format text with a width.
             is_large = isinstance(left, str) and _WIDE_FORMAT.search(left) is not None
         else:
             is_large = max(_operand_size(left), _operand_size(right)) > _MAX_OPERAND
@@ -60,14 +60,14 @@ class BoundedSandbox(ImmutableSandboxedEnvironment):
 
 
 def _operand_size(operand: Any) -> float:
-    """Return the size of an operand: its characters or items, or the absolute value of a number."""
+    """Return the size of an operand: its number of characters or items, or its absolute value."""
     if hasattr(operand, "__len__"):
         return len(operand)
     return abs(operand)
 
 
 def render(text: str, values: list[dict[str, Any]]) -> list[str]:
-    """Render a template of raypd's own in this process.
+    """Render one of raypd's own templates in this process.
 
     Args:
         text: The template.
@@ -77,7 +77,7 @@ def render(text: str, values: list[dict[str, Any]]) -> list[str]:
         A text for each element of `values`.
 
     Raises:
-        TemplateFault: If it cannot be rendered.
+        TemplateFault: It cannot be rendered.
     """
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
@@ -99,11 +99,11 @@ def render(text: str, values: list[dict[str, Any]]) -> list[str]:
 
 
 def render_apart(text: str, values: list[dict[str, Any]]) -> list[str]:
-    """Render a user's template, in a process that ends after CPU_SECONDS and has little memory.
+    """Render a user's template in a process with little memory that ends after CPU_SECONDS.
 
     Arguments, results and errors are those of `render`.
     """
-    # The process that renders runs this file, too, and must start fast.
+    # The rendering process also runs this file and must start fast.
     from raypd.schema import Unfinished, run_apart
 
     try:
@@ -135,8 +135,8 @@ def time_limit(seconds: float) -> Iterator[None]:
 
 
 def _main() -> None:
-    """Render the template on stdin, and write the texts or the error to stdout."""
-    # The module does not exist on every system.
+    """Render the template from stdin, and write the texts or the error to stdout."""
+    # This module does not exist on every system.
     import resource
 
     resource.setrlimit(resource.RLIMIT_CPU, (CPU_SECONDS, CPU_SECONDS))

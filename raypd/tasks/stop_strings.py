@@ -1,18 +1,18 @@
-"""Tells when an answer has reached a stop string."""
+"""Detects that an answer has reached a stop string."""
 
 from collections.abc import Sequence
 
 
 class StopStrings:
-    """Tells when an answer is complete: at an end token, or at a stop string.
+    """Detects that an answer is complete: at an end token, or at a stop string.
 
-    Call it with all tokens so far, after each token. A stop string may begin in an earlier token.
+    Call it after each token with all tokens so far. A stop string may begin in an earlier token.
     """
 
     def __init__(
         self, token_bytes: Sequence[bytes], end_tokens: frozenset[int], stop: Sequence[str]
     ) -> None:
-        """Make a test for one answer.
+        """Create a test for one answer.
 
         Args:
             token_bytes: The bytes of each token of the vocabulary.

@@ -1,8 +1,8 @@
-"""Which documents a model was trained or validated on: a file beside its weights.
+"""Records which documents a model was trained or validated on, in a file next to its weights.
 
-The file holds digests of the documents' ids and texts, and not the texts themselves. An evaluation
-leaves these documents out, because their answers say little about documents that the model has not
-seen.
+The file contains digests of the documents' ids and texts, and not the texts themselves. An
+evaluation leaves these documents out, because their answers say little about documents that the
+model has not seen.
 """
 
 import hashlib
@@ -20,7 +20,7 @@ from raypd.tasks.documents import text_of, words_of
 
 FILE = "trained_on.json"
 _DIGEST_LENGTH = 16
-# The files of a fit, whose folder holds the weights of its candidates.
+# The files of a fit, whose folder contains the weights of its candidates.
 _FIT_PARTS = ("train.jsonl", "validation.jsonl")
 _MOST_PARENTS = 6
 
@@ -31,18 +31,19 @@ class TrainedOn:
 
     ids: list[str] = field(default_factory=list)
     texts: list[str] = field(default_factory=list)
-    text_columns: list[str] = field(default_factory=list)  # none if the texts are not known
+    # It is empty if the texts are not known.
+    text_columns: list[str] = field(default_factory=list)
 
     def among(self, rows: Mapping[str, Mapping[str, Any]], text_columns: Sequence[str]) -> set[str]:
-        """Return which labelled documents are among these.
+        """Return which labelled documents the model was trained or validated on.
 
-        A document is one of these if its id or its text is. If the labels hold texts and none of
-        them is one of these, the labels are of other documents, which have the same ids by chance,
-        such as 1, 2, 3.
+        A document is one of them if its id or its text is among theirs. If the labels contain texts
+        and none of the texts is, the labels are of other documents that have the same ids by
+        chance, such as 1, 2, 3.
 
         Args:
-            rows: The labels by document id, which may also hold columns of the input.
-            text_columns: The columns of the documents' texts; none if labels would hold them in
+            rows: The labels by document id, which may also contain columns of the input.
+            text_columns: The columns of the documents' texts; empty if labels would contain them in
                 another form, such as HTML.
 
         Returns:
@@ -69,7 +70,7 @@ class TrainedOn:
         if not self.ids:
             self.text_columns = other.text_columns
         elif other.ids and self.text_columns != other.text_columns:
-            # Their texts do not compare, so the ids alone count.
+            # Their texts cannot be compared, so only the ids count.
             self.text_columns = []
         self.ids = sorted({*self.ids, *other.ids})
         self.texts = sorted({*self.texts, *other.texts})
@@ -95,13 +96,13 @@ def trained_on(documents: Iterable[Document], text_columns: Sequence[str]) -> Tr
 
 
 def trained_on_of(model: Mapping[str, Any]) -> TrainedOn:
-    """Return which documents a model was trained or validated on, as far as it is known.
+    """Return the documents that a model was trained or validated on, as far as they are known.
 
     Args:
         model: The section `model` of a configuration.
 
     Raises:
-        ModelError: If the file beside the weights cannot be read.
+        ModelError: The file next to the weights cannot be read.
     """
     found = TrainedOn()
     for folder in (model.get("adapter"), model.get("name")):
@@ -112,10 +113,10 @@ def trained_on_of(model: Mapping[str, Any]) -> TrainedOn:
 
 
 def _beside(folder: str) -> TrainedOn:
-    """Return what the file beside the weights holds.
+    """Return the contents of the file next to the weights.
 
     Weights that an earlier version trained have no such file. If they are in the folder of a fit,
-    its documents count.
+    that fit's documents count.
     """
     path = storage.join(folder, FILE)
     try:
@@ -134,7 +135,7 @@ def _beside(folder: str) -> TrainedOn:
 
 
 def _of_fit(folder: Path) -> TrainedOn:
-    """Return the documents of the fit whose candidate has its weights in a folder, by their ids."""
+    """Return the ids of the documents of the fit that has a candidate's weights in a folder."""
     ids = set()
     for parent in list(folder.resolve().parents)[:_MOST_PARENTS]:
         if (parent / layout.FIT).is_file():

@@ -1,4 +1,4 @@
-"""From decoded text to checked values, and where a value stands in a document's text."""
+"""Turns decoded text into checked values, and finds the values in a document's text."""
 
 import json
 import re
@@ -35,26 +35,27 @@ __all__ = [
 ]
 
 _QUOTED = re.compile(rf'"{STRING_BODY.pattern}"?', re.DOTALL)
-# What may stand between the words of a key: a model may write Model name as model_name.
+# The characters that may separate the words of a key: a model may write Model name as model_name.
 _BETWEEN_WORDS = r"[ _./-]"
 
-Rated = tuple[CheckedValue, float | None]  # a value and its confidence
+# A value and its confidence.
+Rated = tuple[CheckedValue, float | None]
 
 
 def check(attribute: Attribute, text: str, closed: bool = True, bare: bool = False) -> CheckedValue:
-    """Read what was decoded for an attribute, and check the value.
+    """Read the text that was decoded for an attribute, and check the value.
 
     Args:
         attribute: The attribute.
         text: The decoded text.
         closed: Whether the value is complete; otherwise it was cut.
-        bare: A text has no quotes and ends at a newline.
+        bare: Whether a text has no quotes and ends at a newline.
     """
     return attribute.value_type.check(text, closed, bare)
 
 
 def _depth(text: str) -> int:
-    """How many objects and lists are open at the end of a piece of JSON."""
+    """Return how many objects and lists are open at the end of a piece of JSON."""
     marks = _QUOTED.sub("", text)
     opened = marks.count("[") + marks.count("{")
     closed = marks.count("]") + marks.count("}")
@@ -69,7 +70,7 @@ def find_value(text: str, name: str) -> tuple[int, int, bool] | None:
         name: The key, which may differ in case and punctuation.
 
     Returns:
-        The value's first and end offset and whether it is complete; None if the key is not there.
+        The value's start and end offsets and whether it is complete; None if there is no such key.
     """
     start = _value_offset(text, name)
     if start is None:
@@ -90,8 +91,8 @@ def find_value(text: str, name: str) -> tuple[int, int, bool] | None:
 
 
 def _value_offset(text: str, name: str) -> int | None:
-    """Where the value of a key of the outermost object begins."""
-    # Servers in Python often write a key in ASCII, "gr\\u00f6\\u00dfe" for "größe".
+    """Return where the value of a key of the outermost object begins."""
+    # Servers in Python often escape the key as ASCII, "gr\\u00f6\\u00dfe" for "größe".
     spellings = dict.fromkeys([dumps(name), json.dumps(name)])
     exact = "|".join(map(re.escape, spellings))
     words = map(re.escape, re.split(f"{_BETWEEN_WORDS}+", name))
@@ -108,11 +109,11 @@ def _value_offset(text: str, name: str) -> int | None:
 
 
 class JsonObjectEnd:
-    """Tells when an answer that begins inside a JSON object is complete.
+    """Detects that an answer that begins inside a JSON object is complete.
 
-    Call it with all tokens so far, after each token. The answer is complete at its closing brace,
-    at an end token, when every name has its value, and when a key comes a second time (the first
-    one counts; a small model may repeat itself without end).
+    Call it after each token with all tokens so far. The answer is complete at its closing brace, at
+    an end token, when every name has its value, and when a key occurs for the second time (the
+    first one counts; a small model may repeat itself endlessly).
     """
 
     def __init__(
@@ -129,7 +130,7 @@ class JsonObjectEnd:
         self._after_colon = False
         self._is_over = False
         self._string = ""
-        # The last character, or "1," for a comma behind a digit.
+        # The last character, or "1," for a comma after a digit.
         self._last = ""
 
     def __call__(self, tokens: Sequence[int]) -> bool:
@@ -162,7 +163,7 @@ class JsonObjectEnd:
             self._depth -= 1
             self._is_over |= self._depth <= 0
         elif char == "," and last.isdecimal():
-            # The next character tells whether the number goes on.
+            # The next character tells whether the number continues.
             self._last = "1,"
         elif char in ",\n":
             self._end_value()
@@ -174,7 +175,7 @@ class JsonObjectEnd:
             self._is_escaped = True
         elif char in '"\n':
             self._in_string = False
-            # A string that the line's end cuts is a complete value.
+            # A string that is cut by the end of the line is a complete value.
             self._after_colon &= char == '"' or self._depth > 1
         self._string += char
 
@@ -185,20 +186,19 @@ class JsonObjectEnd:
 
 
 def _is_dash(char: str) -> bool:
-    """Whether a character behind a comma may begin a dash in place of cents.
+    """Return whether a character after a comma may begin a dash that replaces the cents.
 
-    Such a comma belongs to the number. A token that holds only the first byte of a dash reads as
-    U+FFFD.
+    Such a comma belongs to the number. A token with only the first byte of a dash reads as U+FFFD.
     """
     return char == "\ufffd" or re.match(f"[{DASHES}]", char) is not None
 
 
 def find_span(text: str, value: str) -> tuple[int, int, bool] | None:
-    """Find where a value stands first in a text, whole words before parts of words.
+    """Find the first occurrence of a value in a text, as whole words before parts of words.
 
     Returns:
-        The first and the end offset and whether it is there exactly; otherwise case or white space
-        differ. None if it is not there.
+        The start and end offsets and whether the occurrence is exact; otherwise it differs in case
+        or white space. None if there is no occurrence.
     """
     if not value.strip():
         return None
@@ -206,7 +206,7 @@ def find_span(text: str, value: str) -> tuple[int, int, bool] | None:
     if begin is not None:
         return begin, begin + len(value), True
     folded = text.casefold()
-    # A regular expression per value would take longer than all else that is done for a record.
+    # A regular expression per value would take longer than everything else that a record needs.
     if any(word.casefold() not in folded for word in value.split()):
         return None
     body = r"\s+".join(map(re.escape, value.split()))
@@ -235,14 +235,14 @@ def _is_word(char: str) -> bool:
 def span_of(
     value: Any, text: str, offset: int, source: str, boxes: Sequence[TextBox] = ()
 ) -> dict[str, Any]:
-    """The columns `span` and `span_exact` of a value.
+    """Return the columns `span` and `span_exact` of a value.
 
     Args:
         value: The value; only texts and numbers have a span.
         text: The part of the source that the model read.
-        offset: Where the part begins, in characters.
+        offset: The offset at which the part begins, in characters.
         source: The document's whole text, with form feeds between pages.
-        boxes: Where the source stands on its pages, if it was recognized.
+        boxes: The positions of the source on its pages, if it was recognized.
     """
     span = None
     if isinstance(value, str):
@@ -266,7 +266,11 @@ def is_number(value: Any) -> bool:
 
 
 def _number_span(text: str, number: float) -> tuple[int, int, bool] | None:
-    """Find where a number is first in a text. Returns as `find_span`; exact: as JSON writes it."""
+    """Find the first occurrence of a number in a text.
+
+    Returns:
+        As `find_span`; the occurrence is exact if it equals the number's JSON.
+    """
     span = find_number(number, text)
     if span is None:
         return None
@@ -279,8 +283,8 @@ def box_of(boxes: Sequence[TextBox], begin: int, end: int) -> list[float] | None
 
     Args:
         boxes: The boxes of the whole text.
-        begin: The first character of the part.
-        end: The character after its last one. What stands on a further page is left out.
+        begin: The offset of the part's first character.
+        end: The offset after its last character. Text on further pages is left out.
     """
     inside: list[TextBox] = []
     for box in boxes:
@@ -297,8 +301,8 @@ def box_of(boxes: Sequence[TextBox], begin: int, end: int) -> list[float] | None
 
 
 def span_source(document: Document, columns: Sequence[str]) -> str:
-    """The text that spans count in: the document's one text column.
+    """Return the text that spans refer to: the document's only text column.
 
-    It is empty where there are several columns, because raypd joins their texts.
+    It is empty if there are several columns, because raypd joins their texts.
     """
     return str(document.fields.get(columns[0])) if len(columns) == 1 else ""

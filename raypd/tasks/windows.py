@@ -12,7 +12,7 @@ from raypd.tasks.values import CheckedValue, Rated
 
 # A window may begin after a line or a sentence.
 _BORDER = re.compile(r"\n|(?<=[.!?])\s+|(?<=[\u3002\uff01\uff1f])")
-# The end of a window, up to an eighth of it, is also the beginning of the next window.
+# The end of a window, up to an eighth of it, is repeated at the beginning of the next window.
 _OVERLAP = 8
 
 
@@ -20,9 +20,9 @@ class _TextPiece(NamedTuple):
     """A part of a text that fits into one window.
 
     Attributes:
-        begin: Its first character.
-        end: The character after its last one.
-        tokens: The number of its tokens, if it is encoded alone.
+        begin: The offset of its first character.
+        end: The offset after its last character.
+        tokens: The number of its tokens if it is encoded alone.
     """
 
     begin: int
@@ -33,32 +33,32 @@ class _TextPiece(NamedTuple):
 def windows(
     text: str, encode: Callable[[str], list[int]], limit: int
 ) -> list[tuple[int, str, list[int]]]:
-    """Cut a text into overlapping windows, between sentences if possible, else between words.
+    """Cut a text into overlapping windows, between sentences if possible, otherwise between words.
 
     Args:
         text: The text of a document.
         encode: Turns text into token ids.
-        limit: Tokens that fit into a window.
+        limit: The maximum number of tokens of a window.
 
-    Returns:
-        The first character, the text and the token ids of each window. Together the windows hold
-        the whole text.
+    Returns: The start offset, the text and the token ids of each window. Together the windows
+    contain the whole text.
     """
     pieces = list(_pieces(text, encode, limit, 0))
     result: list[tuple[int, str, list[int]]] = []
-    # The window's first piece, and the number of pieces that earlier windows hold.
+    # The window's first piece, and the number of pieces in earlier windows.
     first = 0
     covered = 0
     while covered < len(pieces):
         end = _last_fitting(pieces, first, limit)
         begin = pieces[first].begin
         tokens = encode(text[begin : pieces[end - 1].end])
-        # Pieces encoded together may take a token more than each of them alone.
+        # Pieces that are encoded together may take a token more than separately.
         while len(tokens) > limit and end > first + 1:
             end -= 1
             tokens = encode(text[begin : pieces[end - 1].end])
         if end <= covered:
-            # The overlap leaves no room for the next piece, so this window begins without one.
+            # The overlap leaves no room for the next piece, so this window starts without an
+            # overlap.
             first = covered
             continue
         result.append((begin, text[begin : pieces[end - 1].end], tokens[:limit]))
@@ -78,13 +78,13 @@ def _last_fitting(pieces: Sequence[_TextPiece], first: int, limit: int) -> int:
 
 
 def _overlap_start(pieces: Sequence[_TextPiece], end: int, begin: int, max_tokens: int) -> int:
-    """Return the first piece of the window after one that ends before the piece `end`.
+    """Return the first piece of the window that follows one that ends before the piece `end`.
 
     Args:
         pieces: All pieces of the text.
-        end: The first piece that no window holds yet.
-        begin: The first character of the previous window, which the next one may not reach.
-        max_tokens: Tokens that both windows may have in common.
+        end: The first piece that is in no window yet.
+        begin: The offset of the previous window, after which the next one must begin.
+        max_tokens: The maximum number of tokens that both windows share.
     """
     first = end
     remaining = max_tokens
@@ -105,8 +105,8 @@ def _pieces(
     Args:
         text: The text, or a part of it.
         encode: Turns text into token ids.
-        limit: Tokens that fit into a window.
-        offset: The character of the document at which `text` begins.
+        limit: The maximum number of tokens of a window.
+        offset: The offset of the document at which `text` begins, in characters.
     """
     ends = [border.end() for border in _BORDER.finditer(text)]
     begin = 0
@@ -126,7 +126,7 @@ def _fitting(
         return
     middle = part.rfind(" ", 1, len(part) // 2 + 1) + 1 or len(part) // 2
     if middle in (0, len(part)):
-        # A single character that takes more tokens than fit into a window.
+        # A single character takes more tokens than fit into a window.
         yield _TextPiece(offset, offset + len(part), limit)
         return
     yield from _pieces(part[:middle], encode, limit, offset)
@@ -140,10 +140,10 @@ def merged(
 
     Args:
         attributes: The attributes of the document's category.
-        answers: Of each window, the value and the confidence of each attribute.
+        answers: For each window, the value and the confidence of each attribute.
 
     Returns:
-        For each attribute the window and its value: the surest value, or else the surest null.
+        For each attribute, the window and its value: the surest value, or else the surest null.
         Lists are united.
     """
     result = []
