@@ -1,7 +1,7 @@
-"""Measuring answers: scores against labels, calibration, and the threshold of a cascade.
+"""Measures answers: scores against labels, calibration, and the threshold of a cascade.
 
-Other rooms import the names below from here; each is loaded when it is first used, because some
-bring matplotlib or the engine.
+Other rooms import the names below from here. Each is loaded when it is first used, because some
+import matplotlib or the engine.
 """
 
 from typing import TYPE_CHECKING

@@ -1,8 +1,8 @@
-"""`raypd tune --cascade`: the confidence under which a value goes to the second model.
+"""`raypd tune --cascade`: finds the confidence below which a value goes to the second model.
 
 Thresholds are tried from the safest down, and the first that misses the F1 floor ends the search.
 This is fixed-sequence testing: the chance that the chosen threshold misses the floor is at most
-that of one test, however many thresholds are tried.
+that of a single test, however many thresholds are tried.
 """
 
 import json
@@ -29,24 +29,31 @@ from raypd.tasks import (
 )
 from raypd.text import counted
 
-# Thresholds, the safest first.
+# The thresholds, with the safest first.
 _THRESHOLDS = (1.0, *(step / 20 for step in range(19, 0, -1)))
 
 
 @dataclass
 class CascadeTrial:
-    """What one threshold leads to. Under 0: the first model alone; inf: the second model alone."""
+    """The result of one threshold. If `under` is 0, only the first model answers; if inf, the
+    second.
+    """
 
     under: float
-    asked: float  # share of the documents that go to the second model
+    # The share of the documents that go to the second model.
+    asked: float
     f1: Measure
-    seconds: float  # of a worker, per document
-    server_usd: float  # per document, for the tokens of a server behind an endpoint
+    # Seconds of a worker per document.
+    seconds: float
+    # USD per document for the tokens of a server behind an endpoint.
+    server_usd: float
 
 
 @dataclass
 class CascadeTuning:
-    """Both models alone, the thresholds that were tried, and the lowest that holds the floor."""
+    """The two models alone, the thresholds that were tried, and the lowest that reaches the
+    floor.
+    """
 
     first: CascadeTrial
     second: CascadeTrial
@@ -54,12 +61,13 @@ class CascadeTuning:
     best: CascadeTrial | None
     floor: float
     documents: int
-    left_out: int = 0  # documents that a model was trained or validated on
+    # The number of documents that a model was trained or validated on.
+    left_out: int = 0
 
 
 @dataclass
 class _AnsweredDocument:
-    """A document, and what each model took for it."""
+    """A document, and the cost of its answer by each model."""
 
     document: Document
     first: DocumentCost
@@ -74,19 +82,19 @@ def tune_cascade(
     minutes: float | None = None,
     verbose: bool = False,
 ) -> CascadeTuning:
-    """Answer labelled documents with both models, and find the lowest threshold that holds an F1.
+    """Answer labelled documents with both models, and find the lowest threshold that reaches an F1.
 
     Args:
         config: The configuration, whose section `cascade` names the second model.
         labels: JSON lines with the columns of the input and labels.
-        floor: The F1 that has to be held.
+        floor: The F1 that must be reached.
         sample: The number of documents.
-        minutes: The time for decoding; None for as long as it takes.
-        verbose: Whether Ray's own messages are shown.
+        minutes: The time limit of decoding; None for no limit.
+        verbose: Whether to show Ray's own messages.
 
     Raises:
-        ConfigError, InputError, ModelError: Before anything is decoded.
-        RunError: If no document could be answered.
+        ConfigError, InputError, ModelError: Something is wrong before anything is decoded.
+        RunError: No document could be answered.
     """
     second = config.second_model()
     if second is None:
@@ -103,7 +111,7 @@ def tune_cascade(
             f"{labels}: a model of the cascade was trained on all of these documents; label others"
         )
     gold = _labels_of(documents, config, labels)
-    # An F1 without labels is an error, and should be one before a model is asked.
+    # A missing label is an error, which should be raised before a model is used.
     f1_of({key: [] for key in gold}, gold, config)
     answered = _answer(config, first, second, documents, minutes, verbose)
 
@@ -159,7 +167,7 @@ def _unseen(documents: list[Document], config: RunConfig) -> tuple[list[Document
 
 
 def _labels_of(documents: Sequence[Document], config: RunConfig, path: str) -> Labels:
-    """Return the labels of documents by id; `path` is the file that they are from."""
+    """Return the labels of documents by id; `path` is the file that they come from."""
     column = config.training.labels_column
     names = _label_columns(config)
     attributes = [
@@ -186,7 +194,7 @@ def _answer(
     minutes: float | None,
     verbose: bool,
 ) -> list[_AnsweredDocument]:
-    """Answer the documents with both models; return those that both had time for."""
+    """Answer the documents with both models; return those that both had enough time for."""
     ends = math.inf if minutes is None else time.monotonic() + 60 * minutes
     with RemoteProfiler(config, verbose) as profiler:
 
@@ -209,7 +217,7 @@ def _answer(
 def _trial(
     config: RunConfig, answered: Sequence[_AnsweredDocument], labels: Labels, under: float
 ) -> CascadeTrial:
-    """Compute what a threshold leads to, from the answers of both models."""
+    """Compute the result of a threshold from the answers of both models."""
     answers: Answers = {}
     second_answers = 0
     seconds = 0.0
@@ -218,10 +226,10 @@ def _trial(
         record, costs = _cascaded(config, item, under)
         answers[item.document.id] = []
         if record.error is None:
-            # Scores are computed from rows of a table, where the record is text.
+            # Scores are computed from the rows of a table, where the record is text.
             text = json.dumps(record.columns["record"], ensure_ascii=False)
             answers[item.document.id].append({**record.columns, "record": text})
-        # Dataclasses with equal numbers are equal, so the second model's is told by identity.
+        # Dataclasses with equal numbers are equal, so the second model's is recognized by identity.
         second_answers += any(cost is item.second for cost in costs)
         seconds += sum(cost.seconds for cost in costs)
         usd += sum(cost.server_usd for cost in costs)
@@ -239,7 +247,7 @@ def _trial(
 def _cascaded(
     config: RunConfig, item: _AnsweredDocument, under: float
 ) -> tuple[Record, list[DocumentCost]]:
-    """Return the record that a cascade makes of a document, and what it takes."""
+    """Return the record that a cascade produces for a document, and its costs."""
     first = _record(item.document, item.first)
     second = _record(item.document, item.second)
     if under == math.inf:

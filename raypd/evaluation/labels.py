@@ -1,4 +1,4 @@
-"""The labels of documents, and the answers of a run, as an evaluation reads them."""
+"""Reads the labels of documents and the answers of a run for an evaluation."""
 
 import json
 from collections import Counter
@@ -16,13 +16,15 @@ from raypd.tasks import labels_of, trained_on_of
 from raypd.text import id_text
 
 Row = dict[str, Any]
-Answers = dict[str, list[Row]]  # document id -> the rows that answer it; no rows if it failed
-Labels = dict[str, Row]  # document id -> its labels
+# Document id -> the rows that answer it, which are empty if it failed.
+Answers = dict[str, list[Row]]
+# Document id -> its labels.
+Labels = dict[str, Row]
 # Category -> name of an attribute that a run extracted -> its name in labels ("a.b" if nested).
 AttributeNames = dict[str, dict[str, str]]
-# A run of a fit is at most so many levels below the fit's folder (candidates/NAME/SHARE/test).
+# A run of a fit is at most this many levels below the fit's folder (candidates/NAME/SHARE/test).
 _LEVELS_OF_FIT = 4
-# Type of what a row of labels holds under a name. Anything else is a column of the input.
+# The types of the values under these names in a row of labels. Anything else is an input column.
 _TYPES: dict[str, Any] = {
     "target": dict,
     "questions": list,
@@ -38,14 +40,14 @@ def read_labels(path: str, labels_column: str, run: str = "") -> Labels:
     Args:
         path: JSON lines, or a table with an id and a column per attribute.
         labels_column: The column whose labels become `target`.
-        run: The folder of the run whose documents they are, which tells the columns of ids,
+        run: The folder of the run whose documents they are, which determines the columns of ids,
             categories and texts; "" if there is none.
 
     Returns:
         By document id, an object with `target`, `questions` or `reference`.
 
     Raises:
-        InputError: If the file cannot be read, or holds no labels.
+        InputError: The file cannot be read, or contains no labels.
     """
     config = _recorded_config(run) if run else {}
     source = config.get("input") or {}
@@ -79,14 +81,14 @@ def read_labels(path: str, labels_column: str, run: str = "") -> Labels:
 def no_ids(path: str, run: str) -> str:
     """Return what is wrong if the labels of a run have no column of ids; "" if they have one.
 
-    A column that has ids of the run is named.
+    The text names a column that contains ids of the run.
 
     Args:
         path: The file of labels.
         run: The folder of the run.
 
     Raises:
-        InputError: If the file cannot be read.
+        InputError: The file cannot be read.
     """
     source = _recorded_config(run).get("input") or {}
     about = about_ids(path, _id_column(run, source))
@@ -106,17 +108,17 @@ def no_ids(path: str, run: str) -> str:
 def columns_without_attribute(
     path: str, labels_column: str, run: str, labels: Labels, names: AttributeNames
 ) -> list[str]:
-    """Return the columns of labels that fit no attribute, and are no known column of the input.
+    """Return the columns of labels that fit no attribute and are not known columns of the input.
 
     Args:
         path: The file of labels.
         labels_column: The column whose labels became `target`.
         run: The folder of the run.
-        labels: What the file holds.
+        labels: The labels in the file.
         names: The attributes of the run by category.
 
     Raises:
-        InputError: If the file cannot be read.
+        InputError: The file cannot be read.
     """
     source = _recorded_config(run).get("input") or {}
     attributes = {name for category in names.values() for name in category.values()}
@@ -142,16 +144,16 @@ def labels_in(
     """Return the labels in a row of a file.
 
     Args:
-        row: The row, which may also hold columns of the input.
+        row: The row, which may also contain columns of the input.
         labels_column: The column whose labels become `target`.
-        attributes: The attributes whose columns hold labels if there is no labels_column.
-        text_columns: The columns of the documents' texts, which hold no labels.
+        attributes: The attributes whose columns contain labels if there is no labels_column.
+        text_columns: The columns of the documents' texts, which contain no labels.
 
     Returns:
         The row with `target`, without the names whose values have another type than labels.
 
     Raises:
-        ValueError: If a label is no value of its attribute.
+        ValueError: A label is not a value of its attribute.
     """
     labels = {**row, "target": labels_of(row, labels_column, attributes, text_columns)}
     return {
@@ -169,7 +171,7 @@ def asked_attributes(run: str) -> AttributeNames:
 
 
 def free_texts(run: str) -> set[tuple[str, str]]:
-    """Return the (category, attribute) of a run whose values are free texts.
+    """Return the (category, attribute) pairs of a run whose values are free texts.
 
     Args:
         run: The folder of the run.
@@ -186,8 +188,8 @@ def free_texts(run: str) -> set[tuple[str, str]]:
 def shown_in_prompt(run: str) -> set[str]:
     """Return the ids of the documents that a run's prompts show with their labels.
 
-    With `task.examples.nearest` there are none, because a document is no example for itself. They
-    are known only while the file of examples can be read, and if its rows have ids.
+    With `task.examples.nearest` there are none, because a document is never an example for itself.
+    They are known only while the file of examples can be read, and only if its rows have ids.
 
     Args:
         run: The folder of the run.
@@ -213,20 +215,20 @@ def shown_in_prompt(run: str) -> set[str]:
 def seen_in_training(run: str, labels: Labels) -> set[str]:
     """Return the ids of the labelled documents that a run's model was trained or validated on.
 
-    They are known only for a model that raypd trained, and while its folder is there.
+    They are known only for a model that raypd trained, and only while its folder exists.
 
     Args:
         run: The folder of the run.
         labels: The labels by document id.
 
     Raises:
-        ModelError: If the file beside the model's weights cannot be read.
+        ModelError: The file next to the model's weights cannot be read.
     """
     config = _recorded_config(run)
     source = config.get("input") or {}
     columns = source.get("text_columns") or []
     if source.get("html_columns"):
-        # Labels have the markup, and a model is trained on the text.
+        # The labels contain markup, but the model was trained on the plain text.
         columns = []
     seen = set()
     for model in (config.get("model"), (config.get("cascade") or {}).get("model")):
@@ -240,8 +242,10 @@ def seen_in_training(run: str, labels: Labels) -> set[str]:
 class SeenDocuments:
     """The labelled documents that the model of a run has seen with their labels."""
 
-    shown: frozenset[str] = frozenset()  # in the prompt
-    trained: frozenset[str] = frozenset()  # of the others, those that trained the model
+    # Those in the prompt.
+    shown: frozenset[str] = frozenset()
+    # Those of the others that the model was trained or validated on.
+    trained: frozenset[str] = frozenset()
 
     @property
     def ids(self) -> frozenset[str]:
@@ -257,7 +261,7 @@ def seen_documents(run: str, labels: Labels) -> SeenDocuments:
         labels: The labels by document id.
 
     Raises:
-        ModelError: If the file beside the model's weights cannot be read.
+        ModelError: The file next to the model's weights cannot be read.
     """
     shown = frozenset(labels.keys() & shown_in_prompt(run))
     return SeenDocuments(shown, frozenset(seen_in_training(run, labels) - shown))
@@ -275,10 +279,10 @@ def attribute_names(task: Row) -> AttributeNames:
 
 
 def _id_column(run: str, source: Row) -> str | None:
-    """Return the column of ids that labels of a run have.
+    """Return the column of ids in the labels of a run.
 
-    A run within the folder of a fit reads the fit's own files, whose ids are in `id`. The user's
-    labels have the column of the fit's input.
+    A run inside the folder of a fit reads the fit's own files, whose ids are in `id`. The user's
+    labels have the id column of the fit's input.
 
     Args:
         run: The folder of the run; "" if there is none.
@@ -292,7 +296,8 @@ def _id_column(run: str, source: Row) -> str | None:
         folder = folder.rpartition("/")[0]
         path = storage.join(folder, layout.FIT)
         if not folder or storage.is_remote(folder):
-            break  # a fit is local
+            # A fit is always local.
+            break
         if storage.exists(path):
             try:
                 fit = json.loads(storage.read(path))
@@ -305,7 +310,8 @@ def _id_column(run: str, source: Row) -> str | None:
 def _recorded_config(run: str) -> Row:
     try:
         return load_record(storage.absolute(run)).config
-    except NoRun:  # the folder holds units alone, so every label counts
+    # The folder contains only units, so every label counts.
+    except NoRun:
         return {}
 
 
@@ -318,8 +324,8 @@ def category_of(row: Row, labels: Row, names: AttributeNames) -> str:
         names: The attributes of the run by category.
 
     Returns:
-        The category in the row. Without one, the only category of the run; if it has several, what
-        the labels say.
+        The category in the row. If it has none, the only category of the run, or the category in
+        the labels if the run has several.
     """
     if row.get("category"):
         return str(row["category"])
@@ -335,7 +341,7 @@ def read_answers(run: str) -> Answers:
         run: The folder of the run.
 
     Raises:
-        InputError: If the folder holds no answers.
+        InputError: The folder contains no answers.
     """
     answers: Answers = {}
     for row in unit_rows.rows_of(run):
@@ -346,7 +352,7 @@ def read_answers(run: str) -> Answers:
 
 
 def answers_for(run: str, ids: Collection[str]) -> tuple[Answers, int]:
-    """Read the answers of some documents of a run, and no unit that cannot have them.
+    """Read the answers of some documents of a run, without units that cannot contain them.
 
     Args:
         run: The folder of the run.
@@ -356,7 +362,7 @@ def answers_for(run: str, ids: Collection[str]) -> tuple[Answers, int]:
         The answers of those documents that the run has, and the number of its other documents.
 
     Raises:
-        InputError: If the folder holds no answers.
+        InputError: The folder contains no answers.
     """
     rows, documents = unit_rows.with_ids(run, ids)
     if not documents:
@@ -370,7 +376,7 @@ def answers_for(run: str, ids: Collection[str]) -> tuple[Answers, int]:
 
 
 def _add(answers: Answers, row: Row) -> None:
-    """Add a row to the answers of its document; of a failed document, the id alone."""
+    """Add a row to the answers of its document; for a failed document, add only the id."""
     rows = answers.setdefault(row["id"], [])
     if row["status"] == "ok":
         rows.append(row)

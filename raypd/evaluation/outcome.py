@@ -1,4 +1,4 @@
-"""How an answer compares with its label: of a value, a question, or a text."""
+"""Compares an answer with its label: the answer may be a value, a question's answer, or a text."""
 
 import json
 import re
@@ -24,9 +24,9 @@ def outcome(answer: Any, forms: Sequence[Any], tolerance: float = 0.0, fold: boo
 
     Args:
         answer: The value; None if there is none.
-        forms: All forms of the label that are right.
+        forms: All correct forms of the label.
         tolerance: The share by which a number may differ from its label.
-        fold: Whether case is ignored. White space always is.
+        fold: Whether case is ignored. White space is always ignored.
 
     Returns:
         One of OUTCOMES.
@@ -55,7 +55,7 @@ def _comparable(value: Any, fold: bool) -> str:
     if value is None:
         return ""
     if isinstance(value, dict):
-        # The cells of a row may stand in any order, and a null is as good as no cell.
+        # The cells of a row may be in any order, and a null is equivalent to a missing cell.
         texts = {_comparable(name, fold): _comparable(cell, fold) for name, cell in value.items()}
         cells = {name: text for name, text in texts.items() if text}
         return json.dumps(cells, sort_keys=True)
@@ -85,7 +85,7 @@ def parts_of_record(
 
     Returns:
         The number of each outcome: `strict` over all labels, `scored` over the names in `scored`
-        and with every accepted form, `scored exact` the same with case compared.
+        and with every accepted form, and `scored exact`, which is the same with case compared.
     """
     scored = labels.get("scored")
     accepted = labels.get("accepted") or {}
@@ -134,16 +134,17 @@ def parts_of_questions(rows: list[Row], questions: list[Row]) -> dict[str, list[
 
 
 def _has_right_choices(row: Row, question: Row) -> bool:
-    """Return whether a row names a right choice; of a multi-select, all of them and no other."""
+    """Return whether a row names a correct choice; for a multi-select, exactly all correct ones."""
     if not question.get("multi_select"):
         return row["choice_index"] in question["answer_idx"]
-    letters = "".join(re.findall(r"\b[A-Z]+\b", row["answer"] or ""))  # of "B, D" or "BD"
+    # The answer is written like "B, D" or "BD".
+    letters = "".join(re.findall(r"\b[A-Z]+\b", row["answer"] or ""))
     chosen = {string.ascii_uppercase.index(letter) for letter in letters}
     return chosen == set(question["answer_idx"])
 
 
 def _squad(text: str) -> str:
-    """Return a text as SQuAD compares it.
+    """Return a text in the form in which SQuAD compares it.
 
     It is in lower case, without punctuation, articles and extra white space.
     """
@@ -165,7 +166,7 @@ def parts_of_texts(rows: list[Row], labels: Row) -> dict[str, list[float]]:
     """Score texts against the reference of their turn, by ROUGE-L.
 
     Args:
-        rows: The rows that answer the document: a text per turn and sample.
+        rows: The rows that answer the document: one text per turn and sample.
         labels: The document's labels; `reference` is a text, or a list with a text per turn.
 
     Returns:
@@ -186,6 +187,7 @@ def parts_of_texts(rows: list[Row], labels: Row) -> dict[str, list[float]]:
 
 @cache
 def _rouge() -> Any:
-    from rouge_score.rouge_scorer import RougeScorer  # takes a second to import
+    # The import takes a second.
+    from rouge_score.rouge_scorer import RougeScorer
 
     return RougeScorer(["rougeL"], use_stemmer=True)

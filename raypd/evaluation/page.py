@@ -1,6 +1,6 @@
 """The page of `raypd evaluate`: the wrong values, document by document.
 
-Each stands beside its label, with the reason why it is wrong.
+Each value is next to its label, with the reason why it is wrong.
 """
 
 import json
@@ -42,7 +42,8 @@ from raypd.report import (
 from raypd.run import layout, load_run
 from raypd.text import count
 
-_MAX_DOCUMENTS = 200  # shown on the page; those with the most wrong values
+# The limit on documents on the page, which shows those with the most wrong values.
+_MAX_DOCUMENTS = 200
 REASONS = (
     "another value",
     "a part of the label",
@@ -51,9 +52,9 @@ REASONS = (
     "missing",
     "no answer",
 )
-# (category, attribute) -> how many values are "right", and how many are wrong for each reason.
+# (category, attribute) -> the number of "right" values, and of wrong values for each reason.
 Counts = dict[tuple[str, str], Counter[str]]
-# Of a point in the chart, and what stands beside its axes, in pixels.
+# The size of a point in the chart, and of the area next to its axes, in pixels.
 _SQUARE = 8
 _BESIDE_AXES = 60
 _MEASURES = ("scored F1", "strict F1", "values right")
@@ -66,8 +67,10 @@ class WrongValue:
     attribute: str
     label: str
     value: str
-    reason: str  # one of REASONS
-    status: str  # of the value
+    # One of REASONS.
+    reason: str
+    # The status of the value.
+    status: str
     confidence: float | None
 
 
@@ -75,7 +78,7 @@ class WrongValue:
 class WrongDocument:
     """A document with wrong values.
 
-    `pieces` is its text in pieces, each with the attributes whose values stand there.
+    `pieces` is its text in pieces, each with the attributes whose values are there.
     """
 
     id: str
@@ -94,17 +97,17 @@ def write_page(
     Args:
         run: The folder of the run.
         labels: The file of labels, as for `evaluate`.
-        evaluation: What `evaluate` returned.
-        labels_column: The column that is read in place of `target`.
+        evaluation: The result of `evaluate`.
+        labels_column: The column that is read instead of `target`.
         tolerance: The share by which a number may differ from its label.
 
     Returns:
-        The path of the page, and the file of labels whose page it replaces ("" for none, or the
-        same); None if the run is no extraction.
+        The path of the page, and the file of labels whose page it replaces ("" for none or the same
+        file); None if the run is not an extraction.
 
     Raises:
-        ConfigError: If there is no run in the folder.
-        RunError: If the page cannot be written.
+        ConfigError: There is no run in the folder.
+        RunError: The page cannot be written.
     """
     root = storage.absolute(run)
     config = load_run(root, [])
@@ -115,7 +118,8 @@ def write_page(
     no_texts = ""
     try:
         _add_texts(shown, config, root)
-    except UserError as error:  # the input has moved
+    # The input was moved.
+    except UserError as error:
         no_texts = f"Without the documents' texts: {error}"
     chart = None
     if evaluation.calibration_error is not None:
@@ -167,7 +171,9 @@ def _add_texts(documents: Sequence[WrongDocument], config: RunConfig, root: str)
 
 
 def _rows(counts_by_attribute: Counts, evaluation: Evaluation) -> list[list[str]]:
-    """Return the cells of the table of attributes, the one with the most wrong values first."""
+    """Return the cells of the table of attributes, with the one with the most wrong values
+    first.
+    """
     f1 = {(score.category, score.attribute): score.f1 for score in evaluation.attributes}
     ranked = sorted(
         counts_by_attribute.items(), key=lambda item: item[1]["right"] - item[1].total()
@@ -188,11 +194,11 @@ def _rows(counts_by_attribute: Counts, evaluation: Evaluation) -> list[list[str]
 def reliability_chart(
     lines: Mapping[str, tuple[str, Sequence[Sequence[float]]]], about: str
 ) -> Chart:
-    """Draw the share of right values by confidence.
+    """Draw the share of correct values by confidence.
 
     Args:
-        lines: Role of a color -> the name of a line and its points (confidence, share right,
-            number of values).
+        lines: Role of a color -> the name of a line and its points (confidence, share of correct
+            values, number of values).
         about: The caption of the chart.
     """
     chart = Chart(
@@ -206,7 +212,7 @@ def reliability_chart(
             confidences = [point[0] for point in points]
             shares = [point[1] for point in points]
             axes.plot(confidences, shares, color=ROLES[role], linewidth=2)
-            # Short thick lines serve as squares, since `inline` keeps no markers.
+            # Short thick lines serve as squares, because `inline` keeps no markers.
             half = _SQUARE / 2 / (width - _BESIDE_AXES)
             for x, y, _ in points:
                 axes.plot([x - half, x + half], [y, y], color=ROLES[role], linewidth=_SQUARE)
@@ -230,15 +236,15 @@ def find_wrong_values(
     Args:
         run: The folder of the run.
         labels: The file of labels, as for `evaluate`.
-        labels_column: The column that is read in place of `target`.
+        labels_column: The column that is read instead of `target`.
         tolerance: The share by which a number may differ from its label.
 
     Returns:
-        The documents with wrong values, without their texts, and the number of right and wrong
+        The documents with wrong values, without their texts, and the number of correct and wrong
         values by attribute.
 
     Raises:
-        InputError: If a file cannot be read.
+        InputError: A file cannot be read.
     """
     gold = read_labels(labels, labels_column, run)
     answers, _ = answers_for(run, gold)
@@ -281,7 +287,8 @@ def _compared(
 ) -> list[tuple[str, str | None, WrongValue | None]]:
     """Compare the values of one document with its labels.
 
-    Returns (attribute, None, None) for a right value, (attribute, reason, value) for a wrong one.
+    Returns:
+        (attribute, None, None) for a correct value, (attribute, reason, value) for a wrong one.
     """
     target = flat_values(labels["target"])
     names_of_labels = names.get(category, {name: name for name in target})
@@ -294,7 +301,7 @@ def _compared(
         if name not in target:
             continue
         forms = (labels.get("accepted") or {}).get(name) or [target[name]]
-        # Without a configuration nothing is known of the types.
+        # Without a configuration, the types are unknown.
         is_free = not names or (category, name) in texts
         reason: str | None = "no answer"
         if row:
@@ -316,14 +323,14 @@ def _compared(
 
 
 def _reason(value: Any, forms: list[Any], tolerance: float, is_free: bool) -> str | None:
-    """Return why a value is wrong; None if it is right.
+    """Return why a value is wrong; None if it is correct.
 
     Args:
         value: The value.
-        forms: All forms of the label that are right.
+        forms: All correct forms of the label.
         tolerance: The share by which a number may differ from its label.
-        is_free: Whether it is a free text. Of another value a part says nothing: `accident-free` is
-            not more than `accident`, but its opposite.
+        is_free: Whether it is a free text. A part of any other value proves nothing:
+            `accident-free` does not extend `accident`, but is its opposite.
     """
     kind = outcome(value, forms, tolerance)
     if kind in (VC, NN):
@@ -333,7 +340,7 @@ def _reason(value: Any, forms: list[Any], tolerance: float, is_free: bool) -> st
     if kind == VN:
         return "missing"
     if is_free and isinstance(value, str):
-        # Of numbers, digits in common say nothing: 36 is no part of 36000.
+        # Common digits of numbers prove nothing: 36 is not a part of 36000.
         text = value.casefold()
         labels = [form.casefold() for form in forms if isinstance(form, str)]
         if any(text in label for label in labels):
@@ -350,7 +357,7 @@ def _reason(value: Any, forms: list[Any], tolerance: float, is_free: bool) -> st
 
 
 def _shown(value: Any) -> str:
-    """Return a value as the page shows it."""
+    """Return a value in the form that the page shows."""
     if value is None:
         return ""
     if isinstance(value, str):

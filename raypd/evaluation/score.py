@@ -1,14 +1,15 @@
 """`raypd evaluate RUN LABELS`.
 
 Extraction is micro-averaged over (document, attribute) in two ways. Strict: all attributes that the
-run extracted, and the gold value alone (case and white space folded). Scored: the attributes in a
-document's `scored`, and any of its `accepted` forms, as in the literature (ExtractGPT), which
-compares case (`scored F1, exact`).
+run extracted, compared only with the gold value (case and white space folded). Scored: the
+attributes in a document's `scored`, compared with any of its `accepted` forms, as in the literature
+(ExtractGPT), which compares case (`scored F1, exact`).
 
-A value is right (VC), wrong (VW), present where the label is null (NV), missing (VN) or rightly
-null (NN). Precision is VC / (VC + VW + NV), recall VC / (VC + VW + VN), `values right` the share of
-VC + NN. Questions: exact match and token F1 as in SQuAD; of questions with choices all right ones
-and no other must be named. A failed question is wrong. Texts: ROUGE-L.
+A value is correct (VC), wrong (VW), present although the label is null (NV), missing (VN) or
+correctly null (NN). Precision is VC / (VC + VW + NV), recall is VC / (VC + VW + VN), and `values
+right` is the share of VC + NN. Questions: exact match and token F1 as in SQuAD; the answer to a
+multi-select question must name exactly the correct choices. A failed question is wrong. Texts:
+ROUGE-L.
 
 Intervals are 95% bootstrap intervals over documents. A difference of two runs is resampled in
 pairs.
@@ -60,15 +61,16 @@ from raypd.tasks import about_missing, is_number
 from raypd.text import counted
 
 _SEED = 0
-# Below this many documents a line says that the figures tell little.
+# Below this number of documents, a line warns that the figures say little.
 _FEW_DOCUMENTS = 10
-# Fewer documents that a review chose at random do not stand for all.
+# Fewer documents that a review chose at random do not represent all documents.
 _FEW_AT_RANDOM = 30
-# The figures that are told of them.
+# The figures that are shown for them.
 _REVIEW_FIGURES = ("scored F1", "strict F1", "values right")
 # The width of the column with the names of the figures.
 _NAME_WIDTH = 25
-_MOST_ATTRIBUTES = 20  # on the terminal
+# The limit on the attributes that the terminal shows.
+_MOST_ATTRIBUTES = 20
 _OTHER_LABELS = (
     "label others. After `raypd fit`, test.jsonl in its folder holds the documents that its models "
     "have not seen"
@@ -84,7 +86,8 @@ class Measure:
     low: float
     high: float
     documents: int
-    of: str = ""  # a category; "" for all documents
+    # A category, or "" for all documents.
+    of: str = ""
 
 
 @dataclass
@@ -101,53 +104,66 @@ class ScoreDifference:
 
 @dataclass
 class AttributeScore:
-    """How right the values of an attribute are, over all labelled documents."""
+    """How many values of an attribute are correct, over all labelled documents."""
 
     category: str
     attribute: str
     f1: float
-    right: int  # values, and nulls
-    values: int  # that have a label, which may be null
-    # The label that is the most frequent, as JSON, and the values that it would have right.
+    # The number of correct values, including nulls.
+    right: int
+    # The number of values that have a label, which may be null.
+    values: int
+    # The most frequent label, as JSON, and the number of values that it would make correct.
     frequent_label: str
     frequent_right: int
 
 
 @dataclass
 class Evaluation:
-    """What `raypd evaluate` measured."""
+    """The result of `raypd evaluate`."""
 
     measures: list[Measure]
     differences: list[ScoreDifference] = field(default_factory=list)
-    unlabelled: int = 0  # documents of the run without labels
-    missing: int = 0  # labelled documents that the run does not hold
-    failed: int = 0  # documents that the run could not answer: counted as without any value
-    shown: int = 0  # labelled documents that the prompt shows with their labels: left out
-    trained: int = 0  # labelled documents that the model was trained or validated on: left out
-    # Labelled documents that the other run's prompt shows, or its model was trained on: left out of
-    # the differences.
+    # Documents of the run without labels.
+    unlabelled: int = 0
+    # Labelled documents that the run does not contain.
+    missing: int = 0
+    # Documents that the run could not answer, which count as having no values.
+    failed: int = 0
+    # Labelled documents that are left out because the prompt shows them with their labels.
+    shown: int = 0
+    # Labelled documents that are left out because the model was trained or validated on them.
+    trained: int = 0
+    # Labelled documents that are left out of the differences because the other run's prompt shows
+    # them, or its model was trained on them.
     other_left_out: int = 0
-    not_asked: int = 0  # labelled values, null or not, of attributes that the run did not extract
-    calibration_error: float | None = None  # of the confidences of an extraction
-    # (confidence, share right, values) per tenth
+    # Labelled values, including nulls, of attributes that the run did not extract.
+    not_asked: int = 0
+    # The calibration error of the confidences of an extraction.
+    calibration_error: float | None = None
+    # (confidence, share of correct values, number of values) per tenth.
     reliability: list[tuple[float, float, int]] = field(default_factory=list)
-    attributes: list[AttributeScore] = field(default_factory=list)  # the lowest F1 first
-    without_labels: list[str] = field(default_factory=list)  # attributes of the run
+    # The attributes, with the lowest F1 first.
+    attributes: list[AttributeScore] = field(default_factory=list)
+    # The attributes of the run without labels.
+    without_labels: list[str] = field(default_factory=list)
     # Columns of the labels that fit no attribute, if there are attributes without labels.
     other_columns: list[str] = field(default_factory=list)
     # Documents that `raypd review` chose because the model was least sure of them. If there are
-    # any, `at_random` has the figures of those that it chose at random.
+    # any, `at_random` has the figures of the documents that it chose at random.
     least_sure: int = 0
     at_random: list[Measure] = field(default_factory=list)
 
 
 @dataclass
 class Score:
-    """The numbers of one document, which add up over documents."""
+    """The numbers of one document, which are summed over documents."""
 
     category: str
-    parts: dict[str, list[float]]  # by the `part` of a Metric
-    lists: bool = False  # whether its labels have `scored` or `accepted`
+    # The numbers by the `part` of a Metric.
+    parts: dict[str, list[float]]
+    # Whether its labels have `scored` or `accepted`.
+    lists: bool = False
     not_asked: int = 0
 
 
@@ -165,7 +181,7 @@ class Metric:
 
 
 def _f1(sums: np.ndarray) -> np.ndarray:
-    """Compute F1: [..., 5] sums of outcomes -> [...]; 0 where nothing is right."""
+    """Compute F1 from [..., 5] sums of outcomes, as [...]; 0 if no value is correct."""
     right = sums[..., VC]
     wrong = 2 * sums[..., VW] + sums[..., NV] + sums[..., VN]
     return 2 * right / np.maximum(1, 2 * right + wrong)
@@ -175,11 +191,11 @@ def share(part: list[int], total: list[int]) -> Callable[[np.ndarray], np.ndarra
     """Return a function that computes the share of some sums in others.
 
     Args:
-        part: The indices of the sums that are counted.
-        total: The indices of the sums that they are a share of.
+        part: The indices of the sums in the numerator.
+        total: The indices of the sums in the denominator.
 
     Returns:
-        A function [..., n] -> [...], which is 0 where the total is.
+        A function [..., n] -> [...], which is 0 if the denominator is 0.
     """
 
     def figure(sums: np.ndarray) -> np.ndarray:
@@ -188,10 +204,12 @@ def share(part: list[int], total: list[int]) -> Callable[[np.ndarray], np.ndarra
     return figure
 
 
-# The share of values that would be right if the answer to everything were null.
+# The share of values that would be correct if the answer to everything were null.
 IF_ALL_NULL = "if every value were null"
-mean = share([0], [1])  # of parts that are (sum, count)
-METRICS: dict[str, Metric] = {  # by the name that is shown
+# The mean of parts that are (sum, count).
+mean = share([0], [1])
+# The metrics by their displayed names.
+METRICS: dict[str, Metric] = {
     "strict F1": Metric("strict", _f1),
     "strict precision": Metric("strict", share([VC], [VC, VW, NV])),
     "strict recall": Metric("strict", share([VC], [VC, VW, VN])),
@@ -219,14 +237,14 @@ def evaluate(
         run: The folder of the run.
         labels: JSON lines of {id, target | questions | reference, ...}, or a table (CSV, JSON
             lines) with an id and a column per attribute.
-        other_run: The folder of a run to compare with, over the documents that both hold.
+        other_run: The folder of a run to compare with, over the documents that both contain.
         tolerance: The share by which a number may differ from its label.
-        labels_column: The column that is read in place of `target`.
+        labels_column: The column that is read instead of `target`.
 
     Raises:
-        InputError: If a file cannot be read, no document stands in both, or the model has seen all
-            that do.
-        ModelError: If the file beside the model's weights cannot be read.
+        InputError: A file cannot be read, the run and the labels have no document in common, or the
+            model has seen all of those.
+        ModelError: The file next to the model's weights cannot be read.
     """
     gold = read_labels(labels, labels_column, run)
     answers, others = answers_for(run, gold)
@@ -287,7 +305,7 @@ def evaluate(
 
 
 def _without_labels(scores: list[AttributeScore], names: AttributeNames) -> list[str]:
-    """Return the attributes without any label, of the categories that have labels."""
+    """Return the attributes without any label, in the categories that have labels."""
     labelled = {(score.category, score.attribute) for score in scores}
     missing: dict[str, None] = {}
     for category in {category for category, _ in labelled} & names.keys():
@@ -321,7 +339,7 @@ def _leave_out(run: str, labels: str, seen: SeenDocuments, answers: Answers, gol
 
 
 def _no_labels(run: str, labels: str, labels_column: str, has_ids: bool) -> InputError:
-    """Return the error for labels of which no document can be scored."""
+    """Return the error for labels with which no document can be scored."""
     lacking = "has labels"
     if has_ids:
         lacking = (
@@ -346,17 +364,17 @@ def labelled_values(
     Args:
         run: The folder of the run.
         labels: The file of labels, as for `evaluate`.
-        labels_column: The column that is read in place of `target`.
+        labels_column: The column that is read instead of `target`.
         tolerance: The share by which a number may differ from its label.
-        with_trained: Whether documents that the model was trained or validated on count, too.
+        with_trained: Whether to include documents that the model was trained or validated on.
 
     Returns:
         The values, and the number of labelled documents that are left out because the model was
         trained or validated on them.
 
     Raises:
-        InputError: If a file cannot be read, or the model has seen all of the documents.
-        ModelError: If the file beside the model's weights cannot be read.
+        InputError: A file cannot be read, or the model has seen all of the documents.
+        ModelError: The file next to the model's weights cannot be read.
     """
     gold = read_labels(labels, labels_column, run)
     answers, _ = answers_for(run, gold)
@@ -385,7 +403,8 @@ def _labelled_values(
                 if name not in target or value["confidence"] is None:
                     continue
                 if value.get("status") == "unsure":
-                    continue  # the record does not hold what was decoded
+                    # The record does not contain the decoded value.
+                    continue
                 forms = (labels.get("accepted") or {}).get(name) or [target[name]]
                 labelled.append(
                     LabelledValue(
@@ -411,10 +430,10 @@ def f1_of(answers: Answers, labels: Labels, config: RunConfig) -> Measure:
         config: The configuration of the extraction.
 
     Returns:
-        Scored F1 if the labels say what is scored, otherwise strict F1.
+        Scored F1 if the labels say which attributes are scored, otherwise strict F1.
 
     Raises:
-        InputError: If no document has labels.
+        InputError: No document has labels.
     """
     task = config.model_dump(include={"task"})["task"]
     scores = list(_scores(answers, labels, 0.0, attribute_names(task)).values())
@@ -429,7 +448,7 @@ def f1_of(answers: Answers, labels: Labels, config: RunConfig) -> Measure:
 
 
 def attributes_of(answers: Answers, labels: Labels, config: RunConfig) -> list[AttributeScore]:
-    """Return how right the values of each attribute are, the lowest F1 first.
+    """Return how many values of each attribute are correct, with the lowest F1 first.
 
     Args:
         answers: The rows by document id.
@@ -512,10 +531,10 @@ def _attribute_scores(
 
 
 def _most_frequent(labels: list[list[Any]], tolerance: float) -> tuple[str, int]:
-    """Return the most frequent label of an attribute as JSON, and how often it would be right.
+    """Return the most frequent label of an attribute as JSON, and how often it would be correct.
 
     Args:
-        labels: The forms of each document's label that are right; the first is the label.
+        labels: The correct forms of each document's label; the first one is the label.
         tolerance: The share by which a number may differ from its label.
     """
     texts = Counter(json.dumps(forms[0], ensure_ascii=False) for forms in labels)
@@ -528,7 +547,7 @@ def _most_frequent(labels: list[list[Any]], tolerance: float) -> tuple[str, int]
 def _score_of_record(
     rows: list[Row], labels: Row, tolerance: float, names: AttributeNames
 ) -> Score:
-    """Return the score of a document of an extraction, whose rows are one row, or none."""
+    """Return the score of an extraction's document, for which `rows` is one row, or none."""
     target = flat_values(labels["target"])
     category, record, scored_labels = _record_and_labels(rows, labels, names)
     return Score(
@@ -553,7 +572,7 @@ def measures_of(
         if score.category:
             by_category.setdefault(score.category, []).append(score)
     if len(by_category) == 2:
-        # A single category has the same figures as all documents.
+        # The figures of a single category are those of all documents.
         by_category = {"": by_category[""]}
     measures = []
     for category, members in by_category.items():
@@ -581,7 +600,8 @@ def _differences(scores: list[Score], other_scores: list[Score]) -> list[ScoreDi
         other_table = _table(metric.part, other_scores)
         if table is None or other_table is None:
             continue
-        if name == IF_ALL_NULL:  # which depends on the labels alone
+        # This figure depends only on the labels.
+        if name == IF_ALL_NULL:
             continue
         weights = _weights(scores)
         values = metric.figure(weights @ table)
@@ -607,20 +627,21 @@ def _table(part: str, scores: list[Score]) -> np.ndarray | None:
 def _weights(scores: list[Score]) -> np.ndarray:
     """Return how often each document counts: [1 + samples, documents].
 
-    In the first row each counts once, in the others as often as a bootstrap sample has it.
+    Each document counts once in the first row, and in the others as often as it is in a bootstrap
+    sample.
     """
     return bootstrap.weights(len(scores), np.random.default_rng(_SEED))
 
 
 def _interval(draws: np.ndarray) -> tuple[float, float, float]:
     """Return (value, low, high) of the draws of a figure: [1 + samples]."""
-    # A score may well be between 0 and 1.
+    # A score may be anywhere between 0 and 1.
     figure = bootstrap.figure(draws, widest_ratio=math.inf)
     return figure.value, figure.low or 0.0, figure.high or 0.0
 
 
 def about_review(evaluation: Evaluation) -> str:
-    """Return what the documents that a review chose say about all documents; "" without such."""
+    """Return what the documents of a review say about all documents; "" if there are none."""
     if not evaluation.least_sure:
         return ""
     chosen = counted(evaluation.least_sure, "document")
@@ -723,7 +744,7 @@ def describe(evaluation: Evaluation) -> str:
 
 
 def _attribute_lines(scores: list[AttributeScore]) -> list[str]:
-    """Return the lines of the attributes; none if there is one alone."""
+    """Return the lines of the attributes; none if there is only one attribute."""
     if len(scores) < 2:
         return []
     lines = ["", "by attribute, the lowest F1 first      F1  right"]
