@@ -1,7 +1,7 @@
 """The charts of the report page, drawn by matplotlib as inline SVG.
 
 SVG needs no script and prints sharply. Each chart has a wide and a narrow form, because scaled text
-cannot be read on a phone; CSS shows the form that fits.
+would be illegible on a phone; CSS shows the form that fits.
 """
 
 from collections import Counter
@@ -33,9 +33,9 @@ FULL = 940
 NARROW = 360
 # Draws on axes, given the width in pixels.
 Draw = Callable[[Axes, int], None]
-# Bins of the chart of speed.
+# The number of bins in the chart of speed.
 _BINS = 120
-# Workers in the timeline, and in its table.
+# The maximum number of workers in the timeline, and in its table.
 _TIMELINE_ROWS = 600
 _WORKER_ROWS = 100
 # Units of running time: seconds, name, and the longest run in seconds that uses the unit.
@@ -46,12 +46,12 @@ _UNITS = [
     (86400, "days", float("inf")),
 ]
 _STYLE: Any = {
-    # Text stays text, in the page's font.
+    # Text remains text, in the page's font.
     "svg.fonttype": "none",
     "font.size": 12.0,
-    # The same run makes the same page.
+    # This makes the same page for the same run.
     "svg.hashsalt": "raypd",
-    # A category may be named $x$.
+    # A category may have a name such as $x$.
     "text.parse_math": False,
     **{f"axes.spines.{side}": False for side in ("top", "right", "left")},
     "axes.edgecolor": ROLES["grid"],
@@ -70,12 +70,12 @@ _STYLE: Any = {
 
 @dataclass
 class Table:
-    """Rows of text below headings. The page escapes cells and cuts long ones."""
+    """Rows of text below headings. The page escapes the cells and cuts long ones."""
 
     heads: list[str]
     rows: list[list[str]]
     note: str = ""
-    # Indices of columns with text; the others have figures. The first column names the row.
+    # The indices of columns with text; the others have figures. The first column names the row.
     text_columns: tuple[int, ...] = (0,)
 
 
@@ -86,9 +86,11 @@ class Chart:
     title: str
     caption: str = ""
     missing: str = ""
-    forms: dict[str, str] = field(default_factory=dict)  # wide, narrow -> SVG
+    # The form, wide or narrow -> its SVG.
+    forms: dict[str, str] = field(default_factory=dict)
     table: Table | None = None
-    legend: dict[str, str] = field(default_factory=dict)  # role of a color -> its meaning
+    # The role of a color -> its meaning.
+    legend: dict[str, str] = field(default_factory=dict)
     note: str = ""
 
     def draw(self, name: str, title: str, summary: str, size: tuple[int, int], draw: Draw) -> None:
@@ -98,7 +100,7 @@ class Chart:
             name: A name that is unique on the page.
             title: The title that a screen reader reads.
             summary: The description that a screen reader reads.
-            size: Width of the wide form, and height, in pixels.
+            size: The width of the wide form and the height, in pixels.
             draw: Draws the chart.
         """
         width, height = size
@@ -140,7 +142,7 @@ class RunningTime:
 
 
 def _time_axis(axes: Axes, clock: RunningTime, width: int) -> float:
-    """Put running time on the x axis, and return the seconds of its unit."""
+    """Show running time on the x axis, and return the seconds of its unit."""
     total = max(clock.total, 1e-6)
     seconds, name = next((seconds, name) for seconds, name, limit in _UNITS if total <= limit)
     axes.set(xlim=(0, total / seconds), xlabel=f"running time, {name}")
@@ -159,7 +161,7 @@ def _time_axis(axes: Axes, clock: RunningTime, width: int) -> float:
 
 
 def value_axis(axes: Axes, top: float, label: str) -> None:
-    """Put values from 0 to `top` on the y axis."""
+    """Show values from 0 to `top` on the y axis."""
     axes.set(ylim=(0, max(top, 1e-9)), ylabel=label)
     axes.yaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 2.5, 5, 10]))
 
@@ -235,7 +237,7 @@ def money(bill: RunBill | None, clock: RunningTime) -> Chart:
 
 
 def _no_money(bill: RunBill | None, clock: RunningTime) -> str:
-    """Return why money cannot be charted; empty if it can."""
+    """Return why money cannot be charted; "" if it can."""
     if bill is None or not bill.sessions:
         return "No bill was kept for this run."
     if not bill.usd:
@@ -250,7 +252,7 @@ def _no_money(bill: RunBill | None, clock: RunningTime) -> str:
 def speeds(run: RunReport, clock: RunningTime) -> tuple[np.ndarray, np.ndarray]:
     """Compute the speed over running time.
 
-    The documents of a unit are spread evenly over the time in which it was processed.
+    The documents of a unit are spread evenly over its processing time.
 
     Returns:
         Edges of equal spans of running time in seconds, `[n + 1]`, and documents per second in each
@@ -353,7 +355,7 @@ def _draw_timeline(
         if not spans:
             continue
         left, end = clock.at(spans).T / size
-        # A span is never thinner than a pixel.
+        # A span is never narrower than a pixel.
         right = left + np.maximum(end - left, pixel)
         low = np.array(rows) + gap
         high = np.array(rows) + 1 - gap
@@ -385,7 +387,7 @@ def _worker_table(busiest_first: Sequence[WorkerTime]) -> Table:
 
 
 def confidence(values: Sequence[float]) -> Chart:
-    """Chart how confident the model was: the share of sampled answers per twentieth of 0 to 1."""
+    """Chart the model's confidence: the share of sampled answers per twentieth of 0 to 1."""
     chart = Chart("Confidence of the answers", "share of sampled answers")
     if not values:
         return replace(chart, missing="The sampled answers have no confidence.")
@@ -435,7 +437,7 @@ def losses(training: TrainingRecord) -> Chart:
     highest = max(validation_losses, default=1.0)
 
     def draw(axes: Axes, width: int) -> None:
-        # The best is drawn last, so that it is on top.
+        # The best one is drawn last, so that it is on top.
         for attempt in sorted(training.attempts, key=lambda attempt: attempt is best):
             color = ROLES["accent" if attempt is best else "muted"]
             trained = [(step, loss) for step, loss, _ in attempt.curve if loss is not None]

@@ -1,4 +1,4 @@
-"""Compare the estimate of a run with its bill."""
+"""Compares the estimate of a run with its bill."""
 
 import math
 from collections.abc import Sequence
@@ -10,13 +10,13 @@ from raypd.estimation import BillEstimate, Estimate, Figure, MachineEstimate
 from raypd.report.data import RunReport
 from raypd.report.ledger import RunBill
 
-# If the documents of an estimate and a run differ by more, they are of different corpora.
+# If the documents of an estimate and a run differ by more than this share, the corpora differ.
 _TOLERANCE = 0.01
 
 
 @dataclass
 class BillComparison:
-    """How well a bill matched its estimate: a sentence, and figures if they can be compared."""
+    """How well a bill matched its estimate: a sentence, and figures if the two can be compared."""
 
     sentence: str
     # Name, estimated, actual, difference, interval.
@@ -55,11 +55,12 @@ def compare(run: RunReport, estimate: Estimate) -> BillComparison:
 
 @dataclass
 class _Match:
-    """The part of an estimate that is about a run's machines."""
+    """The part of an estimate that concerns a run's machines."""
 
     machine: MachineEstimate
     bill: BillEstimate
-    nodes: int  # that the run had at the same time
+    # The number of nodes that the run had at the same time.
+    nodes: int
 
 
 def _compare_figures(
@@ -97,7 +98,7 @@ def _compare_figures(
 
 
 def _price_notes(bill: RunBill, machine: MachineEstimate) -> list[str]:
-    """Return a note if the machine was billed at another price than estimated."""
+    """Return a note if the machine was billed at a different price than estimated."""
     price = machine.usd_per_hour
     billed = sorted(
         {node.usd_per_hour for node in bill.nodes if node.instance_type == machine.instance_type}
@@ -134,7 +135,7 @@ def _nodes_at_once(nodes: Sequence[NodeTime]) -> int:
 
 
 def _row(figure: Figure, value: float, show: text.Show) -> list[str]:
-    """Return estimate, actual value, difference and interval."""
+    """Return the estimate, the actual value, the difference and the interval."""
     difference = text.NONE
     if figure.value:
         difference = f"{100 * (value / figure.value - 1):+.1f}%"
@@ -142,7 +143,7 @@ def _row(figure: Figure, value: float, show: text.Show) -> list[str]:
 
 
 def _sentence(subject: str, figure: Figure, value: float) -> str:
-    """Say how far a bill is from its estimate."""
+    """Say how much a bill differs from its estimate."""
     percent = 100 * (value / figure.value - 1)
     direction = "below"
     if percent > 0:

@@ -1,6 +1,6 @@
-"""Read a run's folder for a report.
+"""Reads a run's folder for a report.
 
-What is missing is None or empty, and the page says so. No figure is made up.
+Missing data is None or empty, and the page says so. No figure is made up.
 """
 
 import time
@@ -33,9 +33,9 @@ from raypd.run import (
     read,
 )
 
-# A session without a heartbeat for longer is considered dead.
+# A session is considered dead after this time without a heartbeat.
 _ALIVE_SECONDS = 120.0
-# Failed units that are shown.
+# The number of failed units that are shown.
 _FAILURES = 20
 
 
@@ -45,8 +45,10 @@ class ReportSession:
 
     id: str
     began: float
-    ended: float  # the last time that is known
-    how: str  # how it ended; also running and killed
+    # The last known time of the session.
+    ended: float
+    # How it ended, or running or killed.
+    how: str
     units: int = 0
     documents: int = 0
     usd: float | None = None
@@ -60,8 +62,8 @@ class RunFiles:
     """The files of a run, or of nightly runs, that the page and `raypd status` both read.
 
     Raises:
-        RunError: If a file is damaged.
-        OSError: If storage does not answer.
+        RunError: A file is damaged.
+        OSError: The storage does not respond.
     """
 
     def __init__(self, root: str) -> None:
@@ -86,7 +88,7 @@ class RunFiles:
             self.left_out = left_out.describe(self.manifest.left_out)
 
     def sessions_of(self, units: Units, runs: Sequence[str] | None = None) -> list[ReportSession]:
-        """Return sessions, the oldest first, with their units and cost as far as known.
+        """Return sessions, oldest first, with their units and cost if known.
 
         Args:
             units: The committed units.
@@ -125,7 +127,9 @@ class RunFiles:
         return sessions
 
     def state_of(self, sessions: Sequence[ReportSession]) -> str:
-        """Return complete if every planned unit is there, and else how the last session ended."""
+        """Return complete if every planned unit is there, and otherwise how the last session
+        ended.
+        """
         if self.plan is not None and self.unit_count >= self.plan.units:
             return "complete"
         if self.table is not None:
@@ -133,12 +137,12 @@ class RunFiles:
             sessions = self.sessions_of(Units(), [self.root])
         if not sessions:
             return "empty"
-        # Without the totals of a plan, the word of the session counts, even if it is "complete".
+        # Without the totals of a plan, the session's own state counts, even if it is "complete".
         return sessions[-1].how
 
 
 def _plan_of_manifest(manifest: Manifest) -> PlanTotals | None:
-    """Return the totals of the plan as far as the manifest has them.
+    """Return the totals of the plan, to the extent that the manifest has them.
 
     The number of documents is 0, which means unknown, if units are missing.
     """
@@ -156,11 +160,11 @@ class RunReport(RunFiles):
     For nightly runs, units, sessions and bill are those of all nights.
 
     Attributes:
-        seconds: Seconds of all sessions, without the time between them.
+        seconds: The seconds of all sessions, without the time between them.
         state: complete, running, interrupted, ...; estimated or trained if there is no run.
-        failures: Failed units, each with the last line of what its worker wrote.
-        torn: Files beside the bill that cannot be read.
-        check: What the answers show without labels; None if there are none.
+        failures: Failed units, each with the last line that its worker wrote.
+        torn: Files of the bill that cannot be read.
+        check: What the answers show without labels; None if there are no answers.
         forecast: The estimate; None if there is none, or it cannot be read.
     """
 
@@ -223,11 +227,11 @@ def load(root: str, overrides: Sequence[str] = ()) -> RunReport:
 
     Args:
         root: The folder of the run.
-        overrides: `storage.KEY=VALUE`, which says how S3 is reached.
+        overrides: `storage.KEY=VALUE` texts, which say how to reach S3.
 
     Raises:
-        ConfigError: If there is neither a run nor an estimate, or run.json cannot be read.
-        RunError: If a file is damaged, or storage does not answer.
+        ConfigError: There is neither a run nor an estimate, or run.json cannot be read.
+        RunError: A file is damaged, or the storage does not respond.
     """
     with raised_as(RunError, f"{root}: cannot be read"):
         try:

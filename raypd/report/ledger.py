@@ -1,4 +1,4 @@
-"""The bill of a run: the bills of its sessions and retries together."""
+"""The bill of a run, which combines the bills of its sessions and retries."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -10,7 +10,7 @@ from raypd.config import UNNAMED_CATEGORY
 from raypd.run import RunCost, UsageKey, layout
 
 _Time = TypeVar("_Time", NodeTime, WorkerTime)
-# Categories that nobody named: of documents that failed before they had one, and of all others.
+# Unnamed categories: of documents that failed before they had a category, and of all others.
 _UNNAMED = ("", UNNAMED_CATEGORY)
 _PART_NAMES = {
     "decode": "decoding answers",
@@ -37,10 +37,10 @@ class RunBill:
         newest: The bill of the last session.
         cost: The cost of all sessions.
         usd: The price of everything.
-        parts: USD by part, with all that retries took as one part.
+        parts: USD by part, with retries as a single part.
         spent: USD by part in words.
-        categories: Tokens by category, and by model where no category has a name.
-        nodes: All nodes; a node without an end gets that of its session's bill.
+        categories: Tokens by category, and by model if no category has a name.
+        nodes: All nodes; a node without an end gets the end of its session's bill.
     """
 
     sessions: list[Bill]
@@ -56,7 +56,7 @@ class RunBill:
         self.usd = sum(bill.usd for bill in self.all)
         self.parts = dict(self.cost.parts)
         if self.retries:
-            # The documents of a retry are counted by the sessions already.
+            # The sessions already count the documents of a retry.
             self.parts["retry"] = sum(bill.usd for bill in self.retries)
         self.spent = {_PART_NAMES[name]: usd for name, usd in self.parts.items() if usd}
         categories = added(
@@ -78,7 +78,7 @@ class RunBill:
 
     @property
     def machines(self) -> list[tuple[tuple[str, str, float, str], list[NodeTime]]]:
-        """Nodes by kind, the dearest first: ((kind, market, USD per hour, price source), nodes)."""
+        """Nodes by kind, dearest first: ((kind, market, USD per hour, price source), nodes)."""
         groups: dict[tuple[str, str, float, str], list[NodeTime]] = {}
         for node in self.nodes:
             kind = node.instance_type
@@ -94,12 +94,12 @@ class RunBill:
 
     @property
     def workers(self) -> list[WorkerTime]:
-        """The workers of sessions, each with an end."""
+        """The workers of sessions, each with an end time."""
         return [_with_end(worker, bill.until) for bill in self.sessions for worker in bill.workers]
 
     @property
     def series(self) -> list[tuple[float, float]]:
-        """(time, USD of all sessions by then)."""
+        """Points (time, USD of all sessions until then)."""
         points = []
         earlier_usd = 0.0
         for bill in self.sessions:
@@ -113,7 +113,7 @@ class RunBill:
 
 
 def _with_end(time: _Time, until: float) -> _Time:
-    """Return the time of a node or worker, whose end is at most that of its bill."""
+    """Return the time of a node or worker, which ends no later than its bill."""
     if time.ended is not None:
         return time
     return replace(time, ended=until)
@@ -123,7 +123,7 @@ def read_bill(runs: Sequence[str]) -> RunBill | None:
     """Read the bills of runs.
 
     Raises:
-        OSError: If storage does not answer.
+        OSError: The storage does not respond.
     """
     retry_folders = []
     for run in runs:
@@ -132,7 +132,7 @@ def read_bill(runs: Sequence[str]) -> RunBill | None:
     retries, torn_retries = book.read_bills(retry_folders)
     sessions, torn_sessions = book.read_bills(runs)
     torn = torn_retries + torn_sessions
-    # The bills of a completed retry are copied into the run's own.
+    # The bills of a completed retry are copied into the bills of the run.
     retried = {bill.session for bill in retries}
     sessions = [bill for bill in sessions if bill.session not in retried]
     if not sessions and not torn:

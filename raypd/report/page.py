@@ -42,11 +42,11 @@ _FILTERS = (
 )
 _CONFIG_CHARACTERS = 60_000
 _BACKTICKS = re.compile(r"`([^`]+)`")
-# Rows of a table.
+# The maximum number of rows of a table.
 _ROWS = 40
-# Reasons of errors, and of what a training has left out.
+# The maximum number of reasons for errors, and for what a training has left out.
 _REASONS = 15
-# A value of lower confidence is marked on the page of a review.
+# The page of a review marks values of lower confidence.
 _UNSURE = 0.5
 _SUBTITLE = [("model", "name"), ("decoding", "method"), ("task", "kind")]
 # All other states are unfinished.
@@ -71,7 +71,7 @@ def write(run: RunReport, path: str | None = None) -> str:
         The path of the page.
 
     Raises:
-        RunError: If it cannot be written.
+        RunError: The page cannot be written.
     """
     target = path or storage.join(run.root, layout.REPORT)
     put(target, render(run).encode(), "the report ", "; --output writes it elsewhere")
@@ -84,11 +84,11 @@ def put(path: str, data: bytes, name: str = "", advice: str = "") -> None:
     Args:
         path: The file.
         data: Its contents.
-        name: What it is, for the error message.
+        name: A description of the file, for the error message.
         advice: What to do, for the error message.
 
     Raises:
-        RunError: If it cannot be written.
+        RunError: The file cannot be written.
     """
     with raised_as(RunError, f"{path}: {name}cannot be written", advice=advice):
         storage.put(path, data)
@@ -112,14 +112,14 @@ def render(run: RunReport) -> str:
 
 
 def _with_code(line: str) -> Markup:
-    """Return a line of a terminal as HTML: what stands between backticks becomes code."""
+    """Return a line of a terminal as HTML, with the text between backticks as code."""
     return Markup(_BACKTICKS.sub(r"<code>\1</code>", str(escape(line))))
 
 
 def fill(
     template: str, script_of: str = "report.js", folders: Sequence[Path] = (), **content: Any
 ) -> str:
-    """Fill a template with its contents and with the style, policy and script that all pages have.
+    """Fill a template with its contents and with the style, policy and script that pages share.
 
     Args:
         template: The name of the template.
@@ -142,7 +142,7 @@ def fill(
 
 @cache
 def _environment(folders: tuple[Path, ...]) -> Environment:
-    """Return the environment of the templates, which keeps those that it has compiled."""
+    """Return the environment of the templates, which caches compiled templates."""
     environment = Environment(
         loader=ChoiceLoader([PackageLoader("raypd.report"), FileSystemLoader(folders)]),
         autoescape=True,
@@ -163,7 +163,7 @@ def _source_hash(source: str) -> str:
 
 
 def _content(run: RunReport) -> dict[str, Any]:
-    """Return the variables of the template that depend on what the folder has."""
+    """Return the variables of the template, which depend on what the folder contains."""
     if run.training is not None:
         return {"kind": "raypd train", "losses": charts.losses(run.training)}
     content: dict[str, Any] = {
@@ -196,7 +196,7 @@ def _content(run: RunReport) -> dict[str, Any]:
 
 
 def named_categories(names: Iterable[str | None]) -> list[str]:
-    """Return the categories that people gave names, sorted.
+    """Return the categories that people named, sorted.
 
     Args:
         names: The categories of documents.

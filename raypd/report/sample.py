@@ -1,6 +1,6 @@
-"""A sample of the answers: documents, confidences, and the reasons of failures.
+"""A sample of the answers: documents, confidences, and the reasons for failures.
 
-It is the same at every call.
+Every call draws the same sample.
 """
 
 import json
@@ -19,22 +19,22 @@ from raypd.tasks import Row, RowValue, row_values
 from raypd.text import NONE, clean, share
 from raypd.verify import dead_letters
 
-# Units that are read for answers, and rows of each.
+# The maximum number of units that are read for answers, and of rows in each.
 _UNITS = 60
 _ROWS = 1024
-# Units that are read for errors.
+# The maximum number of units that are read for errors.
 _FAILED_UNITS = 200
-# Documents that are shown, and how many of them may be failed ones.
+# The maximum number of documents that are shown, and how many of them may have failed.
 _DOCUMENTS = 240
 _FAILED_DOCUMENTS = 60
-# Characters of all documents together, so that the page stays small.
+# The maximum number of characters of all documents together, which keeps the page small.
 _CHARACTERS = 600_000
-# Values per document.
+# The maximum number of values per document.
 _ENTRIES = 60
 _VALUE_CHARACTERS = 400
 _TEXT_CHARACTERS = 1500
 _THREADS = 16
-# Different values of an attribute that are counted.
+# The maximum number of distinct values of an attribute that are counted.
 _DISTINCT = 5000
 
 
@@ -50,11 +50,13 @@ class SampleDocument:
     category: str | None
     attempts: int
     truncated: bool
-    entries: list[RowValue]  # their texts are cut and harmless
-    left_out: int = 0  # answers that are not shown
+    # The answers, whose texts are cut and harmless.
+    entries: list[RowValue]
+    # The number of answers that are not shown.
+    left_out: int = 0
     unit: str = ""
-    # With `raypd report --texts`: its text in pieces, each with the names of the values that are
-    # there, or with nothing.
+    # With `raypd report --texts`, the text in pieces, each with the names of the values in it, or
+    # "".
     text: list[tuple[str, str]] = field(default_factory=list)
 
     @property
@@ -65,7 +67,7 @@ class SampleDocument:
 
     @property
     def size(self) -> int:
-        """The approximate number of characters that it takes on the page."""
+        """The approximate number of characters that it takes up on the page."""
         size = 60 + len(self.error or "")
         for entry in self.entries:
             size += len(entry.name) + len(entry.value or "") + 20
@@ -80,8 +82,8 @@ class SampleAttribute:
     name: str
     statuses: Counter[str] = field(default_factory=Counter)
     confidences: list[float] = field(default_factory=list)
-    # The values as text, and those of them that do not stand in their documents; at most
-    # _DISTINCT different ones.
+    # The values as text, and those of them that do not occur in their documents; at most _DISTINCT
+    # distinct ones.
     texts: Counter[str] = field(default_factory=Counter)
     texts_elsewhere: Counter[str] = field(default_factory=Counter)
 
@@ -101,7 +103,9 @@ class SampleAttribute:
 
     @property
     def shares(self) -> list[str]:
-        """Shares of values, nulls, cut and ambiguous ones, and the others: invalid or unsure."""
+        """The shares of values, nulls, cut and ambiguous ones, and the others: invalid or
+        unsure.
+        """
         named = [self.statuses[status] for status in ("ok", "null", "truncated", "ambiguous")]
         total = self.statuses.total()
         return [share(count, total) for count in [*named, total - sum(named)]]
@@ -121,11 +125,11 @@ class AnswerSample:
         rows: Rows that were read for answers.
         documents: Documents to show.
         confidences: The confidences of all answers.
-        attributes: By (category, attribute).
-        errors: Reason -> documents.
-        error_units: Units that were read for errors.
-        failed_units: Units that have failed documents.
-        retried: Rows that took more than one attempt.
+        attributes: The sampled values by (category, attribute).
+        errors: Reason -> number of documents.
+        error_units: The number of units that were read for errors.
+        failed_units: The number of units that have failed documents.
+        retried: The number of rows that took more than one attempt.
     """
 
     rows: int = 0
@@ -152,7 +156,7 @@ class AnswerSample:
 
 
 def _items(value: str) -> list[str]:
-    """Return the texts of a value, which may be a list in JSON, each once."""
+    """Return the distinct texts of a value, which may be a list in JSON."""
     if not value.startswith("["):
         return [value]
     try:
@@ -168,7 +172,7 @@ def _items(value: str) -> list[str]:
 
 
 def _in_range(confidence: float | None) -> list[float]:
-    """Return a confidence in a list, which is empty if it is not between 0 and 1."""
+    """Return a confidence as a list, which is empty if it is not between 0 and 1."""
     if confidence is None or not 0 <= confidence <= 1.001:
         return []
     return [min(confidence, 1.0)]
@@ -206,8 +210,8 @@ def first_rows(path: str, limit: int) -> list[Row] | None:
     """Return the first rows of a committed unit; None if it cannot be read.
 
     Args:
-        path: The unit's object, or the one that it had before a compaction.
-        limit: Rows to read, at most.
+        path: The unit's object, or its object before a compaction.
+        limit: The maximum number of rows to read.
     """
     try:
         return writer.read_rows("", "", limit, path)
@@ -228,8 +232,8 @@ def _documents(units: list[list[list[Row]]], failures: list[list[Row]]) -> list[
     """Choose the documents to show.
 
     Args:
-        units: The rows of each document of each unit.
-        failures: A row of each failed document of each unit with failures.
+        units: The rows of each document, for each unit.
+        failures: A row of each failed document, for each unit with failures.
     """
     failed: list[Row] = []
     failed_per_unit = max(1, _FAILED_DOCUMENTS // max(len(failures), 1))
@@ -244,7 +248,7 @@ def _documents(units: list[list[list[Row]]], failures: list[list[Row]]) -> list[
             [rows for rows in groups if (rows[0]["source"], rows[0]["row"]) not in failed_positions]
         )
     chosen: list[list[Row]] = []
-    # What small units lack of their share, larger ones may show.
+    # Larger units may use the part of the share that smaller units leave free.
     candidates.sort(key=len)
     for number, rows_of_unit in enumerate(candidates):
         share = math.ceil((limit - len(chosen)) / (len(candidates) - number))
@@ -260,7 +264,7 @@ def _documents(units: list[list[list[Row]]], failures: list[list[Row]]) -> list[
 
 
 def document_of(rows: list[Row]) -> SampleDocument:
-    """Return a document of its rows, with texts that are cut and harmless to read."""
+    """Return a document from its rows, with texts that are cut and harmless to read."""
     first = rows[0]
     entries = [_entry(answer) for row in rows for answer in row_values(row)]
     errors = [row["error"] for row in rows if row.get("error")]
@@ -287,7 +291,7 @@ def document_of(rows: list[Row]) -> SampleDocument:
 
 
 def _entry(answer: RowValue) -> RowValue:
-    """Return an answer with texts that are cut and harmless; without a value, as it was decoded."""
+    """Return an answer with texts that are cut and harmless; without a value, its decoded text."""
     value = answer.value
     if value is None:
         value = answer.raw

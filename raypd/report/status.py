@@ -1,4 +1,4 @@
-"""The status of a run, read from its folder alone and therefore on any machine.
+"""The status of a run, which is read only from its folder and therefore on any machine.
 
 This is cheap: it reads the footers of some units, and none of them twice.
 """
@@ -15,11 +15,11 @@ from raypd.report.units import CommittedUnit, UnitReader, Units
 from raypd.run import failure_reasons, load_record
 from raypd.text import clean, counted
 
-# Footers that are read at a time.
+# The maximum number of footers that are read at a time.
 _FOOTERS = 512
-# Errors that are shown.
+# The maximum number of errors that are shown.
 _ERRORS = 5
-# The current speed is that of the last ten minutes.
+# The current speed is measured over the last ten minutes.
 _RATE_SECONDS = 600.0
 
 
@@ -29,26 +29,28 @@ class WorkerState:
 
     worker: str
     node: str
-    state: str  # startup, busy, idle or ended
-    busy: float  # share of its time
+    # startup, busy, idle or ended.
+    state: str
+    # The share of its time in which it was busy.
+    busy: float
 
 
 @dataclass
 class Status:
     """The status of a run at a moment.
 
-    Times are Unix seconds. A field is None if nothing in storage tells it.
+    Times are Unix seconds. A field is None if nothing in the storage says what it is.
 
     Attributes:
         at: The time of this status.
         units: Committed units.
         documents: Documents in committed units, or in the table of nightly runs.
-        exact: Whether `documents` and `failed` were counted, and not scaled up from some units.
+        exact: Whether `documents` and `failed` were counted rather than scaled up from some units.
         planned_exact: Whether `documents_planned` was counted.
-        running_seconds: Seconds of all sessions.
-        extracted: Documents of all nights, if `documents` are those of a nightly table.
-        unreadable: Units of the input that cannot be read.
-        eta_seconds: Seconds from now to the expected end.
+        running_seconds: The seconds of all sessions.
+        extracted: The documents of all nights, if `documents` are those of a nightly table.
+        unreadable: The units of the input that cannot be read.
+        eta_seconds: The seconds from now to the expected end.
         usd_at_end: The expected bill at the end.
         heard: The time of the last sign of life.
     """
@@ -80,14 +82,17 @@ class Status:
     workers: list[WorkerState] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-    model: str = ""  # which model answers
-    confidence: str = ""  # what the confidences are
-    warnings: list[str] = field(default_factory=list)  # of answers that say nothing
+    # The model that answers.
+    model: str = ""
+    # What kind of confidences the answers have.
+    confidence: str = ""
+    # Warnings about answers that say nothing.
+    warnings: list[str] = field(default_factory=list)
     next_step: str = ""
 
     @property
     def answered(self) -> int:
-        """Documents that were answered: in all nights, if these are nightly runs."""
+        """The number of answered documents; in nightly runs, of all nights."""
         if self.extracted is not None:
             return self.extracted
         return self.documents
@@ -100,7 +105,7 @@ class Watch:
 
     Args:
         root: The folder of the run.
-        overrides: `storage.KEY=VALUE`, which says how S3 is reached.
+        overrides: `storage.KEY=VALUE` texts, which say how to reach S3.
     """
 
     def __init__(self, root: str, overrides: Sequence[str] = ()) -> None:
@@ -108,16 +113,17 @@ class Watch:
         self._record = load_record(root, overrides)
         self._fake = is_fake(self._record.config)
         self._answers = AnswerSample()
-        self._answered_units = 0  # committed when the answers were read
+        # The number of committed units when the answers were read.
+        self._answered_units = 0
         self._reader = UnitReader(_FOOTERS)
-        # (path, time of the commit) of a unit of an earlier version -> the reasons of its failures.
+        # (path, commit time) of a unit of an earlier version -> the reasons for its failures.
         self._errors: dict[tuple[str, float], list[str]] = {}
 
     def look(self) -> Status:
         """Read the status.
 
         Raises:
-            OSError: If storage does not answer.
+            OSError: The storage does not respond.
         """
         files = RunFiles(self.root)
         units = self._reader.read(files.committed)
@@ -172,7 +178,9 @@ class Watch:
         return status
 
     def _check_answers(self, status: Status) -> None:
-        """Fill in what the answers show; they are read again when there are twice as many."""
+        """Fill in what the answers show. They are read again when twice as many units are
+        committed.
+        """
         if status.units >= 2 * self._answered_units or status.state != "running":
             self._answers = read_answers(self.root)
             self._answered_units = status.units
@@ -190,7 +198,7 @@ class Watch:
         status.next_step = answer_check.next_step
 
     def _last_errors(self, units: Units) -> list[str]:
-        """Return distinct reasons of the last failures."""
+        """Return distinct reasons for the last failures."""
         reasons: dict[str, None] = {}
         for unit in units.last_failures:
             reasons |= dict.fromkeys(self._reasons_of(unit))
@@ -199,7 +207,7 @@ class Watch:
     def _reasons_of(self, unit: CommittedUnit) -> list[str]:
         if unit.reasons is not None:
             return [reason.reason for reason in unit.reasons]
-        # The unit is of an earlier version, whose summaries have no reasons.
+        # The unit is from an earlier version, whose summaries have no reasons.
         key = (unit.path, unit.committed_at)
         if key not in self._errors:
             self._errors[key] = [
@@ -210,11 +218,11 @@ class Watch:
 
 
 def _notes(files: RunFiles, state: str, documents: int) -> list[str]:
-    """Return what a reader of the status should know.
+    """Return what readers of the status should know.
 
     Args:
         files: The files of the run.
-        state: How the run is going: `Status.state`.
+        state: The state of the run: `Status.state`.
         documents: Documents in committed units.
     """
     notes = []
@@ -236,7 +244,7 @@ def _notes(files: RunFiles, state: str, documents: int) -> list[str]:
         if files.bill.cost.input_bound_note:
             notes.append(files.bill.cost.input_bound_note)
     elif documents or state != "running":
-        # The bill of a run that starts comes with the first documents.
+        # The bill of a starting run appears with the first documents.
         notes.append("no bill is kept for this run")
     return notes
 
@@ -244,9 +252,9 @@ def _notes(files: RunFiles, state: str, documents: int) -> list[str]:
 def _planned(
     plan: PlanTotals | None, units: int, documents: int, exact: bool
 ) -> tuple[int | None, bool]:
-    """Return the documents of the whole run, and whether they were counted.
+    """Return the number of documents of the whole run, and whether they were counted.
 
-    Units that are cut by bytes are assumed to have about the same number of documents.
+    Units that are cut by bytes are assumed to have about the same number of documents each.
 
     Args:
         plan: The totals of the plan; None if they are not known.
@@ -263,7 +271,7 @@ def _planned(
 
 
 def _forecast(status: Status, bill: Bill | None) -> None:
-    """Fill in the speed of the last minutes, and from it the time and the bill of the end.
+    """Fill in the speed of the last minutes, and the expected time and bill at the end.
 
     Args:
         status: The status to complete.
@@ -286,13 +294,13 @@ def _forecast(status: Status, bill: Bill | None) -> None:
     status.eta_seconds = remaining / speed
     if bill is not None and status.usd is not None and status.usd_per_hour is not None:
         machines_usd = status.usd_per_hour * status.eta_seconds / 3600
-        # The price of a document's tokens at a server.
+        # The price of a document's tokens on a server.
         server_usd = bill.parts.get("endpoint", 0.0) / (bill.totals.get("documents") or 1)
         status.usd_at_end = status.usd + machines_usd + server_usd * remaining
 
 
 def _recent_speed(bill: Bill) -> float | None:
-    """Return documents per second of the last minutes; None if nothing was answered."""
+    """Return the documents per second of the last minutes; None if nothing was answered."""
     points = [
         (moment, documents) for moment, _, documents, *_ in bill.series if moment >= bill.began
     ]
@@ -300,7 +308,7 @@ def _recent_speed(bill: Bill) -> float | None:
         return None
     end, end_documents = points[-1]
     if end - bill.began < _RATE_SECONDS:
-        # The session has just begun, and the start of its workers says nothing about its speed.
+        # The session has just begun, and the startup of its workers says nothing about its speed.
         first_documents = points[0][1]
         points = [point for point in points if point[1] > first_documents] or points
     begin, begin_documents = next(point for point in points if point[0] >= end - _RATE_SECONDS)

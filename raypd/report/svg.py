@@ -1,7 +1,7 @@
-"""Turn a matplotlib figure into a small inline SVG.
+"""Turns a matplotlib figure into a small inline SVG.
 
-Colors become class names (`f-busy`, `s-grid`), so that the page's CSS paints them in light mode, in
-dark mode and on paper. There are no inline styles, so that the page can forbid them.
+Colors become class names (`f-busy`, `s-grid`), so the page's CSS can paint them in light mode, in
+dark mode and on paper. There are no inline styles, so the page can forbid them.
 """
 
 import io
@@ -11,7 +11,7 @@ from xml.etree import ElementTree
 
 from matplotlib.figure import Figure
 
-# The roles of colors. Their values only have to differ; the page's CSS defines the real colors.
+# The roles of colors. Their values only need to differ; the page's CSS defines the real colors.
 _NAMES = (
     "ink",
     "muted",
@@ -28,7 +28,7 @@ _NAMES = (
 ROLES = {name: f"#{number:02x}{number:02x}{number:02x}" for number, name in enumerate(_NAMES, 1)}
 _CLASS = {color: role for role, color in ROLES.items()}
 _NAMESPACE = 'xmlns="http://www.w3.org/2000/svg"'
-# A number with more than one decimal, which is less than a tenth of a pixel.
+# A number with more than one decimal. The further decimals are less than a tenth of a pixel.
 _LONG = re.compile(r"(-?\d+\.\d)\d+")
 _BOLD = re.compile(r"\b(bold|600|700)\b")
 
@@ -40,13 +40,13 @@ def inline(figure: Figure, name: str, title: str, description: str) -> str:
 
     Args:
         figure: The figure.
-        name: Unique on the page; letters, digits and dashes.
+        name: A unique name on the page, of letters, digits and dashes.
         title: The title that a screen reader reads.
         description: The description that a screen reader reads.
     """
     buffer = io.StringIO()
     with warnings.catch_warnings():
-        # matplotlib warns about glyphs that its own font lacks; the page's fonts draw the text.
+        # matplotlib warns about glyphs that its own font lacks, but the page's fonts draw the text.
         warnings.simplefilter("ignore")
         figure.savefig(
             buffer, format="svg", metadata={"Date": None, "Creator": None}, transparent=True
@@ -69,7 +69,7 @@ def inline(figure: Figure, name: str, title: str, description: str) -> str:
 
 
 def _append(out: ElementTree.Element, shape: ElementTree.Element) -> None:
-    """Append a shape; the background, and shapes without a color, are left out."""
+    """Append a shape, except the background and shapes without a color."""
     style = _style(shape)
     classes = []
     for key in ("fill", "stroke"):

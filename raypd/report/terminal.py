@@ -1,4 +1,4 @@
-"""`raypd status` on the terminal: printed once, or redrawn every few seconds."""
+"""`raypd status` on the terminal, which is printed once or redrawn every few seconds."""
 
 import contextlib
 import json
@@ -17,7 +17,7 @@ from raypd import text
 from raypd.errors import RunError, raised_as
 from raypd.report.status import Status, Watch, WorkerState
 
-# Workers that are shown one by one.
+# The maximum number of workers that are shown individually.
 _WORKERS = 12
 _COLORS = {
     "complete": "green",
@@ -40,11 +40,11 @@ def show(
     Args:
         watch: Reads the status.
         interval: Seconds between two looks; None to look once.
-        as_json: Whether to print JSON.
+        interval: Seconds between two readings; None to read once.
         console: Where to print; None for stdout.
 
     Raises:
-        RunError: If the first look fails.
+        RunError: The first reading fails.
     """
     console = console or Console(highlight=False, markup=False)
     with raised_as(RunError, f"{watch.root}: cannot be read"):
@@ -69,9 +69,9 @@ def _print_json(status: Status) -> None:
 def _follow(
     watch: Watch, status: Status, interval: float | None, show_look: Callable[[Status], None]
 ) -> None:
-    """Show a status, and repeat it until the run has ended."""
+    """Show a status, and update it until the run has ended."""
     show_look(status)
-    # A user stops it with Ctrl-C.
+    # The user stops it with Ctrl-C.
     with contextlib.suppress(KeyboardInterrupt):
         while interval is not None and status.state == "running":
             time.sleep(interval)
@@ -83,13 +83,13 @@ def _follow(
 
 
 def render(status: Status, width: int = 100) -> RenderableType:
-    """Return a status as rich draws it.
+    """Return a status in the form that rich draws.
 
-    Texts of documents are shown as they are, and never interpreted as markup.
+    Texts of documents are shown literally and never interpreted as markup.
 
     Args:
         status: The status.
-        width: Columns of the terminal.
+        width: The number of columns of the terminal.
     """
     parts: list[RenderableType] = []
     if status.fake:
@@ -99,7 +99,7 @@ def render(status: Status, width: int = 100) -> RenderableType:
     parts.append(Text.assemble(text.clean(status.run), state, style="bold"))
     if status.documents_planned:
         answered = min(status.documents, status.documents_planned)
-        # A progress bar alone would not end its line.
+        # A progress bar does not end its own line.
         bar = Table.grid()
         bar.add_row(ProgressBar(status.documents_planned, answered, width=min(width, 60)))
         parts.append(bar)
@@ -154,7 +154,7 @@ def _figures(status: Status) -> Iterator[tuple[str, str]]:
 
 
 def _documents(status: Status) -> str:
-    """Return how many documents are answered, of how many, and how many failed."""
+    """Return how many documents are answered, out of how many, and how many failed."""
     about = ""
     if not status.exact:
         about = "about "

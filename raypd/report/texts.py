@@ -1,4 +1,4 @@
-"""`raypd report --texts`: add the texts of documents from the run's input, with values marked.
+"""`raypd report --texts`: adds the texts of documents from the run's input, with values marked.
 
 The page then contains whatever the input contains.
 """
@@ -14,9 +14,9 @@ from raypd.run import load_run
 from raypd.tasks import Document, text_of
 from raypd.text import clean
 
-# Units whose documents are read.
+# The maximum number of units whose documents are read.
 _UNITS = 8
-# Characters of a text.
+# The maximum number of characters of a text.
 _CHARACTERS = 4000
 
 
@@ -28,8 +28,8 @@ def add(run: RunReport, overrides: Sequence[str] = ()) -> None:
         overrides: Keys of the configuration that have changed since the run, such as `input.path`.
 
     Raises:
-        ConfigError: If the run is not a single run of an extraction.
-        InputError: If its input cannot be read.
+        ConfigError: The run is not a single run of an extraction.
+        InputError: Its input cannot be read.
     """
     config = load_run(run.root, list(overrides))
     if not isinstance(config.task, ExtractionConfig) or run.table is not None:
@@ -52,10 +52,10 @@ def add(run: RunReport, overrides: Sequence[str] = ()) -> None:
 
 
 def text_in(document: Document, config: RunConfig) -> str:
-    """Return the text in which spans count.
+    """Return the text that spans refer to.
 
-    It is the text column itself, or the text that is made of several columns; without text columns,
-    it is the prompt.
+    It is the text column itself, or the text that is assembled from several columns; without text
+    columns, it is the prompt.
     """
     columns = config.text_columns() or [*config.task.wanted_columns(config.input).values()]
     if len(columns) == 1:
@@ -68,12 +68,13 @@ def marked(text: str, spans: Sequence[tuple[tuple[int, int], str]]) -> Iterator[
 
     Args:
         text: The text.
-        spans: (begin, end) of values and their names. Of values that overlap, the first is marked.
+        spans: (begin, end) of values and their names. If values overlap, the first one is marked.
 
     Yields:
-        (piece, names of the values that are there).
+        (piece, names of the values in it).
     """
-    # A form feed ends each page of a PDF; here an empty line does, but for the last page.
+    # In a PDF, each page ends with a form feed; here, every page but the last ends with an empty
+    # line.
     text = text.rstrip("\n\f").replace("\f", "\n")
     names: dict[tuple[int, int], list[str]] = {}
     for span, name in spans:

@@ -1,4 +1,4 @@
-"""The committed units of a run: totals, and a choice of the units themselves."""
+"""The committed units of a run: totals, and a selection of the units themselves."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -12,10 +12,10 @@ from raypd.dataset import CommittedUnits, summaries
 from raypd.errors import RunError
 from raypd.run import Commit, UnitSummary, UnitTotals
 
-# Of more units than this, an even choice is held, and the footers of an even choice are read.
+# If there are more units, an even selection is kept, and the footers of an even selection are read.
 READ_UNITS = 20_000
 _THREADS = 32
-# The newest units with failed documents that are held.
+# The number of the newest units with failed documents that are kept.
 _LAST_FAILURES = 8
 
 
@@ -31,12 +31,12 @@ class Units:
     """All committed units of some runs.
 
     Attributes:
-        read: The units, or an even choice of them; the oldest first.
+        read: The units, or an even selection of them, oldest first.
         committed: The number of all committed units.
         damaged: The paths of damaged objects.
-        counted: The number of units that `totals` has.
-        totals: Their totals.
-        last_failures: The newest units with failed documents, the newest first.
+        counted: The number of units in `totals`.
+        totals: The totals of these units.
+        last_failures: The newest units with failed documents, newest first.
     """
 
     read: list[CommittedUnit] = field(default_factory=list)
@@ -48,12 +48,12 @@ class Units:
 
     @property
     def scale(self) -> float:
-        """How many units each unit of `read` stands for."""
+        """The number of units that each unit of `read` represents."""
         return self._per(len(self.read))
 
     @property
     def counted_scale(self) -> float:
-        """How many units each counted unit stands for."""
+        """The number of units that each counted unit represents."""
         return self._per(self.counted)
 
     def _per(self, units: int) -> float:
@@ -63,7 +63,7 @@ class Units:
 
     @property
     def all_read(self) -> bool:
-        """Whether totals are exact."""
+        """Whether the totals are exact."""
         return self.counted + len(self.damaged) == self.committed
 
     def total(self, name: str) -> int:
@@ -75,7 +75,7 @@ class Units:
         return round(self.totals.tokens(kind) * self.counted_scale)
 
     def add(self, units: Iterable[CommittedUnit]) -> None:
-        """Count units, and hold them."""
+        """Count units, and keep them."""
         for unit in units:
             self.totals.add_summary(unit)
             self.counted += 1
@@ -89,7 +89,7 @@ class Units:
         Args:
             table: The table.
             output: The folder of the run.
-            chosen: Some of its rows, whose units are held.
+            chosen: Some of its rows, whose units are kept.
         """
         summaries.add(self.totals, table)
         self.counted += len(table)
@@ -116,11 +116,11 @@ def _units_of(table: pa.Table, output: str) -> list[CommittedUnit]:
 class UnitReader:
     """Reads the units of some runs, once or repeatedly.
 
-    It keeps the summaries that it has read from footers, for the next time.
+    It keeps the summaries that it has read from footers for the next time.
 
     Args:
-        footers: How many footers are read at a time; None for READ_UNITS. Of more units that no
-            file of summaries has, an even choice is read, and their figures are scaled up.
+        footers: How many footers are read at a time; None for READ_UNITS. If more units are in no
+            file of summaries, an even selection is read, and their figures are scaled up.
     """
 
     def __init__(self, footers: int | None = None) -> None:
@@ -129,7 +129,7 @@ class UnitReader:
         self._summaries: dict[tuple[str, str], CommittedUnit | None] = {}
 
     def read(self, runs: Sequence[CommittedUnits]) -> Units:
-        """Read the units of some runs. Damaged objects are named, but not counted."""
+        """Read the units of some runs. Damaged objects are listed, but not counted."""
         result = Units(committed=sum(run.objects for run in runs))
         unread = 0
         missing = []
@@ -154,7 +154,7 @@ class UnitReader:
     def _of_footers(
         self, items: Iterable[storage.Object], count: int
     ) -> Iterator[tuple[CommittedUnit | None, str]]:
-        """Yield what is known of units after reading some footers.
+        """Yield what is known about units after reading some footers.
 
         Args:
             items: The objects of the units.
@@ -174,7 +174,7 @@ class UnitReader:
             unread += 1
         for item, unit in zip(new, storage.in_threads(_read_unit, new, _THREADS), strict=True):
             current[item.path, item.stamp] = unit
-        # Units that were replaced, or are in a file by now, are forgotten.
+        # Units that were replaced, or are by now in a file of summaries, are forgotten.
         self._summaries = current
         for (path, _), unit in current.items():
             yield unit, path
