@@ -6,8 +6,9 @@ import warnings
 from typing import Any
 
 __version__ = "0.1.0"
-# peft's import causes these warnings of bitsandbytes and torch, about which a user can do nothing.
-# Several modules of transformers import peft, so they are switched off here, before any of them.
+# Importing peft causes these warnings from bitsandbytes and torch, which a user cannot act on.
+# Several modules of transformers import peft, so the warnings are disabled here, before all of
+# them.
 logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
 warnings.filterwarnings("ignore", message="`is_gradient_checkpointing`", category=FutureWarning)
 __all__ = [
@@ -26,10 +27,11 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Names of raypd.api, imported when they are used: `raypd.decoding` must do where torch is all
-    that there is.
+    """Return a name of raypd.api, which is only imported on use, because `raypd.decoding` must work
+    if only torch is installed.
     """
-    if name == "data":  # raypd.data.build_processor, which needs Ray Data
+    # raypd.data.build_processor needs Ray Data.
+    if name == "data":
         return importlib.import_module("raypd.data")
     if name not in __all__:
         raise AttributeError(f"module 'raypd' has no attribute {name!r}")

@@ -12,15 +12,19 @@ def _interrupted(number: int, frame: object) -> None:
 
 
 def main(command: str | None = None) -> None:
-    """Runs the command line as a process. command: the one that a job stands for; None: as it is
-    typed.
+    """Run the command line as a process.
 
-    The process ends behind Python's exit functions: in what C++ does after them Ray may abort it,
-    all its work done.
+    The process ends after Python's exit functions. In the C++ cleanup that would follow, Ray may
+    abort a process that has done all of its work.
+
+    Args:
+        command: The command of a job, which is added to the typed arguments; None for a command
+            line as it was typed.
     """
     code: object = 1
 
-    def leave() -> None:  # the first to be registered is the last to be called
+    # The first function to be registered is the last to be called.
+    def leave() -> None:
         os._exit(code if isinstance(code, int) else 1)
 
     atexit.register(leave)
@@ -32,10 +36,10 @@ def main(command: str | None = None) -> None:
 
 
 def run_command(command: str | None = None) -> None:
-    """`main` without the end of the process. Raises SystemExit."""
+    """Do the same as `main` without ending the process, and raise SystemExit."""
     if command is not None:
         sys.argv.insert(1, command)
-    # The import takes a second, in which an exception would be a traceback.
+    # The import takes a second, and an interrupt during it would show a traceback.
     signal.signal(signal.SIGINT, _interrupted)
     from raypd.cli import app, report_errors
 
@@ -44,7 +48,8 @@ def run_command(command: str | None = None) -> None:
         try:
             app(prog_name="raypd")
         finally:
-            sys.stdout.flush()  # where it cannot be written, the command has failed
+            # If the output cannot be written, the command has failed.
+            sys.stdout.flush()
 
 
 if __name__ == "__main__":

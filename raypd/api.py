@@ -1,6 +1,6 @@
 """The Python API: what `import raypd` provides.
 
-`extract`, `answer`, `generate` and others are durable runs as functions; the same call resumes an
+`extract`, `answer`, `generate` and others are functions for durable runs; the same call resumes an
 interrupted run. `LLM` processes a few texts in the current process, without Ray and without files.
 """
 
@@ -55,15 +55,15 @@ if TYPE_CHECKING:
     from raypd.tasks import Record
     from raypd.verify import Verification
 
-# Suffixes of data files.
+# Extensions of data files.
 _DATA = (*TABLE_ENDINGS, ".gz", ".zst")
-# A file next to those of a table, once all of them are written.
+# A file that is written next to those of a table once all of them are complete.
 _COMPLETE = "_SUCCESS"
 # Columns that a notebook does not show.
 _HIDDEN_COLUMNS = ("values", "source", "row", "attempts")
-# Further keys of the configuration, dotted.
+# Further dotted keys of the configuration.
 Settings = Mapping[str, Any] | None
-# Where they are given, as messages about a wrong one say it.
+# The origin of such keys, for messages about a wrong one.
 _ORIGIN = "in `settings`"
 Columns = str | Sequence[str] | None
 
@@ -75,7 +75,7 @@ class Run:
         path: The folder of the run.
 
     Raises:
-        ConfigError: If there is no run, or it has not ended yet.
+        ConfigError: There is no run, or it has not ended yet.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -106,7 +106,7 @@ class Run:
 
     @property
     def warnings(self) -> list[str]:
-        """What is wrong with the answers of each attribute, as far as that is seen unlabelled."""
+        """Problems with the answers of each attribute that can be seen without labels."""
         return self.check.warnings
 
     def __repr__(self) -> str:
@@ -120,17 +120,18 @@ class Run:
         return pa.concat_tables(unit_rows.tables(self.path))
 
     def to_arrow(self) -> pa.Table:
-        """Return all rows, by file and position in the file. They are all held in memory."""
+        """Return all rows, in the order of files and of rows in them. All of them are kept in
+        memory.
+        """
         return self._table
 
     def to_pandas(self, typed: bool = False) -> pd.DataFrame:
         """Return all rows.
 
         Args:
-            typed: For an extraction, return a column of its own type for each attribute and a
-                column
-                for its confidence, as `output.columns: typed` does. Otherwise a record is a JSON
-                text, and `values` is a list of dicts.
+            typed: For an extraction, whether to return a typed column for each attribute and a
+                column for its confidence, like `output.columns: typed`. Otherwise a record is a
+                JSON text, and `values` is a list of dicts.
         """
         from raypd.dataset import typed_table
 
@@ -164,10 +165,10 @@ class Run:
         return pa.concat_tables([empty, *dead_letters.letters(self.path)])
 
     def retry_errors(self, everything: bool = False) -> Run:
-        """Retry the failed documents, as `--retry-errors` does.
+        """Retry the failed documents, like `--retry-errors`.
 
         Args:
-            everything: Whether to retry documents, too, that could not be read in the input.
+            everything: Whether to also retry documents that could not be read from the input.
         """
         from raypd.verify import retry_errors
 
@@ -175,7 +176,7 @@ class Run:
         return Run(self.path)
 
     def verify(self) -> Verification:
-        """Check that no document was lost or duplicated, as `raypd verify` does.
+        """Check that no document was lost or duplicated, like `raypd verify`.
 
         This reads the input again.
         """
@@ -186,11 +187,11 @@ class Run:
     def evaluate(
         self, labels: str | Path, *, tolerance: float = 0.0, labels_column: str = "target"
     ) -> Evaluation:
-        """Score the answers against labels, as `raypd evaluate` does.
+        """Score the answers against labels, like `raypd evaluate`.
 
         Args:
             labels: A file of labels, such as JSON lines.
-            tolerance: Share by which a number may differ from its label.
+            tolerance: The share by which a number may differ from its label.
             labels_column: The column of the labelled values.
         """
         from raypd.evaluation import evaluate
@@ -210,16 +211,18 @@ class Run:
 
 @dataclass
 class Answer:
-    """The answer of `LLM` to one document, question or prompt.
+    """The answer of an `LLM` to one document, question or prompt.
 
     Attributes:
-        value: The record, {attribute: value or None}, or the answer or text; None if there is none.
-        confidence: From 0 to 1 (see docs/values.md); for a record {attribute: confidence}.
-        status: ok, null, truncated, invalid, ambiguous or unsure, by attribute; for a text stop or
+        value: The record as {attribute: value or None}, or the answer or text; None if there is
+            none.
+        confidence: A number from 0 to 1 (see docs/values.md); for a record, {attribute:
+            confidence}.
+        status: ok, null, truncated, invalid, ambiguous or unsure, by attribute; for a text, stop or
             length.
-        error: Why there is no answer.
+        error: The reason why there is no answer.
         span: For a record, {attribute: [begin, end] of a text in its document}.
-        raw: For a record, {attribute: what was decoded, if it could not become a value}.
+        raw: For a record, {attribute: the decoded text, if it could not become a value}.
         parsed: For a schema that is a pydantic model, an instance of it; None if it does not
             validate.
     """
@@ -245,18 +248,17 @@ class Answer:
 class LLM:
     """A model in the current process, without Ray and without files.
 
-    The first call of a method loads the model, and raises ConfigError or ModelError if it cannot.
+    The first call of a method loads the model, and raises ConfigError or ModelError if that fails.
 
     Args:
         model: A Hub id, a folder, or smollm2-135m-instruct.
-        settings: Further keys of the configuration, dotted: {"model.adapter": ...,
-            "engine.max_num_seqs": 64}. decoding.method applies to calls for which the method
-                exists.
+        settings: Further dotted keys of the configuration: {"model.adapter": ...,
+            "engine.max_num_seqs": 64}. decoding.method applies to the calls that support it.
     """
 
     def __init__(self, model: str = "smollm2-135m-instruct", *, settings: Settings = None) -> None:
         self.settings = {"model.name": model, **(settings or {})}
-        # Loaded models, by their section of the configuration.
+        # The loaded models, by their section of the configuration.
         self._models: dict[str, LoadedModel] = {}
         # The last engine and task, by the whole configuration.
         self._parts: dict[str, WorkerComponents] = {}
@@ -275,8 +277,8 @@ class LLM:
             documents: Texts, or records (also as a DataFrame) with title, description or text, and
                 category.
             schema: See `raypd.extract`.
-            id: The column of the ids in records, which seed sampling; None numbers the documents.
-            text: The column or columns of the document in records; None for those named above.
+            id: The column of the records' ids, which seed sampling; None numbers the documents.
+            text: The column or columns of the records' documents; None for those named above.
 
         Returns:
             One answer per document.
@@ -286,7 +288,7 @@ class LLM:
             rows.append(dict(document) if isinstance(document, Mapping) else {"text": document})
         if text is not None:
             columns = [text] if isinstance(text, str) else [*text]
-            # Texts among the records are read under the first of these names.
+            # Texts that are mixed with records are put into the first of these columns.
             rows = [_under(row, columns[0]) for row in rows]
             tree = {"input": {"path": "-", "text_columns": columns}, "task": task_of(schema)}
             results = self._rows("extraction", tree, rows, id)
@@ -298,7 +300,7 @@ class LLM:
                 text_indices.append(index)
             else:
                 record_indices.append(index)
-        # Texts and records are processed apart, so that each is asked about as if it came alone.
+        # Texts and records are processed separately, so each is prompted as if it came alone.
         groups: list[tuple[list[int], dict[str, Any]]] = []
         if record_indices:
             groups.append((record_indices, {"path": "-"}))
@@ -331,8 +333,8 @@ class LLM:
         """Write an answer to each prompt.
 
         Args:
-            prompts: Texts, or conversations as lists of turns; for a conversation the last answer
-                is returned.
+            prompts: Texts, or conversations as lists of turns; for a conversation, only the last
+                answer is returned.
         """
         rows = [{"prompt": prompt} for prompt in _listed(prompts)]
         results = self._rows("generation", {}, rows)
@@ -345,13 +347,13 @@ class LLM:
         rows: Sequence[dict[str, Any]],
         id_column: str | None = None,
     ) -> list[list[Record]]:
-        """Answer rows of the input.
+        """Answer input rows.
 
         Args:
             kind: The kind of the task.
             tree: Sections of the configuration.
-            rows: Columns of the input, one dict per document.
-            id_column: The column of the documents' ids; None numbers them.
+            rows: The columns of the input, one dict per document.
+            id_column: The column of the documents' ids; None numbers the documents.
 
         Returns:
             The records of each document.
@@ -370,7 +372,7 @@ class LLM:
         config = make_config({**defaults, **tree, "task": task}, _overrides(settings), _ORIGIN)
         key = config.model_dump_json()
         if key not in self._parts:
-            # The cache of the last engine holds all of a GPU's memory, so it is released first.
+            # The cache of the last engine occupies all of a GPU's memory, so it is released first.
             self._parts = {}
             self._parts = {key: build(config, None, self._load)}
         documents = []
@@ -386,12 +388,12 @@ class LLM:
                 self._parts[key], documents, Meter("", config.decoding.method)
             )
         except BaseException:
-            # Programs of this call are still in the engine.
+            # The programs of this call are still in the engine.
             self._parts = {}
             raise
 
     def _load(self, model: ModelConfig) -> LoadedModel:
-        """Load a model, unless it was loaded before."""
+        """Load a model unless it has already been loaded."""
         from raypd.models import load_model
 
         key = model.model_dump_json()
@@ -413,14 +415,14 @@ def _listed(items: Any) -> list[Any]:
 
 
 def _under(row: dict[str, Any], column: str) -> dict[str, Any]:
-    """Return a row whose text stands in a column, if the row was a text."""
+    """Return a row with its text moved to a column, if the row was a plain text."""
     if row.keys() == {"text"}:
         return {column: row["text"]}
     return row
 
 
 def _answered(record: Record, kind: str) -> Answer:
-    """Return a record of questions or texts as an answer."""
+    """Turn a record of question answering or generation into an answer."""
     from raypd.tasks import SHAPES
 
     shape = SHAPES[kind]
@@ -433,14 +435,14 @@ def _answered(record: Record, kind: str) -> Answer:
 
 
 def _extracted(record: Record, schema: Any) -> Answer:
-    """Return a record of an extraction as an answer."""
+    """Turn a record of an extraction into an answer."""
     if record.error is not None:
         return Answer(error=record.error)
     # Documents with the same content share one record.
     value = copy.deepcopy(record.columns["record"])
     values = record.columns["values"]
     parsed = None
-    # An AttributeError shows that the schema is not a pydantic model.
+    # An AttributeError means that the schema is not a pydantic model.
     with suppress(ValidationError, AttributeError):
         parsed = schema.model_validate_json(json.dumps(value))
     return Answer(
@@ -463,29 +465,29 @@ def extract(
     text: Columns = None,
     settings: Settings = None,
 ) -> Run:
-    """Extract the attributes of a schema from every document, as `raypd extract` does.
+    """Extract the attributes of a schema from every document, like `raypd extract`.
 
     The same call resumes an interrupted run.
 
     Args:
         source: A path (file, folder, glob, S3) or a list of paths; or texts, dicts, a pandas
-            DataFrame, an Arrow table or a Ray Dataset (which is read twice). The latter are first
-            written into the run's folder, so that the run can resume. Or a run's YAML.
+            DataFrame, an Arrow table or a Ray Dataset (which is read twice), which are first
+            written into the run's folder, so that the run can resume; or the YAML of a run.
         schema: A pydantic model; a JSON Schema; attributes (names, or {name, type, ...});
             {category: {attributes}}; or the path of a file with one of the last three. None if
             `source` is a YAML.
-        model: model.name.
-        output: The folder of the run; None for a folder below `runs` that is named after the
+        model: The value of model.name.
+        output: The folder of the run; None for a folder inside `runs` that is named after the
             configuration and the documents.
-        id: The column of the documents' ids; None for `id` if there is one, and otherwise as `raypd
-            init` chooses.
+        id: The column of the documents' ids; None for `id` if there is one, and otherwise the
+            choice of `raypd init`.
         text: The column or columns of the document; None for title and description if both exist,
-            and otherwise as `raypd init` chooses.
-        settings: Further keys of the configuration, dotted: {"cluster.max_workers": 8}.
+            and otherwise the choice of `raypd init`.
+        settings: Further dotted keys of the configuration: {"cluster.max_workers": 8}.
 
     Raises:
-        ConfigError, InputError, ModelError: Before anything runs.
-        RunError: If the run fails.
+        ConfigError, InputError, ModelError: Something is wrong before anything runs.
+        RunError: The run fails.
     """
     return _run(_config("extraction", source, schema, model, output, text, settings, id))
 
@@ -521,14 +523,14 @@ def estimate(
     """Estimate the time and cost of `extract` with the same arguments.
 
     Args:
-        source: See `extract`, as all arguments except `sample`.
+        source: See `extract`, like all arguments except `sample`.
         schema: See `extract`.
         model: See `extract`.
         output: See `extract`.
         id: See `extract`.
         text: See `extract`.
         settings: See `extract`.
-        sample: Documents to decode.
+        sample: The number of documents to decode.
     """
     from raypd.estimation import EstimateOptions, estimate
 
@@ -537,11 +539,11 @@ def estimate(
 
 
 def tune(config: str | Path, *, settings: Settings = None, **options: Any) -> TuneResult:
-    """Find the cheapest settings, as `raypd tune` does.
+    """Find the cheapest settings, like `raypd tune`.
 
     Args:
         config: The YAML of a run.
-        settings: Further keys of the configuration, dotted.
+        settings: Further dotted keys of the configuration.
         options: The fields of TuneOptions.
     """
     from raypd.estimation import TuneOptions, tune
@@ -552,11 +554,11 @@ def tune(config: str | Path, *, settings: Settings = None, **options: Any) -> Tu
 
 
 def nightly(config: str | Path, *, settings: Settings = None, full: bool = False) -> Night:
-    """Bring the table of a YAML up to tonight's input, as `raypd nightly` does.
+    """Update the table of a YAML to tonight's input, like `raypd nightly`.
 
     Args:
         config: The YAML of the nightly run.
-        settings: Further keys of the configuration, dotted.
+        settings: Further dotted keys of the configuration.
         full: Whether to extract every document again.
     """
     from raypd.nights import run_night
@@ -565,11 +567,11 @@ def nightly(config: str | Path, *, settings: Settings = None, full: bool = False
 
 
 def train(config: str | Path, *, settings: Settings = None) -> TrainingRecord:
-    """Fine-tune a model, as `raypd train` does. The same call resumes an interrupted training.
+    """Fine-tune a model, like `raypd train`. The same call resumes an interrupted training.
 
     Args:
         config: A YAML with the section `training`.
-        settings: Further keys of the configuration, dotted.
+        settings: Further dotted keys of the configuration.
     """
     from raypd import training
 
@@ -577,11 +579,11 @@ def train(config: str | Path, *, settings: Settings = None) -> TrainingRecord:
 
 
 def fit(config: str | Path, *, settings: Settings = None) -> FitResult:
-    """Find the cheapest model that holds an F1 on your documents, as `raypd fit` does.
+    """Find the cheapest model that reaches an F1 on your documents, like `raypd fit`.
 
     Args:
         config: A YAML with the section `fit`.
-        settings: Further keys of the configuration, dotted.
+        settings: Further dotted keys of the configuration.
     """
     from raypd.fitting import run_fit
 
@@ -595,10 +597,10 @@ def _run(config: RunConfig) -> Run:
 
 
 def _overrides(settings: Settings) -> list[str]:
-    """Return settings as key=value, for a YAML parser.
+    """Return settings as key=value texts, for a YAML parser.
 
-    JSON escapes an emoji as two characters, which YAML would read as such. So other characters than
-    ASCII are escaped in the way of YAML.
+    JSON escapes an emoji as two characters, and YAML would read both. So characters beyond ASCII
+    are escaped in YAML's notation.
     """
     overrides = []
     for key, value in (settings or {}).items():
@@ -623,13 +625,13 @@ def _config(
 
     Args:
         kind: The kind of the task.
-        source: See `extract`, as the other arguments.
+        source: See `extract`, like the other arguments.
         schema: See `extract`.
         model: See `extract`.
         output: See `extract`.
         text: See `extract`.
         settings: See `extract`.
-        id_column: `id` of `extract`.
+        id_column: The argument `id` of `extract`.
     """
     settings = dict(settings or {})
     if model is not None:
@@ -706,17 +708,18 @@ def _tree(kind: str, schema: Any, text: Columns) -> dict[str, Any]:
 class _Documents:
     """Documents in memory."""
 
-    digest: str  # of their contents
+    # A digest of their contents.
+    digest: str
     schema: pa.Schema
     batches: Callable[[], Iterable[pa.Table]]
 
 
 def _in_memory(source: Any) -> _Documents:
-    """Return documents that are in memory.
+    """Return the documents of a source that is in memory.
 
     Raises:
-        ConfigError: If a source of this type is not supported.
-        InputError: If there are no rows, or they cannot be stored.
+        ConfigError: A source of this type is not supported.
+        InputError: There are no rows, or they cannot be stored.
     """
     if isinstance(source, (list, tuple)):
         source = _table_of_rows(source)
@@ -738,7 +741,7 @@ def _in_memory(source: Any) -> _Documents:
 def _digest(batches: Iterable[pa.Table]) -> str:
     """Return a digest of rows that does not depend on their order.
 
-    A Dataset that is read again may return its rows in another order.
+    A Dataset that is read a second time may return its rows in a different order.
     """
     total = 0
     for batch in batches:
@@ -748,8 +751,8 @@ def _digest(batches: Iterable[pa.Table]) -> str:
 
 
 def _stored(config: RunConfig, documents: _Documents) -> str:
-    """Write documents in memory below the run's folder, unless they are there, and return the
-    path.
+    """Write documents from memory into the run's folder unless they are already there, and return
+    their path.
     """
     output = layout.output_folder(config)
     folder = storage.join(output, "input", documents.digest[:16])
@@ -764,9 +767,7 @@ def _stored(config: RunConfig, documents: _Documents) -> str:
 
 
 def _may_be_path(item: Any) -> bool:
-    """Return whether an item of a list may be a path: also a text without spaces and with a
-    slash.
-    """
+    """Return whether an item of a list may be a path, such as a text with a slash and no spaces."""
     if not isinstance(item, str):
         return isinstance(item, Path)
     has_spaces = any(map(str.isspace, item))
@@ -775,9 +776,9 @@ def _may_be_path(item: Any) -> bool:
 
 
 def _is_path(item: Any) -> bool:
-    """Return whether an item is certainly a path.
+    """Return whether an item is certain to be a path.
 
-    It exists, or it is one by its scheme, its suffix or the wildcards of a glob.
+    It exists, or its scheme, its extension or the wildcards of a glob mark it as one.
     """
     if not _may_be_path(item):
         return False
@@ -787,11 +788,11 @@ def _is_path(item: Any) -> bool:
 
 
 def _table_of_rows(rows: Sequence[Any]) -> pa.Table:
-    """Return a list of texts or dicts as a table.
+    """Turn a list of texts or dicts into a table.
 
     Raises:
-        ConfigError: If the list has other items.
-        InputError: If the items cannot be stored.
+        ConfigError: The list has other items.
+        InputError: The items cannot be stored.
     """
     for index, row in enumerate(rows):
         if not isinstance(row, (str, Mapping)):
@@ -809,7 +810,7 @@ def _table_of_rows(rows: Sequence[Any]) -> pa.Table:
     columns = {}
     try:
         for name in names:
-            # As in pandas, NaN and NaT are missing values.
+            # NaN and NaT are missing values, as in pandas.
             columns[name] = pa.array([row.get(name) for row in named], from_pandas=True)
         return pa.table(columns)
     except (pa.ArrowException, UnicodeError) as error:
@@ -824,11 +825,11 @@ def _parquet(table: pa.Table) -> bytes:
 
 
 def _table_of(frame: Any) -> pa.Table:
-    """Return a DataFrame as a table.
+    """Turn a DataFrame into a table.
 
     Raises:
-        ConfigError: If it is no DataFrame.
-        InputError: If it has two columns of one name, or cannot be stored.
+        ConfigError: It is not a DataFrame.
+        InputError: Two of its columns have the same name, or it cannot be stored.
     """
     if not hasattr(frame, "columns"):
         kinds = (

@@ -7,13 +7,13 @@
     products = ray.data.read_parquet("s3://bucket/products")
     processor(products).write_parquet("s3://bucket/answers")
 
-`read` reads any input of raypd instead, with the readers of a run:
+`read` reads any input of raypd instead, with the same readers as a run:
 
     products = read("s3://bucket/catalogues/*.pdf")
 
 A row keeps its columns and gets those of its answer, or becomes an error row. A batch whose worker
 died is processed again, so rows are written at least once, unless the sink commits. Use `raypd
-extract` for runs that resume, and in which no document is lost or duplicated.
+extract` for runs that can resume and in which no document is lost or duplicated.
 """
 
 import uuid
@@ -60,17 +60,18 @@ from raypd.tasks import Document, billed_as, columns
 
 Row = dict[str, Any]
 RowMap = Callable[[Row], Row]
-# Retries of a batch whose worker died.
+# The number of retries of a batch whose worker died.
 _RETRIES = 2
-# Batches that a worker processes at the same time, so that its engine does not drain in between.
+# The number of batches that a worker processes at the same time, so that its engine never runs
+# empty.
 _OVERLAP = 2
 _POLL_SECONDS = 0.25
-# The columns of a document's cost. If a document has several rows, they are on the first row.
+# The columns of a document's cost. If a document has several rows, only the first row has them.
 _COSTS = pa.schema(
     [
         ("prompt_tokens", pa.int64()),
         ("decoded_tokens", pa.int64()),
-        # Seconds that the document kept its worker busy.
+        # The seconds for which the document kept its worker busy.
         ("seconds", pa.float64()),
         # The price of these seconds; null if the machine has no price.
         ("cost_usd", pa.float64()),
@@ -80,21 +81,20 @@ _COSTS = pa.schema(
 
 @dataclass(kw_only=True)
 class ProcessorConfig:
-    """What a processor asks, which model it uses, and on how many workers.
+    """The task of a processor, its model and its number of workers.
 
     Attributes:
-        schema: What to extract, as in `raypd.extract`. Answers are typed columns, with
-            __confidence,
-            __status and __span.
-        config: A configuration in place of a schema, for any task; its output.columns counts.
-        model: model.name; None, here and below, for the value of the configuration.
-        method: decoding.method.
-        text_columns: input.text_columns.
+        schema: What to extract, as in `raypd.extract`. Answers are typed columns, with columns
+            __confidence, __status and __span.
+        config: A configuration instead of a schema, for any task; its output.columns applies.
+        model: The value of model.name; here and below, None keeps the value of the configuration.
+        method: The value of decoding.method.
+        text_columns: The value of input.text_columns.
         concurrency: The number of workers, or the smallest (at least 1) and the largest number.
         batch_size: Rows per batch. A worker processes two batches at the same time.
-        accelerator_type: The workers' GPU, as Ray calls it.
-        prefix: Is put before the names of all added columns; needed if the input has such names.
-        settings: Further keys of the configuration, dotted: {"engine.max_num_seqs": 64}.
+        accelerator_type: The workers' GPU, by Ray's name for it.
+        prefix: A prefix for the names of all added columns; needed if the input has such names.
+        settings: Further dotted keys of the configuration: {"engine.max_num_seqs": 64}.
     """
 
     schema: Any = None
@@ -111,13 +111,15 @@ class ProcessorConfig:
 
 @dataclass
 class ProcessorEstimate:
-    """What a dataset would take."""
+    """The expected time and cost of a dataset."""
 
     documents: int
     prompt_tokens: Figure
     decoded_tokens: Figure
-    seconds: Figure  # of one worker with its model loaded
-    usd: Figure | None  # None if the machine has no price
+    # The seconds of one worker with its model loaded.
+    seconds: Figure
+    # The price in USD; None if the machine has no price.
+    usd: Figure | None
 
 
 def read(
@@ -130,21 +132,22 @@ def read(
     """Read any input of raypd as a Ray Dataset of documents, exactly as a run reads it.
 
     Args:
-        path: input.path: files, folders or globs of any format, local or in an object store.
-        config: A configuration whose sections `input` and `storage` count; `path` replaces its
-            input.path.
-        columns: Columns to read besides `input.id_column`, `input.text_columns` and
+        path: The value of input.path: files, folders or globs of any format, local or in an object
+            store.
+        config: A configuration, of which only the sections `input` and `storage` are used; `path`
+            replaces its input.path.
+        columns: Columns to read in addition to `input.id_column`, `input.text_columns` and
             `input.category_column`.
-        settings: Further keys of the configuration, dotted: {"input.text_columns": ["title"]}.
+        settings: Further dotted keys of the configuration: {"input.text_columns": ["title"]}.
 
     Returns:
-        A dataset that is lazy, with a row for each document: `id`, the columns, `read_error` (why
+        A lazy dataset with a row for each document: `id`, the columns, `read_error` (the reason why
         the document could not be read, or null), `source` and `row`.
 
     Raises:
-        ConfigError: If neither a path nor a configuration is given, or a key is invalid.
-        InputError: If the input cannot be planned, or files cannot be read and `input.on_damaged`
-            is `fail`.
+        ConfigError: Neither a path nor a configuration is given, or a key is invalid.
+        InputError: The input cannot be planned, or files cannot be read and `input.on_damaged` is
+            `fail`.
     """
     if path is None and config is None:
         raise ConfigError("raypd.data.read: give a path or a configuration")
@@ -171,22 +174,22 @@ def read(
 def build_processor(
     config: ProcessorConfig, preprocess: RowMap | None = None, postprocess: RowMap | None = None
 ) -> "Processor":
-    """Make a processor: a function from a Dataset to a Dataset, which runs nothing itself.
+    """Create a processor: a lazy function from a Dataset to a Dataset.
 
     Args:
-        config: What the processor does.
-        preprocess: Maps a row of the input to the row that is processed, and that continues with
-            the columns it returns.
+        config: The settings of the processor.
+        preprocess: Maps a row of the input to the row that is processed. The result keeps the
+            columns of that row.
         postprocess: Maps an answered row to a row of the result.
 
     Raises:
-        ConfigError, ModelError: If the configuration or the model is at fault.
+        ConfigError, ModelError: The configuration or the model is wrong.
     """
     return Processor(config, preprocess, postprocess)
 
 
 class Processor:
-    """A function from a Dataset to a Dataset with answers; `build_processor` makes it."""
+    """A function from a Dataset to a Dataset with answers, which `build_processor` creates."""
 
     def __init__(
         self, config: ProcessorConfig, preprocess: RowMap | None, postprocess: RowMap | None
@@ -199,10 +202,10 @@ class Processor:
         self._ledger: Any = None
 
     def __call__(self, dataset: ray_data.Dataset) -> ray_data.Dataset:
-        """Return the dataset with the answers. It is lazy.
+        """Return the dataset with the answers, which is lazy.
 
         Raises:
-            ConfigError: If a column is missing or exists already, or no node fits a worker.
+            ConfigError: A column is missing or already exists, or no node fits a worker.
         """
         share = self._share()
         if self._ledger is None:
@@ -225,7 +228,7 @@ class Processor:
                 share,
                 workers,
                 _OVERLAP,
-                # The pool does not grow with less than 1.75 times the overlap.
+                # The pool does not grow if this is less than 1.75 times the overlap.
                 2 * _OVERLAP,
                 batch_size=self.config.batch_size,
                 accelerator_type=self.config.accelerator_type,
@@ -239,14 +242,14 @@ class Processor:
         return answered.map(self._postprocess)
 
     def estimate(self, dataset: ray_data.Dataset, sample: int = 64) -> ProcessorEstimate:
-        """Estimate what a dataset would take.
+        """Estimate the time and cost of a dataset.
 
         Args:
             dataset: The dataset, which is read for the sample.
             sample: The approximate number of rows to process.
 
         Raises:
-            RunError: If the dataset is empty, or no row can be answered.
+            RunError: The dataset is empty, or no row can be answered.
         """
         share = self._share()
         dataset = self._prepared(dataset)
@@ -294,10 +297,10 @@ class Processor:
         return result
 
     def bill(self) -> WorkersBill:
-        """Return what the workers of all pipelines have metered so far.
+        """Return what the workers of all pipelines have recorded so far.
 
         Raises:
-            RunError: If the actor that keeps the bill has died.
+            RunError: The actor that keeps the bill has died.
         """
         with raised_as(
             RunError, "the bill is lost with the actor that kept it", ray.exceptions.RayError
@@ -314,7 +317,7 @@ class Processor:
         return dataset.map(self._preprocess)
 
     def _share(self) -> WorkerResources:
-        """Return what a worker takes.
+        """Return the resources of a worker.
 
         It takes one core unless the configuration says otherwise, so that reading and writing have
         cores as well.
@@ -324,7 +327,7 @@ class Processor:
         cluster = self.run.cluster
         keys: dict[str, Any] = {"cluster.cpus_per_worker": cluster.cpus_per_worker or 1.0}
         if self.config.accelerator_type is not None and cluster.gpus_per_worker is None:
-            # A node with such a GPU may still have to be started.
+            # A node with such a GPU may have yet to be started.
             keys["cluster.gpus_per_worker"] = 1.0
         return worker_resources(with_changes(self.run, keys))
 
@@ -335,7 +338,7 @@ class Processor:
 class AnswerStage(EngineActor):
     """A worker of the pool.
 
-    It has an engine and gets two batches at the same time, each in a thread of its own.
+    It has an engine and gets two batches at the same time, each in its own thread.
     """
 
     def __init__(
@@ -348,7 +351,7 @@ class AnswerStage(EngineActor):
         self.load(build, share.threads)
 
     def __call__(self, batch: pa.Table) -> Iterator[pa.Table]:
-        """Yield the rows of a batch in their order, as soon as they are answered."""
+        """Yield the rows of a batch in order, as soon as they are answered."""
         _check_columns(batch.column_names, self.config, self.prefix, missing=False)
         documents = read_table(batch, self.config)
         unit = uuid.uuid4().hex
@@ -380,7 +383,7 @@ class AnswerStage(EngineActor):
     ) -> Iterator[tuple[int, int]]:
         """Yield ranges of answered documents in the order of the batch.
 
-        A batch that is processed again gives the same blocks.
+        A batch that is processed again yields the same blocks.
         """
         begin = 0
         while begin < len(documents):
@@ -396,7 +399,8 @@ class AnswerStage(EngineActor):
     def _answered_until(self, begin: int, documents: Sequence[Document], state: UnitState) -> int:
         """Return the index of the first document from `begin` that is not answered yet."""
         if state.has_more and not isinstance(self.config.task, ExtractionConfig):
-            # Other tasks may plan more requests of a document whose first requests are answered.
+            # Other tasks may plan further requests of a document after its first requests are
+            # answered.
             return begin
         answered = state.answered
         end = begin
@@ -457,7 +461,7 @@ class AnswerStage(EngineActor):
 
 
 class _Measurer(Profiler):
-    """A profiler that says on which node it is."""
+    """A profiler that reports the node it is on."""
 
     def measure(self, config: RunConfig, documents: Sequence[Document]) -> tuple[Profile, str]:
         return self.profile(config, documents), ray.get_runtime_context().get_node_id()
@@ -471,7 +475,7 @@ def _sampled_rows(dataset: ray_data.Dataset, count: int, sample: int) -> pa.Tabl
     try:
         return drawn.take_batch(count, batch_format="pyarrow")
     except ValueError:
-        # If there are few rows, none may be drawn.
+        # If there are few rows, none of them may be drawn.
         return dataset.take_batch(sample, batch_format="pyarrow")
 
 
@@ -510,7 +514,7 @@ def _configuration_of_schema(schema: Any) -> RunConfig:
     task = task_of(schema)
     source: dict[str, Any] = {"path": "(a dataset)"}
     if len(task.get("categories", [1])) == 1:
-        # A document of the only category does not have to name it.
+        # A document does not have to name the only category.
         source["category_column"] = None
     output = {"path": "(a dataset)", "columns": "typed"}
     return make_config({"input": source, "output": output, "task": task})
@@ -519,7 +523,7 @@ def _configuration_of_schema(schema: Any) -> RunConfig:
 def _answer_columns(config: RunConfig) -> list[str]:
     """Return the columns of an answer.
 
-    If there are several categories, the input has a column for them already.
+    If there are several categories, the input already has a column for them.
     """
     names = [name for name in columns.columns_of(config).names if name != "category"]
     return [*names, "status", "error"]
@@ -533,11 +537,11 @@ def _check_columns(
     Args:
         names: The columns of the input.
         config: The configuration.
-        prefix: Is put before the names of added columns.
+        prefix: The prefix of the names of added columns.
         missing: Whether to check that the input has the columns to be read.
 
     Raises:
-        ConfigError: If a column to be added exists already, or a column to be read is missing.
+        ConfigError: A column to be added already exists, or a column to be read is missing.
     """
     added_names = [prefix + name for name in [*_answer_columns(config), *_COSTS.names]]
     existing = [name for name in added_names if name in names]

@@ -1,6 +1,6 @@
 """Errors that a user can act on.
 
-The command line prints their text alone; all else is a bug and keeps its trace.
+The command line prints only their text; any other error is a bug and keeps its traceback.
 """
 
 import contextlib
@@ -9,21 +9,21 @@ from collections.abc import Callable, Iterable, Iterator
 
 
 def closest(wanted: str, known: Iterable[str]) -> str | None:
-    """Return the other known name that is most like a name; None if none is like it."""
+    """Return the known name, other than the wanted one, that is most similar; None if none is."""
     others = [name for name in known if name != wanted]
     near = difflib.get_close_matches(wanted, others, 1, cutoff=0.5)
     return near[0] if near else None
 
 
 def did_you_mean(wanted: str, known: Iterable[str], shown: Callable[[str], object] = repr) -> str:
-    """Return `did you mean 'x'?`, with x as `shown` writes it; "" if no known name is like it."""
+    """Return `did you mean 'x'?`, with x in the form of `shown`; "" if no known name is similar."""
     near = closest(wanted, known)
     return "" if near is None else f"did you mean {shown(near)}?"
 
 
 def in_words(error: Exception) -> str:
-    """An error of Python's own for a user, who has no function to call where a number is too long
-    to be read.
+    """Return the text of a Python error for a user, without advice to call a Python function, which
+    the error of a number that is too long contains.
     """
     text = str(error)
     return "a number has more digits than can be read" if "set_int_max_str_digits" in text else text
@@ -33,8 +33,13 @@ def in_words(error: Exception) -> str:
 def raised_as(
     kind: type[BaseException], words: str, *caught: type[Exception], advice: str = ""
 ) -> Iterator[None]:
-    """Raises what is `caught` within (None named: OSError) as a `kind`: the words, the error's own,
-    the advice.
+    """Raise an error of the block as a `kind`, with some words, the error's own text and advice.
+
+    Args:
+        kind: The class of the new error.
+        words: The beginning of its text.
+        caught: The classes of errors to replace; without any, OSError.
+        advice: The end of its text.
     """
     kinds = caught or (OSError,)
     try:
@@ -44,14 +49,14 @@ def raised_as(
 
 
 class UserError(Exception):
-    """Something that the user can put right.
+    """An error that the user can fix.
 
     The message names the file, line or key, and says what to do.
     """
 
 
 class ConfigError(UserError):
-    """A configuration that cannot be run as it stands."""
+    """A configuration that cannot be run in its present form."""
 
 
 class ModelError(UserError):
@@ -59,14 +64,16 @@ class ModelError(UserError):
 
 
 class InputError(UserError):
-    """Input that cannot be planned or read at all (single bad documents become error rows
-    instead).
+    """Input that cannot be planned or read at all. A single bad document becomes an error row
+    instead.
     """
 
 
 class RunError(UserError):
-    """A run that cannot go on; committed units are whole, and the message says how to resume."""
+    """A run that cannot continue; committed units are complete, and the message says how to
+    resume.
+    """
 
 
 class Damaged(RunError):
-    """An object of the output that is not whole, as opposed to one that cannot be reached."""
+    """An object of the output that is incomplete, as opposed to one that cannot be reached."""

@@ -1,6 +1,6 @@
 """Exports of a room that are imported when they are first used (PEP 562).
 
-The `__init__` of a room names what other rooms may import from it. Most rooms bring torch, Ray or
+The `__init__` of a room names what other rooms may import from it. Most rooms import torch, Ray or
 matplotlib, so importing everything there would make every command pay for all of them.
 """
 
@@ -19,7 +19,7 @@ class LazyExports:
 
         Args:
             package: The package's `__name__`.
-            names: Exported names by the module of the package that defines them.
+            names: Exported names, by the module of the package that defines them.
             modules: Modules that the package exports as a whole.
         """
         self.package = package

@@ -1,4 +1,4 @@
-"""Format figures for people, and make text from outside safe to show."""
+"""Formats figures for people, and makes text from outside safe to show."""
 
 import re
 import unicodedata
@@ -7,15 +7,19 @@ from datetime import UTC, datetime
 
 from raypd.config import redact
 
-NONE = "\N{EN DASH}"  # stands for a figure that is unknown
-Show = Callable[[float], str]  # formats a figure
-Say = Callable[[str], None]  # shows the user a line
+# It replaces a figure that is unknown.
+NONE = "\N{EN DASH}"
+# A function that formats a figure.
+Show = Callable[[float], str]
+# A function that shows the user a line.
+Say = Callable[[str], None]
 _MINUTE = 60
 _HOUR = 3600
 _DAY = 86400
-_MAX_ACCENTS = 4  # on one letter; more would cover the lines above
-# Characters that change the text around them: directions of writing, and separators that end a line
-# of a script.
+# The limit on the accents of one letter; more would cover the lines above.
+_MAX_ACCENTS = 4
+# Characters that change the text around them: writing directions, and separators that end a line of
+# a script.
 _UNSAFE = {
     *range(0x202A, 0x202F),
     *range(0x2066, 0x206A),
@@ -29,11 +33,11 @@ _UNSAFE = {
 
 
 # Text without any character that `clean` changes or counts: printable Latin with line ends and
-# tabs. Most text is such, and need not be looked at character by character.
+# tabs. Most text is of this kind and need not be examined character by character.
 _PLAIN = re.compile(r"[\n\t\x20-\x7e\u00a0-\u02ff]*")
 
-# The beginning of a formula, also in full width and after blanks, tabs and line breaks, which a
-# spreadsheet may drop. A number may have a sign.
+# The beginning of a formula, also with full-width characters and after blanks, tabs and line
+# breaks, which a spreadsheet may drop. A number may have a sign.
 _FORMULA = re.compile(r"\s*([=@\uff1d\uff20]|[+\uff0b\uff0d-](?![0-9.]+\s*\Z)|\t|\r)")
 
 
@@ -66,7 +70,9 @@ def number(value: float) -> str:
 
 
 def usd(value: float) -> str:
-    """Format dollars: with cents, more digits for small amounts, none from $10,000."""
+    """Format dollars: with cents, with more digits for small amounts, without cents from
+    $10,000.
+    """
     sign = "-" if value < 0 else ""
     value = abs(value)
     if value >= 10_000:
@@ -88,10 +94,10 @@ def cost(value: float) -> str:
 
 
 def share(part: float, total: float) -> str:
-    """Format a percentage that is rounded neither to 0% nor to 100%.
+    """Format a percentage without rounding it to 0% or 100%.
 
     Returns:
-        NONE if the total is not above 0.
+        NONE if the total is not positive.
     """
     if total <= 0:
         return NONE
@@ -120,12 +126,12 @@ def duration(seconds: float) -> str:
 
 
 def when(seconds: float) -> str:
-    """Format a unix second as a date and time in UTC."""
+    """Format a Unix second as a date and time in UTC."""
     return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
 
 
 def iso(seconds: float | None = None) -> str:
-    """Format a unix second, or now, in UTC as ISO 8601."""
+    """Format a Unix second, or the current time, in UTC as ISO 8601."""
     if seconds is None:
         time = datetime.now(UTC)
     else:
@@ -138,7 +144,7 @@ def clean(value: object, limit: int = 0) -> str:
 
     Args:
         value: The text.
-        limit: Characters after which the text is cut; 0 for never.
+        limit: The number of characters after which the text is cut; 0 for no limit.
     """
     text = str(value)
     if limit and len(text) > limit:
@@ -156,7 +162,7 @@ def clean(value: object, limit: int = 0) -> str:
 
 
 def _is_safe(character: str) -> bool:
-    """Return whether a character leaves the terminal and the text around it alone."""
+    """Return whether a character has no effect on the terminal and the text around it."""
     if character in "\n\t":
         return True
     is_control = unicodedata.category(character) in ("Cc", "Cs", "Cn")
@@ -164,7 +170,7 @@ def _is_safe(character: str) -> bool:
 
 
 def is_formula(cell: str) -> bool:
-    """Return whether a spreadsheet may take a cell of a CSV for a formula. A number is none."""
+    """Return whether a spreadsheet may take a cell of a CSV for a formula. A number is not one."""
     return _FORMULA.match(cell) is not None
 
 
@@ -177,28 +183,28 @@ def one_line(value: object, limit: int = 0) -> str:
 
 
 def said(value: object) -> str:
-    """Clean a message for a terminal or a log, and redact what looks like a secret."""
+    """Clean a message for a terminal or a log, and redact anything that looks like a secret."""
     return clean(redact(str(value)))
 
 
 def without_halves(text: str) -> str:
-    """Return a text without halves of surrogate pairs, such as of an emoji that was cut.
+    """Return a text without halves of surrogate pairs, such as those of an emoji that was cut.
 
-    They cannot be written as UTF-8.
+    They cannot be encoded as UTF-8.
     """
     return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "ignore")
 
 
-# Up to here a float holds every whole number exactly.
+# Up to this number, a float represents every whole number exactly.
 _EXACT = 2**53
 
 
 def id_text(value: object) -> str:
     """Return a document's id as text.
 
-    pandas keeps a column of whole numbers that has a gap as floats, so 17.0 is the id 17.
+    pandas stores a column of whole numbers with a gap as floats, so 17.0 is the id 17.
     """
     if isinstance(value, float) and value.is_integer() and abs(value) < _EXACT:
         value = int(value)
-    # Half of a surrogate pair could not be written.
+    # Half of a surrogate pair cannot be encoded.
     return str(value).encode("utf-8", "replace").decode()
