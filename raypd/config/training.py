@@ -58,7 +58,7 @@ class LoraOptions(Section):
 
 
 class TrainingConfig(Section, use_attribute_docstrings=True):
-    """What `raypd train` needs beside the run's own keys; other commands ignore this section."""
+    """What `raypd train` needs besides the run's own keys; other commands ignore this section."""
 
     labels_column: str = Field(
         "target", description="Column with a document's labels, {attribute: value or null}"
@@ -155,7 +155,7 @@ def _named_and_known(candidates: dict[str, dict[str, Any]]) -> dict[str, dict[st
 
 
 class FitConfig(Section, use_attribute_docstrings=True):
-    """What `raypd fit` needs beside the run's own keys; other commands ignore this section."""
+    """What `raypd fit` needs besides the run's own keys; other commands ignore this section."""
 
     path: Uri | None = Field(
         None, description="Local folder of the fit; null: output.path followed by -fit"

@@ -11,11 +11,16 @@ from typing import Any
 from raypd.evaluation.labels import Row
 
 # The outcomes of a value, as in the literature. They index the counts of `parts_of_record`.
-VC = 0  # a correct value
-VW = 1  # a wrong value
-NV = 2  # a value where the label is null
-VN = 3  # no value where the label has one
-NN = 4  # no value where the label is null
+# A correct value.
+VC = 0
+# A wrong value.
+VW = 1
+# A value although the label is null.
+NV = 2
+# No value although the label has one.
+VN = 3
+# No value, and the label is null.
+NN = 4
 OUTCOMES = (VC, VW, NV, VN, NN)
 
 

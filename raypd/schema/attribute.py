@@ -11,7 +11,7 @@ from raypd.schema.names import PLAIN, fits_json
 from raypd.schema.section import Section
 from raypd.schema.types import TYPES, ListType, ValueType
 
-# Keys that not every type understands (`ValueType.keys`).
+# Keys that only some types support (`ValueType.keys`).
 _KEYS_OF_TYPES = (
     "pattern",
     "minimum",
@@ -72,34 +72,34 @@ class Attribute(Section):
     @model_validator(mode="before")
     @classmethod
     def _from_name(cls, tree: Any) -> Any:
-        """A name alone is an attribute of type text."""
+        """Turn a bare name into an attribute of type text."""
         if isinstance(tree, str):
             return {"name": tree}
         return tree
 
     @property
     def value_type(self) -> ValueType:
-        """How its values are decoded, read, checked, stored and described."""
+        """The type, which decodes, reads, checks, stores and describes the values."""
         item = TYPES[self.type](self)
         return ListType(self, item) if self.many else item
 
     @property
     def key_path(self) -> list[str]:
-        """Its keys in the record, from the outermost."""
+        """The keys that lead to it in the record, from the outermost."""
         return self.path or [self.name]
 
     @property
     def hint(self) -> str:
-        """What the prompt adds to the description."""
+        """The text that the prompt adds to the description."""
         return self.value_type.hint()
 
     @property
     def nullable(self) -> bool:
-        """Whether its slot may say null."""
+        """Whether its slot may contain null."""
         return not self.required or self.value_type.always_nullable
 
     def fits(self, value: Any) -> bool:
-        """Whether a JSON value is one of the attribute's; null is not."""
+        """Return whether a JSON value is a value of the attribute; null is not."""
         return self.value_type.fits(value)
 
     @model_validator(mode="before")

@@ -152,7 +152,8 @@ def read_number(text: str) -> int | float | None:
     if not math.isfinite(number) or (
         number == 0 and re.search("[1-9]", re.split("[eE]", plain)[0])
     ):
-        return math.inf  # too large, or too small, to be held
+        # It is too large, or too small, for a float.
+        return math.inf
     if not re.fullmatch(r"[-+]?\d+", plain):
         return number
     # Python refuses to read thousands of zeros.

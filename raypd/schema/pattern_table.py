@@ -41,7 +41,8 @@ def table_of(pattern: str, without: str = "") -> tuple[Edges, list[int]]:
     finals = []
     number = {index.get_initial_state(): 0}
     states = list(number)
-    for state in states:  # grows
+    # The loop appends to the list that it iterates over.
+    for state in states:
         edges = transitions.get(state, {})
         row = {chr(b): after for b, after in edges.items() if b not in (_END, _END_TOKEN)}
         for after in row.values():
@@ -54,10 +55,12 @@ def table_of(pattern: str, without: str = "") -> tuple[Edges, list[int]]:
 
 
 def _main() -> None:
-    import resource  # not on every system
+    # This module does not exist on every system.
+    import resource
 
     resource.setrlimit(resource.RLIMIT_CPU, (CPU_SECONDS, CPU_SECONDS))
-    with contextlib.suppress(ValueError, OSError):  # macOS has no such limit
+    # macOS has no such limit.
+    with contextlib.suppress(ValueError, OSError):
         resource.setrlimit(resource.RLIMIT_AS, (_MEMORY, _MEMORY))
     request = json.load(sys.stdin)
     try:

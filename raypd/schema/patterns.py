@@ -82,12 +82,14 @@ class Alternatives:
 class Repeat:
     item: "Node"
     minimum: int
-    maximum: int | None  # None: without a limit
+    # None means that there is no limit.
+    maximum: int | None
 
 
 Node = Literal | CharacterClass | Concatenation | Alternatives | Repeat
 EMPTY = Concatenation(())
-ANY_CHARACTER = CharacterClass(negated=True)  # line breaks, too
+# Any character, including line breaks.
+ANY_CHARACTER = CharacterClass(negated=True)
 ANY_TEXT = Repeat(ANY_CHARACTER, 0, None)
 
 

@@ -47,7 +47,9 @@ def load_examples(task: QuestionAnsweringConfig) -> list[dict[str, Any]]:
 
 
 def _rows(path: str, key: str) -> Iterator[tuple[str, Any]]:
-    """Yield the location (file:line) and the value of each JSON line. Raises ConfigError."""
+    """Yield the location (file:line) and the value of each JSON line; raise ConfigError if one is
+    invalid.
+    """
     with raised_as(ConfigError, f"{path}: {key} cannot be read", OSError, UnicodeDecodeError):
         lines = Path(path).read_text(encoding="utf-8-sig").split("\n")
     for number, line in enumerate(lines, 1):
