@@ -48,7 +48,7 @@ _IN_MULTIPLES = re.compile(
 
 
 def is_misread(number: float, raw: str, text: str, *, of_multiples: bool = False) -> bool:
-    """Return whether a number has the digits of a number in a text, but another value.
+    """Return whether a number has the digits of a number in a text but a different value.
 
     A model that copies "16.303,76" as a JSON number stops at the comma, which ends a value in JSON,
     so 16.303 is left. Other models write 31.500 or 31.5 for the "31,500" of the text, or leave out

@@ -24,8 +24,8 @@ def table_of(pattern: str, without: str = "") -> tuple[Edges, list[int]]:
     """Return the transitions and the final states of a pattern.
 
     They are those of its index over a vocabulary of all single bytes except the ones in `without`.
-    The pattern is followed by an end character, because a final state of the index has no
-    transition except one token.
+    The pattern is followed by an end character, because a final state of the index leads
+    only to the end token.
 
     Raises:
         ValueError: The pattern is invalid, or has no end.

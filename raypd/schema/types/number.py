@@ -131,7 +131,7 @@ class NumberType(ValueType):
         return CheckedValue("ok", self.rounded(number), text)
 
     def rounded(self, number: int | float) -> int | float:
-        """Return a number in the precision of the type."""
+        """Return a number in Python's type for it; an integer type turns 3.0 into 3."""
         return number
 
     def fits(self, value: Any) -> bool:
