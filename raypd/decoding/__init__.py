@@ -1,7 +1,7 @@
 """The engine and its decoding methods.
 
-The names below are what other rooms may use. They are imported when they are first used, because
-most of them bring torch, and the configuration, which needs only the registry, starts without it.
+Other rooms may use only the names below. Each is imported on first use, because most of them import
+torch, and the configuration, which needs only the registry, must start without it.
 """
 
 from typing import TYPE_CHECKING

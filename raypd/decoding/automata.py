@@ -1,4 +1,4 @@
-"""Automata over characters: what may stand in an answer slot, described without tokens.
+"""Automata over characters: what an answer slot may contain, described without tokens.
 
 `Grammar` applies an automaton to the tokens of a vocabulary. `value_automata` builds those of JSON
 values from the ones here.
@@ -12,44 +12,44 @@ DEAD = -1
 
 
 class Automaton(Protocol):
-    """Reads a text character by character; state 0 is the start."""
+    """An automaton that reads a text character by character, starting in state 0."""
 
     def next(self, state: int, char: str) -> int:
         """Return the state after a character, or DEAD if it cannot be read."""
 
     def heads(self, state: int) -> Collection[str] | None:
-        """Return the characters that can be read, or None where all have to be tried."""
+        """Return the characters that can be read, or None if all of them have to be tried."""
         return None
 
     def accepting(self, state: int) -> bool:
-        """Return whether the text read so far is a value as it stands."""
+        """Return whether the text read so far is a complete value."""
         return self.ended(state)
 
     def completion(self, state: int) -> str | None:
-        """Return the text of the value once only one value is possible."""
+        """Return the text of the value if only one value is still possible; otherwise None."""
         return None
 
     def open_values(self, state: int) -> Collection[str]:
-        """Return the values that are still possible; none where they cannot be listed."""
+        """Return the values that are still possible; empty if they cannot be listed."""
         return ()
 
     def ended(self, state: int) -> bool:
         """Return whether the character that closes the value was read."""
 
     def limited(self, state: int) -> bool:
-        """Return whether tokens that the automaton cannot read must be kept out here."""
+        """Return whether tokens that the automaton cannot read must be excluded in this state."""
         return True
 
 
 class TransitionTable(Automaton):
-    """An automaton given as a table.
+    """An automaton defined by a transition table.
 
     Args:
         table: For every state, the state after each character that can be read.
-        finals: States in which a value is complete. One from which no character leads on has read
-            the closing character.
-        standing: States in which a value may be cut and still stands; `finals` if None.
-        free: States in which any token may come.
+        finals: States in which a value is complete. A final state without transitions has read the
+            closing character.
+        standing: States in which a value that is cut is still valid; `finals` if None.
+        free: States in which any token is allowed.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class TransitionTable(Automaton):
 
 
 def one_of(texts: Sequence[str]) -> TransitionTable:
-    """Build the table of several texts, none of which is the beginning of another."""
+    """Build the table of several texts, none of which is a prefix of another."""
     table: list[dict[str, int]] = [{}]
     finals: list[int] = []
     for text in texts:
@@ -96,9 +96,9 @@ def one_of(texts: Sequence[str]) -> TransitionTable:
 
 
 def joined(parts: Sequence[TransitionTable]) -> TransitionTable:
-    """Build the table of one text of each part in turn.
+    """Build the table of texts that consist of one text of each part, in order.
 
-    No part may go on with a character that the next one begins with.
+    No part may be able to continue with a character that the next part can begin with.
     """
     table: list[dict[str, int]] = [{}]
     ends = [0]
@@ -113,7 +113,7 @@ def joined(parts: Sequence[TransitionTable]) -> TransitionTable:
 
 
 def intersection(first: TransitionTable, second: TransitionTable) -> TransitionTable:
-    """Return the table of the texts that both tables accept, without states that lead nowhere.
+    """Return the table of the texts that both tables accept, without dead ends.
 
     Raises:
         ValueError: If no text is accepted by both.
@@ -122,7 +122,7 @@ def intersection(first: TransitionTable, second: TransitionTable) -> TransitionT
     pairs = [start]
     numbers = {start: 0}
     table: list[dict[str, int]] = []
-    # The list of pairs grows while it is read.
+    # The list of pairs grows during the iteration.
     for first_state, second_state in pairs:
         row = {}
         second_row = second.table[second_state]
@@ -159,13 +159,13 @@ def intersection(first: TransitionTable, second: TransitionTable) -> TransitionT
 
 
 class Choice(TransitionTable):
-    """One of several texts, chosen as soon as it is told apart, with nothing behind it.
+    """One of several texts, chosen as soon as it is unambiguous, with nothing after it.
 
-    A token that begins with a whole text and goes on differently is not read: "All" is not "A".
+    A token that starts with a whole text but continues differently is rejected: "All" is not "A".
     """
 
     def __init__(self, texts: Sequence[str]) -> None:
-        # Some vocabularies write a blank before a word as a token of its own.
+        # Some vocabularies encode the blank before a word as a separate token.
         forms = [*texts, *(" " + text for text in texts)]
         trie = one_of(forms)
         table = list(trie.table)
@@ -191,7 +191,7 @@ class Choice(TransitionTable):
 
 
 class OneOf(Choice):
-    """One of several JSON texts, whatever its last token has behind it.
+    """One of several JSON texts, whatever follows it in its last token.
 
     The texts are an enum's quoted values, true and false, or null.
     """

@@ -1,4 +1,4 @@
-"""The region of one sequence in the KV cache, and the slot of each of its tokens in it."""
+"""The region of one sequence in the KV cache, and the slot of each of its tokens."""
 
 from dataclasses import dataclass, field
 
@@ -9,7 +9,7 @@ from raypd.decoding.visibility import NO_TOKEN
 
 MIN_REGION_SLOTS = 64
 _NO_SLOT = -1  # The offset of a token that is not in the cache.
-_MIN_HOLES = 16  # Fewer free slots are not worth a move.
+_MIN_HOLES = 16  # With fewer free slots, moving is not worthwhile.
 
 
 def _no_offsets() -> np.ndarray:
@@ -22,7 +22,7 @@ def _no_slots() -> np.ndarray:
 
 @dataclass(eq=False)
 class CacheRegion:
-    """A contiguous range of slots, which grows with its sequence and shrinks as tokens leave.
+    """A contiguous range of slots that grows with its sequence and shrinks as tokens leave.
 
     Attributes:
         start: The first slot.
@@ -44,7 +44,7 @@ class CacheRegion:
         return len(self.owner)
 
     def reserve(self, tokens: int) -> None:
-        """Make room for the offsets of so many own tokens. The array doubles when it is full."""
+        """Make room for the offsets of `tokens` own tokens. The array doubles when it is full."""
         capacity = len(self.offsets)
         if tokens > capacity:
             extra = max(tokens - capacity, capacity)
@@ -55,8 +55,8 @@ class CacheRegion:
 
         Args:
             chunk: The own tokens, [n].
-            cached: The first own token that has not been through the model.
-            end: The number of own tokens, those of the whole feed among them.
+            cached: The first own token that has not gone through the model.
+            end: The number of own tokens, including those of the whole feed.
             cache: The cache.
 
         Returns:
@@ -103,24 +103,24 @@ class CacheRegion:
         """Free the slots of tokens that left the cache (APAR, section 3.4).
 
         Args:
-            coming: Tokens of the feed that need a slot later.
+            coming: The number of tokens of the feed that will need a slot later.
             cache: The cache.
         """
-        # The tokens move together when more than one slot in four is a hole. So a dropped token
-        # costs the moves of at most three others.
+        # The tokens are moved together when more than one slot in four is a hole, so each dropped
+        # token costs at most three moves.
         compacts = len(self.holes) >= _MIN_HOLES and 4 * len(self.holes) > self.high
         if compacts:
             self._compact(cache)
         needed = self.high + coming
         if compacts or 4 * needed < self.slots:
-            # A quarter more than needed stays, for the sequence to grow in.
+            # The region keeps a quarter more than is needed, so that the sequence can grow.
             size = MIN_REGION_SLOTS * -(-5 * needed // (4 * MIN_REGION_SLOTS))
             if size < self.slots:
                 cache.free(self.start + size, self.slots - size)
                 self.owner = self.owner[:size].copy()
 
     def _compact(self, cache: KVCache) -> None:
-        """Move the tokens together at the beginning of the region."""
+        """Move the tokens to the beginning of the region, without gaps."""
         occupied = np.flatnonzero(self.owner[: self.high] != NO_TOKEN)
         cache.compact(self.start, occupied)
         tokens = self.owner[occupied]

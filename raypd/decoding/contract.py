@@ -1,4 +1,4 @@
-"""What every engine provides: raypd's own, vLLM, a server, a cascade of two, and the fake."""
+"""What every engine provides: raypd's own, vLLM, a server, a cascade, and the fake."""
 
 from collections.abc import Sequence
 from typing import Any, Protocol
@@ -26,7 +26,7 @@ class EngineContract(Protocol):
 
     @property
     def pending(self) -> int:
-        """Number of programs that were submitted and have not finished."""
+        """The number of programs that were submitted and have not finished."""
 
     @property
     def sequences(self) -> Sequence[Any]:
@@ -41,7 +41,7 @@ class EngineContract(Protocol):
         Args:
             program: What to decode.
             tag: Returned as `Finished.tag`.
-            sampling: How tokens are drawn; None where the engine decides by itself.
+            sampling: How tokens are drawn; None if the engine decides by itself.
             seed: Determines the program's random draws.
         """
 

@@ -6,14 +6,14 @@ from typing import Any
 
 @dataclass
 class TokenCounts:
-    """Tokens and steps that one program took."""
+    """The tokens and steps that one program took."""
 
     # Tokens of the first feed that went through the model for this program.
     prefill_tokens: int = 0
-    # Tokens of the first feed that were in the cache already, computed for another program.
+    # Tokens of the first feed that were already in the cache, computed for another program.
     shared_tokens: int = 0
-    # Tokens of the answer, including end tokens. Masks and rejected drafts do not count; the keys
-    # that `guided` is given do.
+    # Tokens of the answer, including end tokens. Masks and rejected drafts do not count, but the
+    # given keys of `guided` do.
     decode_tokens: int = 0
     # Feeds that were answered.
     steps: int = 0
@@ -21,7 +21,7 @@ class TokenCounts:
 
 @dataclass
 class Finished:
-    """A program that ended, with its answer or with the exception that it raised."""
+    """A program that has ended, with its answer or the exception that it raised."""
 
     tag: Any
     answer: Any

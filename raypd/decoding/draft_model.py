@@ -1,9 +1,9 @@
 """A draft model: a second, smaller model that drafts for the programs of an engine.
 
-It has an engine and a KV cache of its own. For each text that is decoded, one program runs in that
-engine. It decodes drafts one after the other and pauses while the main model verifies them. Then it
-drops the rejected ones from its cache and reads on, so that nothing is computed twice. The programs
-of all texts draft side by side.
+It has its own engine and KV cache. For each text being decoded, one program runs in that engine.
+The program decodes drafts one after the other and pauses while the main model verifies them. It
+then drops the rejected ones from its cache and continues, so that nothing is computed twice. The
+programs of all texts draft in parallel.
 """
 
 import math
@@ -20,16 +20,16 @@ from raypd.decoding.text import Prompt
 
 @dataclass(eq=False)
 class ModelText:
-    """A text that is drafted for.
+    """A text for which the draft model drafts.
 
     Attributes:
-        number: Tag of its program in the draft model's engine.
-        shared: Leading tokens of the prompt that other prompts have, too.
-        unread: Verified tokens behind those that the draft model has read, its drafts aside.
+        number: The tag of its program in the draft model's engine.
+        shared: The number of leading tokens that the prompt has in common with others.
+        unread: The verified tokens that the draft model has not read yet, except its own drafts.
         drafts: The latest drafts. All but the last of them are in the draft model's cache.
-        max_drafts: Most drafts that are to follow.
-        length: Verified tokens in all.
-        state: "failed" where its program ended with an error; nothing is drafted then.
+        max_drafts: The largest number of drafts to make next.
+        length: The total number of verified tokens.
+        state: "failed" if its program ended with an error; nothing is drafted then.
     """
 
     number: int
@@ -51,10 +51,11 @@ class DraftModel:
 
     Args:
         engine: An engine of the draft model, used for nothing else.
-        vocabulary: Token ids of the main model; the draft model may have more, which pad it.
-        context_length: Positions that the draft model has; None: no limit.
-        min_confidence: Drafting ends behind a token that is less likely than this, as in
-            transformers' assisted generation (there 0.4). With 0 it never ends early.
+        vocabulary: The number of token ids of the main model; the draft model may have more, as
+            padding.
+        context_length: The number of positions of the draft model; None for no limit.
+        min_confidence: Drafting ends after a token that is less likely than this, as in
+            transformers' assisted generation (where it is 0.4). With 0 it never ends early.
     """
 
     def __init__(
@@ -71,7 +72,7 @@ class DraftModel:
         self._numbers = count()
 
     def open(self, prompt: Prompt) -> ModelText:
-        """Begin a text."""
+        """Start a text."""
         return ModelText(next(self._numbers), prompt.shared)
 
     def close(self, text: ModelText) -> None:
@@ -79,14 +80,14 @@ class DraftModel:
         self.engine.cancel(text.number)
 
     def draft(self, contexts: Sequence[ModelText], plan: Any) -> list[list[int]]:
-        """Draft at most `max_drafts` tokens behind each text.
+        """Draft at most `max_drafts` tokens after each text.
 
         Args:
             contexts: The texts.
             plan: Not used.
 
         Returns:
-            Token ids for each text; none where the draft model cannot take the text.
+            The token ids for each text; empty if the draft model cannot take the text.
         """
         by_number = {text.number: text for text in contexts if self._can_draft(text)}
         for text in by_number.values():
@@ -97,7 +98,7 @@ class DraftModel:
                 self.engine.resume(text.number)
         while self.engine.pending:
             for finished in self.engine.step():
-                # A program pauses and does not end by itself, unless its text does not fit.
+                # A program pauses instead of ending, unless its text does not fit.
                 by_number[finished.tag].state = "failed"
         return [self._usable(text) if text.number in by_number else [] for text in contexts]
 
@@ -115,11 +116,11 @@ class DraftModel:
         return text.drafts[:known]
 
     def _program(self, text: ModelText) -> Program[None]:
-        """Draft again and again, pausing whenever the drafts are to be verified."""
+        """Draft repeatedly, pausing whenever the drafts are to be verified."""
         fed = 0
         position = 0  # of the next token
         while True:
-            # Accepted drafts are in the cache already, but for the last one, which was not fed.
+            # Accepted drafts are already in the cache, except for the last one, which was not fed.
             cached = text.drafts[:-1]
             accepted = count_leading(
                 draft == token for draft, token in zip(cached, text.unread, strict=False)

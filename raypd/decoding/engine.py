@@ -1,9 +1,9 @@
 """Continuous batching of programs over one model.
 
-Every step packs what the running programs feed into one forward pass, flat, without padding between
-sequences. It samples where a next token is wanted, and resumes each program whose feed is complete.
-New programs enter as others end. Long feeds go in chunks of the token budget, behind the short
-feeds of programs in decoding (scheduler.py).
+Every step packs the feeds of the running programs into one flat forward pass, without padding
+between sequences. It samples where a next token is wanted and resumes each program whose feed is
+complete. New programs enter as others end. Long feeds are split into chunks within the token
+budget, and are packed after the short feeds of programs that are decoding (scheduler.py).
 """
 
 import gc
@@ -42,12 +42,12 @@ from raypd.decoding.scheduler import Chunk, Scheduler
 from raypd.decoding.sequence import Sequence
 from raypd.decoding.transfer import to_host
 
-_FIRST_SLOTS = 4096  # The size at which a cache that grows starts.
+_FIRST_SLOTS = 4096  # The initial size of a cache that grows.
 
 
 @dataclass(slots=True)
 class _Flight:
-    """A pass that the device works on."""
+    """A pass that is running on the device."""
 
     chunks: list[Chunk]
     states: list[States]  # One for each chunk.
@@ -79,25 +79,26 @@ class Engine:
         """Prepare a model for decoding.
 
         Args:
-            model: A model of transformers, or one that was packed. It must not be called otherwise
-                afterwards.
-            max_num_seqs: Programs that decode at the same time. Fewer do if they fill a pass.
-            max_num_batched_tokens: Tokens of one pass. Passes get smaller if the device runs out of
-                memory.
-            cache_tokens: Slots of the KV cache; None for as many as memory allows.
+            model: A transformers model, or one that was packed. Afterwards, only the engine may
+                call it.
+            max_num_seqs: The number of programs that decode at the same time. If fewer of them fill
+                a pass, fewer decode.
+            max_num_batched_tokens: The largest number of tokens of one pass. Passes get smaller if
+                the device runs out of memory.
+            cache_tokens: The number of slots of the KV cache; None for as many as memory allows.
             memory_share: The share of a GPU's free memory that the cache may take.
             attention: "sdpa" (torch), "avx512" (CPU, bfloat16), "triton" (GPU), or "auto" for the
-                fastest that is right on the device.
-            cuda_graphs: Whether small passes run as CUDA graphs. None uses them with attention by
-                triton.
-            stable: Whether a token's logits have the same bits in every pass. The model must be
-                packed for it.
-            passes: Passes in flight at the same time, of different programs. None stands for 2 on a
-                GPU and 1 elsewhere.
+                fastest that computes correctly on the device.
+            cuda_graphs: Whether small passes run as CUDA graphs. None uses them if attention is
+                "triton".
+            stable: Whether a token's logits are bit-identical in every pass. The model must be
+                packed for this.
+            passes: The number of passes in flight at the same time, each of different programs.
+                None means 2 on a GPU and 1 elsewhere.
             max_states: The largest number of states of recurrent layers; None for as many as memory
                 allows.
-            kv_cache: "auto" for a KV cache in the dtype of the model, or "fp8" for one of 8 bits a
-                number.
+            kv_cache: "auto" for a KV cache in the dtype of the model, or "fp8" for one with 8 bits
+                per element.
 
         Raises:
             ValueError: If the attention cannot run or has no CUDA graphs, the model cannot be
@@ -134,13 +135,13 @@ class Engine:
         self.scheduler = Scheduler(self.cache, self.budget, max_num_seqs, self.states)
         self.flights: deque[_Flight] = deque()
         self.steps = 0
-        # Bytes that the largest passes need beside the cache, measured where a GPU's cache is
+        # The bytes that the largest passes need besides the cache, measured when a GPU's cache is
         # sized.
         self.pass_bytes = 0
         if on_gpu and (cache_tokens is None or cache_tokens > _FIRST_SLOTS):
             graph_tokens = max_graph_tokens(text_config) if cuda_graphs else 0
             size_cache(self, cache_tokens, memory_share, graph_tokens)
-        # One pass after the other was measured above, so this is set behind it.
+        # The measurement above ran one pass at a time, so this is set only now.
         if passes is None:
             passes = 2 if on_gpu else 1
         self.scheduler.passes = passes
@@ -154,9 +155,9 @@ class Engine:
 
         Args:
             program: A coroutine of a method.
-            tag: Anything; it comes back as `Finished.tag`.
+            tag: Any value; it is returned as `Finished.tag`.
             sampling: How the program's tokens are picked.
-            seed: Determines the program's random draws, whatever it is batched with.
+            seed: Determines the program's random draws, independently of what it is batched with.
         """
         self.scheduler.waiting.append(Sequence(program, tag, sampling, seed))
 
@@ -174,7 +175,7 @@ class Engine:
         if seq is not None:
             self.scheduler.end(seq)
 
-    # It computes during a step, so it never waits for anything (see `EngineContract`).
+    # The engine computes during a step, so it never waits for anything (see `EngineContract`).
     patience: float | None = None
     waiting = ""
 
@@ -188,7 +189,7 @@ class Engine:
 
     @property
     def sequences(self) -> list[Sequence]:
-        """The programs in decoding. Each has a `tag`, and `counts` that grow with every step."""
+        """The programs being decoded. Each has a `tag`, and `counts` that grow with every step."""
         return self.scheduler.running
 
     @property
@@ -199,7 +200,7 @@ class Engine:
     def run(
         self, programs: Iterable[Program[Any]], *, sampling: Sampling = GREEDY, seed: int = 0
     ) -> list[Any]:
-        """Decode programs to their end.
+        """Decode programs until all have ended.
 
         Args:
             programs: The programs; number n draws from `seed` + n.
@@ -226,14 +227,15 @@ class Engine:
     def step(self) -> list[Finished]:
         """Start the next forward pass, and resume the programs of the earliest one in flight.
 
-        As long as another pass may be in flight, no program is resumed, so that the device always
-        has work. A pass that does not fit the memory is taken back, and the next ones are smaller.
+        No program is resumed while another pass may still be put in flight, so that the device
+        always has work. A pass that does not fit into memory is rolled back, and the next ones are
+        smaller.
 
         Returns:
             The programs that ended.
 
         Raises:
-            RuntimeError: If the model fails, or if not even the smallest passes fit the memory.
+            RuntimeError: If the model fails, or if even the smallest passes do not fit into memory.
         """
         chunks, finished = self.scheduler.schedule()
         started = False
@@ -254,7 +256,7 @@ class Engine:
         """Start a forward pass and its sampling.
 
         Returns:
-            None, or the device's message if it has no memory for them.
+            None, or the device's error message if the pass does not fit into memory.
         """
         try:
             samples = collect_samples(chunks, self.few)
@@ -272,8 +274,8 @@ class Engine:
             self.budget.record_success()
             self.steps += 1
             return None
-        # The memory is freed here and not in the handler above: as long as the exception lives, so
-        # do the pass's tensors.
+        # The memory is freed here and not in the handler above, because the exception keeps the
+        # pass's tensors alive.
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
         return reason
@@ -344,13 +346,13 @@ class Engine:
                     finished.append(self.scheduler.end(seq, end.value))
                 except Exception as error:
                     finished.append(self.scheduler.end(seq, error=error))
-            # Programs that asked for drafts are resumed with them at once.
+            # Programs that asked for drafts are resumed with them immediately.
             answered = _draft(drafting)
         return finished
 
 
 def _prepare(model: PreTrainedModel | DecoderModel) -> DecoderModel | Stock:
-    """Return the model as the engine calls it."""
+    """Return the model in the form that the engine calls."""
     if isinstance(model, DecoderModel):
         return model.eval()
     family = find_family(model)
@@ -375,15 +377,15 @@ def _require_stable(model: DecoderModel | Stock) -> None:
 def size_cache(
     engine: Engine, limit: int | None = None, share: float = 1.0, graph_tokens: int = 0
 ) -> None:
-    """Make an engine's cache as large as a GPU's memory allows beside the largest passes.
+    """Make an engine's cache as large as a GPU's memory allows, next to the largest passes.
 
-    The size is final. Passes get smaller until one fits beside a cache that holds its tokens.
+    The size is final. Passes get smaller until one fits next to a cache that holds its tokens.
 
     Args:
-        engine: The engine, which runs nothing yet.
+        engine: The engine, which must not be running anything yet.
         limit: Largest number of slots, or None.
         share: The share of the free memory that the cache may take.
-        graph_tokens: Tokens of the largest CUDA graph, whose memory comes on top.
+        graph_tokens: The tokens of the largest CUDA graph, which needs additional memory.
 
     Raises:
         ValueError: If there is no room for a cache.
@@ -418,22 +420,22 @@ def size_cache(
 
 
 def _peak_of_full_pass(engine: Engine, tokens: int) -> int:
-    """Return the bytes that a pass of so many tokens needs, with a next token behind each."""
+    """Return the bytes that a pass of `tokens` tokens needs if it samples after each of them."""
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats(engine.device)
     text_config = engine.model.config.get_text_config()
     longest = getattr(text_config, "max_position_embeddings", tokens)
     lengths = [min(longest, tokens)] * max(1, tokens // longest)
-    # A first pass allocates the cache's layers, which are not part of the peak.
+    # The first pass allocates the cache's layers, which are not part of the peak.
     engine.run([_full_pass(1)])
-    # Top-p takes the most memory of all ways to sample.
+    # Of all sampling methods, top-p takes the most memory.
     engine.run(map(_full_pass, lengths), sampling=Sampling(1.0, top_p=0.9))
     peak = torch.cuda.max_memory_allocated(engine.device)
     return peak - torch.cuda.memory_allocated(engine.device)
 
 
 def _full_pass(tokens: int) -> Program[None]:
-    """Feed so many tokens and ask for a next one behind each."""
+    """Feed `tokens` tokens and ask for a next token after each."""
     yield Feed([0] * tokens, range(tokens), sample_at=range(tokens))
 
 
@@ -455,7 +457,7 @@ def _land(flight: _Flight, scheduler: Scheduler) -> list[tuple[Sequence, Predict
 
 
 def _draft(drafting: list[tuple[Sequence, DraftRequest]]) -> list[tuple[Sequence, Predictions]]:
-    """Return what is drafted for each sequence.
+    """Return the drafts for each sequence.
 
     Each drafter runs once, with the contexts of all sequences that ask it for the same plan.
     """

@@ -1,7 +1,7 @@
-"""What may stand in an answer slot, token by token: an automaton applied to a vocabulary.
+"""What an answer slot may contain, token by token: an automaton applied to a vocabulary.
 
-A slot knows when its value is complete (closing quote, newline, or only one completion left, which
-is not decoded) and which tokens may come next. The automata are in `automata` and
+A slot knows when its value is complete (a closing quote, a newline, or only one possible
+completion, which is not decoded) and which tokens may come next. The automata are in `automata` and
 `value_automata`.
 """
 
@@ -17,14 +17,14 @@ from raypd.decoding.value_text import value_text
 from raypd.decoding.vocabulary import Vocabulary
 
 UNREACHABLE = 1_000_000
-# Sets of allowed tokens that are remembered, with their masks on a GPU.
+# The number of sets of allowed tokens that are cached, with their masks on a GPU.
 _MAX_SETS = 1024
 
 
 class Grammar:
     """An automaton over the tokens of a vocabulary.
 
-    What is computed for a state is remembered, so that a decoding step costs a look-up.
+    Results are cached per state, so that a decoding step costs only a lookup.
     """
 
     def __init__(self, automaton: Automaton, vocabulary: Vocabulary) -> None:
@@ -40,7 +40,7 @@ class Grammar:
         self._distances: dict[int, int] = {}
 
     def _advance(self, state: int, token: int) -> int:
-        """Return the state after a token, DEAD where it cannot be read (if nothing is limited)."""
+        """Return the state after a token; DEAD if it cannot be read (where nothing is limited)."""
         # A token without text is an end token: it ends a value as a newline does.
         for char in self.vocabulary.texts[token] or "\n":
             if state == DEAD:
@@ -56,7 +56,7 @@ class Grammar:
         )
 
     def completion(self, state: int) -> str | None:
-        """Return the JSON text of the value where the state alone determines it."""
+        """Return the JSON text of the value if the state alone determines it; otherwise None."""
         if state == DEAD:
             return None
         return self.automaton.completion(state)
@@ -68,11 +68,11 @@ class Grammar:
 
         Args:
             state: The state after the tokens decoded so far.
-            remaining: Tokens that may still come, this one included: the last of them must leave a
-                value that can stand. With None the value may be cut.
+            remaining: The number of tokens that may still come, including this one; the value must
+                be valid after the last of them. With None the value may be cut.
 
         Returns:
-            The allowed tokens; None where all are allowed.
+            The allowed tokens; None if all are allowed.
         """
         if not self._limited(state):
             return None
@@ -82,7 +82,7 @@ class Grammar:
                 self._remember(key, AllowedTokens(self._edges(state)[0]))
             return self._allowed[key]
         tokens, distances, levels = self._readable(state)
-        # Tokens fit if they leave the value nearer to its end than `remaining`.
+        # Tokens fit if the value can be completed with fewer than `remaining` tokens after them.
         level = int(levels.searchsorted(remaining))
         if level == len(levels):
             return tokens
@@ -96,11 +96,11 @@ class Grammar:
         self._allowed[key] = allowed
 
     def _readable_tokens(self, state: int) -> tuple[AllowedTokens, np.ndarray, np.ndarray]:
-        """Return the tokens that can be read in a state and how far each leaves from a value.
+        """Return the tokens that can be read in a state, and how far from a value each leaves it.
 
         Returns:
-            The tokens [n], the distance that each leaves [n], and the distinct distances in
-            rising order.
+            The tokens [n], the remaining distance after each [n], and the distinct distances in
+            ascending order.
         """
         ids, states_after = self._edges(state)
         states, state_of_token = np.unique(states_after, return_inverse=True)
@@ -109,11 +109,11 @@ class Grammar:
         return AllowedTokens(ids, outcomes), distances[state_of_token], np.unique(distances)
 
     def _outcomes(self, states: Sequence[int]) -> np.ndarray | None:
-        """Return the first and the last value that each state leaves open, [states, 2].
+        """Return the first and the last value that are still possible in each state, [states, 2].
 
-        Values are numbered in their order as texts. Those that begin alike are neighbours, so the
-        open ones form an interval. A state whose values cannot be listed gets a number of its own;
-        if that holds for all states, the result is None.
+        Values are numbered in the order of their texts. Values with a common beginning are
+        adjacent, so the possible ones form an interval. A state whose values cannot be listed gets
+        its own number; if this applies to all states, the result is None.
         """
         open_values = [self.automaton.open_values(state) for state in states]
         if not any(open_values):
@@ -133,8 +133,8 @@ class Grammar:
     def forced(self, state: int, remaining: int | None) -> list[int]:
         """Return the tokens that must come next, whatever the model predicts.
 
-        They are those of a text that the automaton leaves no choice in, as the tokenizer writes it.
-        The last one is left to the model where a longer token may stand in its place.
+        They encode the text for which the automaton leaves no choice, as the tokenizer writes it.
+        The last one is left to the model if a longer token could take its place.
 
         Args:
             state: The state after the tokens decoded so far.
@@ -155,7 +155,7 @@ class Grammar:
             return []
         assert self.vocabulary.encode is not None
         tokens = list(self.vocabulary.encode(text))
-        # Some tokenizers put a blank before a text.
+        # Some tokenizers prepend a blank to a text.
         if not text.startswith("".join(self.vocabulary.texts[token] for token in tokens)):
             return []
         while tokens and not self._is_certain(state, tokens):
@@ -163,7 +163,7 @@ class Grammar:
         return tokens
 
     def _forced_text(self, state: int) -> str:
-        """Return the text that must follow, up to where the value may end or has two ways on."""
+        """Return the text that must follow, until the value may end or continue in two ways."""
         text = ""
         visited = {state}
         while self.automaton.limited(state) and not self.automaton.accepting(state):
@@ -181,7 +181,7 @@ class Grammar:
         return text
 
     def _is_certain(self, state: int, tokens: Sequence[int]) -> bool:
-        """Return whether no longer token may stand in place of the last one."""
+        """Return whether no longer token could take the place of the last one."""
         before_last = reduce(self.advance, tokens[:-1], state)
         if self.automaton.ended(self.advance(before_last, tokens[-1])):
             return True
@@ -195,7 +195,7 @@ class Grammar:
     # -------------------------------------------------------------------------- lengths
 
     def distance(self, state: int = 0) -> int:
-        """Return the fewest tokens from a state to a value that can stand, or UNREACHABLE."""
+        """Return the smallest number of tokens from a state to a valid value, or UNREACHABLE."""
         if state not in self._distances:
             self._measure(state)
         return self._distances[state]
@@ -203,7 +203,7 @@ class Grammar:
     def _measure(self, start: int) -> None:
         """Measure the distances of a state and of all states that can follow it.
 
-        It walks backwards from the states in which a value can stand (Dijkstra's algorithm).
+        It searches backwards from the states in which a value is valid (Dijkstra's algorithm).
         """
         sources: dict[int, list[int]] = {}  # state -> states from which one token leads to it
         reached = {start}
@@ -213,7 +213,7 @@ class Grammar:
             state = unread.pop()
             if self.automaton.accepting(state):
                 self._distances[state] = 0
-            # What follows a state of known distance is known as well.
+            # The distances of all states after a state of known distance are known as well.
             if state in self._distances:
                 heappush(queue, (self._distances[state], state))
                 continue
@@ -232,10 +232,10 @@ class Grammar:
             self._distances.setdefault(state, UNREACHABLE)
 
     def needed(self) -> int:
-        """Return the smallest K_max that leaves no value out: tokens that any value fits in.
+        """Return the smallest K_max that excludes no value: every value fits in that many tokens.
 
-        Where the values cannot be listed (a date, a pattern), it is the number of tokens in which
-        every part of the automaton can be passed through.
+        If the values cannot be listed (a date, a pattern), it is the number of tokens within which
+        every part of the automaton can be reached and left.
         """
         depths: dict[str, int] = {}
         for depth, states in self._states_by_depth():
@@ -274,16 +274,16 @@ class Grammar:
     # -------------------------------------------------------------------------- a value's text
 
     def remainder(self, tokens: Sequence[int]) -> str:
-        """Return what must follow all tokens of a value but the last for it to stand whole.
+        """Return the text that completes a value after all of its tokens except the last.
 
-        As a rule that is the last token's text. It is less where that token goes on behind the
-        value (`",`), and more where the value was clear early or was cut.
+        Usually this is the last token's text. It is shorter if that token continues past the value
+        (`",`), and longer if the value was determined early or was cut.
         """
         count, value = self._value(tokens)
         return value[len(self._text(tokens[:count])) :]
 
     def closing(self, tokens: Sequence[int]) -> list[int]:
-        """Return `remainder` as token ids: the last token itself if it fits, then what is left."""
+        """Return `remainder` as token ids: the last token itself if it fits, then the rest."""
         assert self.vocabulary.encode is not None
         remainder = self.remainder(tokens)
         last = self.vocabulary.texts[tokens[-1]]
@@ -296,9 +296,9 @@ class Grammar:
         return closing
 
     def behind(self, tokens: Sequence[int]) -> int:
-        """Count the tokens before the last that are behind the value.
+        """Count the tokens before the last one that come after the value.
 
-        Such a token is a comma that was read to see the end of a number.
+        Such a token is a comma that was read to detect the end of a number.
         """
         count, _ = self._value(tokens)
         return len(tokens) - 1 - count
@@ -339,7 +339,7 @@ class Bounded:
         return self.grammar.done(self._state(tokens))
 
     def completion(self, tokens: Sequence[int]) -> str | None:
-        """Return the value's JSON text where the tokens determine it."""
+        """Return the value's JSON text if the tokens determine it; otherwise None."""
         return self.grammar.completion(self._state(tokens))
 
     def _state(self, tokens: Sequence[int]) -> int:

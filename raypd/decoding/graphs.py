@@ -1,8 +1,8 @@
 """Small passes on a GPU as CUDA graphs: the host starts one graph instead of hundreds of kernels.
 
-There is one graph per size of pass. It is captured when a pass of its size comes for the second
-time. A pass is filled up with padding tokens, whose keys go into a slot of the cache that no
-sequence has, and which attention leaves out.
+There is one graph per pass size. It is captured when a pass of that size occurs for the second
+time. A pass is filled up with padding tokens; their keys go into a cache slot that belongs to no
+sequence and that attention ignores.
 """
 
 from __future__ import annotations
@@ -21,17 +21,18 @@ from raypd.decoding.kv_cache import KVCache
 from raypd.decoding.recurrence.plan import SinglePass
 from raypd.decoding.recurrence.states import EMPTY, StatePool
 
-# Tokens times weights of a layer. With more, kernels keep an H100 busy for longer than the host
-# needs to start them.
+# Tokens times weights of a layer. Above this, kernels keep an H100 busy for longer than the host
+# needs to launch them.
 _MAX_WORK = 220e9
 # The most tokens of a pass that runs as a graph: of a small model, and of a large one.
 _MAX_TOKENS = 8192
 _MIN_MAX_TOKENS = 1024
-# Graphs have room for at least so many results that are merged, so that there are fewer graphs.
+# Graphs have room for at least this many partial results, so that there are fewer graphs.
 _MIN_SPLIT_ROWS = 64
-# Rows of logits that graphs may have. They are held twice: 1.2 GB for a vocabulary of 152,000.
+# The rows of logits that graphs may have. They are stored twice: 1.2 GB for a vocabulary of
+# 152,000.
 _MAX_LOGIT_ROWS = 2048
-# Each graph takes memory of the driver. Passes of further sizes go without.
+# Each graph takes driver memory. Passes of further sizes run without a graph.
 _MAX_GRAPHS = 256
 
 _log = logging.getLogger(__name__)
@@ -44,7 +45,7 @@ class PlanSize(NamedTuple):
     words: int  # Words of a set of segments.
     split_rows: int  # Results that are merged.
     merged: int  # Tokens that have such results.
-    # For each number of rows that a block of queries has, the number of such blocks.
+    # For each number of rows that a block of queries can have, the number of such blocks.
     blocks: tuple[tuple[int, int], ...]
     # The windows that hide keys.
     windows: tuple[int, ...]
@@ -63,8 +64,8 @@ class Graphs:
 
     Attributes:
         graphs: The graphs that were captured.
-        sizes: The sizes that have come so far.
-        failed: Whether a capture failed, after which all passes go without graphs.
+        sizes: The sizes that have occurred so far.
+        failed: Whether a capture failed, after which all passes run without graphs.
     """
 
     def __init__(
@@ -95,7 +96,7 @@ class Graphs:
             states.reserve(1)
             self.padding_state = states.take()
         # The generations of the cache and of the states for which graphs were captured. If these
-        # move, the graphs would read memory that is gone.
+        # move, the graphs would read freed memory.
         self.generation = (-1, -1)
         # All graphs share the keys of a pass, [slots, 3], as in `KernelPlan`.
         self.keys = torch.empty(0)
@@ -120,7 +121,7 @@ class Graphs:
             step: The pass.
 
         Returns:
-            Logits [samples, vocabulary], or None if the pass has to go without a graph: it is the
+            Logits [samples, vocabulary], or None if the pass must run without a graph: it is the
             first of its size, it is large, it samples nothing, there are too many graphs, or a
             capture failed.
         """
@@ -136,7 +137,7 @@ class Graphs:
             graph = _Graph(size, step, self.padding_slot, self.padding_state, self.keys)
             graph.fill(ids, positions, step)
             if graph.single is not None:
-                # A capture runs the pass, and states must go through its tokens only once.
+                # Capturing runs the pass, and recurrent states must advance only once.
                 graph.single.clear()
             if not self._capture(graph):
                 return None
@@ -151,19 +152,19 @@ class Graphs:
         return self.out[: len(step.sample_rows)].clone()
 
     def _takes(self, step: Step) -> bool:
-        """Tell whether a pass is worth a graph, and can run as one."""
+        """Return whether a pass is worth a graph and can run as one."""
         samples = len(step.sample_rows)
         if samples == 0 or samples > _MAX_LOGIT_ROWS or len(step.slots) > self.max_tokens:
             return False
         if step.recurrence is not None and not step.recurrence.is_single:
-            # Prompts have runs of all lengths, of which hardly any two passes have the same.
+            # Prompts have runs of all lengths, so hardly any two passes have the same size.
             return False
-        # The first pass tells which plans there are, and allocates the cache's layers. A graph can
+        # The first pass shows which plans there are and allocates the cache's layers. A graph can
         # do neither.
         return len(self.windows) > 0
 
     def learn(self, step: Step) -> None:
-        """Note which plans the layers have asked for in a pass without a graph."""
+        """Record which plans the layers asked for in a pass without a graph."""
         for key, plan in step.plans.items():
             self.windows.setdefault(key, set()).update(plan.windows)
 
@@ -172,14 +173,14 @@ class Graphs:
         return self.cache.generation, 0 if self.states is None else self.states.generation
 
     def _forget_graphs(self) -> None:
-        """Start anew after the cache or the states have moved."""
+        """Discard the graphs after the cache or the states have moved."""
         self.graphs.clear()
         self.generation = self._generation
         slots = self.cache.allocator.slots
         self.keys = torch.zeros(slots, 3, dtype=torch.int32, device=self.cache.device)
 
     def _size(self, step: Step) -> Size:
-        """Build the plans of a pass as the layers would, and return its size."""
+        """Build the plans of a pass as the layers would, and return the size of the pass."""
         plans = []
         for key, windows in self.windows.items():
             plan = KernelPlan.of(step, key)
@@ -202,7 +203,7 @@ class Graphs:
     def _run(self, graph: _Graph) -> None:
         """Compute a graph's pass.
 
-        The graph keeps no result of its own, so that the next one can use the same memory.
+        The graph keeps no result, so that the next one can use the same memory.
         """
         logits = self.forward(graph.ids, graph.positions, graph.step)
         if self.out is None:
@@ -215,7 +216,7 @@ def max_graph_tokens(config: PreTrainedConfig) -> int:
     """Return the tokens of the largest pass that is worth a graph: fewer for a larger model."""
     width = getattr(config, "intermediate_size", None) or 0
     experts = getattr(config, "num_experts_per_tok", None) or 0
-    # Experts are as wide as an MLP, unless the configuration says otherwise.
+    # Experts are as wide as an MLP unless the configuration says otherwise.
     width = experts * (getattr(config, "moe_intermediate_size", None) or width) or width
     layer_weights = config.hidden_size * (4 * config.hidden_size + 3 * width)
     return int(min(_MAX_TOKENS, max(_MIN_MAX_TOKENS, _MAX_WORK // layer_weights)))
@@ -239,7 +240,7 @@ def _plan_size(key: PlanKey, plan: KernelPlan, windows: tuple[int, ...]) -> Plan
 
 
 class _GraphPlan:
-    """The plans of one size. It stands for a `KernelPlan` in the kernel's eyes."""
+    """The plan of all passes of one size. To the kernel, it looks like a `KernelPlan`."""
 
     def __init__(self, tokens: int, size: PlanSize, keys: torch.Tensor) -> None:
         """
@@ -267,14 +268,14 @@ class _GraphPlan:
     def fill(self, plan: KernelPlan) -> None:
         """Copy a plan to where the graph reads it, all on the device."""
         if self.split_rows:
-            # The padding merges the last token once more.
+            # The padding merges the last token again.
             self.merged[len(plan.merged) :] = plan.merged[-1]
         _copy(plan.queries, self.queries)
         _copy(plan.keys, self.keys)
         _copy(plan.merged, self.merged)
         _copy(plan.merged_rows, self.merged_rows)
         for (_, target), (_, items) in zip(self.blocks, plan.blocks, strict=True):
-            target[len(items) :] = 0  # The padding are blocks without queries.
+            target[len(items) :] = 0  # The padding consists of blocks without queries.
             _copy(items, target)
         for window, target in self._starts.items():
             starts = plan.starts(window)
@@ -356,7 +357,7 @@ def captured(
         current = torch.cuda.current_stream()
         stream.wait_stream(current)
         with torch.cuda.stream(stream):
-            # A first run compiles kernels, and lets libraries allocate their memory.
+            # A first run compiles kernels and lets libraries allocate their memory.
             run()
         current.wait_stream(stream)
         graph = torch.cuda.CUDAGraph()

@@ -1,8 +1,8 @@
 """The KV cache: one store per layer, in which every sequence has a contiguous region of slots.
 
 A store is laid out as [kv_heads, slots, head_dim], so attention reads the keys of one head of a
-sequence as one piece of memory, without a copy. A sequence that outgrows its region moves to one of
-twice its size. A sequence whose tokens left the cache is compacted, and frees the rest.
+sequence as one piece of memory, without a copy. A sequence that outgrows its region moves to one
+twice as large. A sequence whose tokens left the cache is compacted and frees the rest.
 """
 
 import numpy as np
@@ -12,8 +12,8 @@ from raypd.decoding.memory import has_main_memory, is_out_of_memory
 from raypd.decoding.transfer import to_device
 
 NO_MEMORY = "there is no memory for more"
-# What the cache holds for each value of `model.kv_cache`; None for the dtype in which keys and
-# values come.
+# The dtype of the cache for each value of `model.kv_cache`; None for the dtype of the keys and
+# values that are written.
 CACHE_DTYPES: dict[str, torch.dtype | None] = {"auto": None, "fp8": torch.float8_e4m3fn}
 
 
@@ -31,14 +31,14 @@ def cache_dtype_of(name: str) -> torch.dtype | None:
 def in_8_bits(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """Round keys or values to a dtype of 8 bits, with a scale of 1.
 
-    Numbers beyond its range become its largest ones. Some versions of torch make NaN of them.
+    Numbers outside the range are clamped to it. Some versions of torch would turn them into NaN.
     """
     largest = torch.finfo(dtype).max
     return tensor.clamp(-largest, largest).to(dtype)
 
 
 class OutOfSlots(Exception):
-    """The cache has no room now. Sequences that end make some."""
+    """The cache has no room at the moment. Sequences that end free some."""
 
 
 class SlotAllocator:
@@ -60,7 +60,7 @@ class SlotAllocator:
         return None
 
     def free(self, start: int, length: int) -> None:
-        """Take a region back, and merge it with free regions beside it."""
+        """Take a region back, and merge it with adjacent free regions."""
         merged: list[tuple[int, int]] = []
         for region_start, region_length in sorted([*self._holes, (start, length)]):
             if merged:
@@ -80,16 +80,16 @@ class SlotAllocator:
 class KVCache:
     """The keys and values of all sequences, [slots, kv_heads, head_dim] per layer.
 
-    A layer whose values are a part of its keys has no values here.
+    A layer whose values are part of its keys stores no values here.
 
-    The cache doubles when it is full, up to `limit` slots. A layer's stores are allocated at their
+    The cache doubles when it is full, up to `limit` slots. A layer's stores are allocated on the
     first write. They are zeroed, because a NaN in a masked slot would spread.
 
     Attributes:
         allocator: Hands out the slots.
         limit: The largest number of slots, or None for as many as memory allows.
         generation: A number that rises whenever the stores move to other addresses.
-        dtype: What the stores hold; None for the dtype of the keys and values that are written.
+        dtype: The dtype of the stores; None for that of the keys and values that are written.
     """
 
     def __init__(
@@ -116,7 +116,7 @@ class KVCache:
 
     @property
     def slot_bytes(self) -> int:
-        """Bytes of one slot in all layers that were written."""
+        """The bytes of one slot in all layers written so far."""
         return sum(store[0].nbytes for store in self._stores())
 
     def alloc(self, length: int) -> int:
@@ -132,7 +132,8 @@ class KVCache:
             slots = self.allocator.slots
             if self._try_grow(max(2 * slots, slots + length)):
                 continue
-            # There may be memory for this region where there is none to double the cache.
+            # There may be enough memory for this region even if there is not enough to double the
+            # cache.
             if self._try_grow(slots + length):
                 continue
             raise OutOfSlots(
@@ -141,7 +142,7 @@ class KVCache:
             )
 
     def _try_grow(self, slots: int) -> bool:
-        """Enlarge the cache to `slots` or to its limit; return False if it stays as it is."""
+        """Enlarge the cache to `slots` or to its limit; return False if it stays unchanged."""
         if self.limit is not None:
             slots = min(slots, self.limit)
         extra_slots = slots - self.allocator.slots
@@ -165,7 +166,7 @@ class KVCache:
     def _resize(self, slots: int) -> None:
         """Give every layer more slots.
 
-        If memory runs out half-way, the layers that were enlarged leave their new slots unused.
+        If memory runs out halfway, the new slots of the layers already enlarged stay unused.
         """
         for stores in (self.keys, self.values):
             for layer, store in stores.items():
@@ -187,11 +188,11 @@ class KVCache:
             store[target : target + length] = store[start : start + length]
 
     def compact(self, start: int, offsets: np.ndarray) -> None:
-        """Move some slots of a region together at its beginning, in every layer.
+        """Move some slots of a region to its beginning, without gaps, in every layer.
 
         Args:
             start: First slot of the region.
-            offsets: Offsets of the slots to keep, in rising order, [n].
+            offsets: The offsets of the slots to keep, in ascending order, [n].
         """
         slots = to_device(start + offsets, self.device)
         for store in self._stores():
@@ -212,7 +213,8 @@ class KVCache:
             slots: Where each token goes, [tokens].
             key: [tokens, kv_heads, head_dim], or None if they are stored already.
             value: [tokens, kv_heads, value_dim], or None likewise.
-            latent_dim: How many of a key's first numbers are its value; None if values are apart.
+            latent_dim: How many leading elements of a key form its value; None if values are
+                separate.
 
         Returns:
             All keys of the layer [slots, kv_heads, head_dim], and all values [slots, kv_heads,
@@ -230,7 +232,7 @@ class KVCache:
         return keys, values
 
     def latents(self, layer: int, key: torch.Tensor) -> torch.Tensor:
-        """Return the keys of a layer whose values are a part of them, [slots, kv_heads, head_dim].
+        """Return the keys of a layer whose values are part of them, [slots, kv_heads, head_dim].
 
         They are allocated as by `layer`.
         """
@@ -264,7 +266,7 @@ def _zeros(slots: int, like: torch.Tensor, dtype: torch.dtype | None) -> torch.T
 def _put(store: torch.Tensor, slots: torch.Tensor, new: torch.Tensor) -> None:
     """Write rows [tokens, kv_heads, head_dim] to some slots of a store, in its dtype."""
     if store.dtype.itemsize == 1:
-        # torch copies rows of bytes, but not of numbers in 8 bits.
+        # torch can index-copy rows of bytes, but not rows of 8-bit floats.
         rounded = in_8_bits(new, store.dtype)
         store = store.view(torch.uint8)
         new = rounded.view(torch.uint8)

@@ -1,6 +1,6 @@
 """Linear layers in bfloat16 on a CPU, for decoding.
 
-Their weights are laid out as the products of native.c or oneDNN read them.
+Their weights are laid out in the form that the products of native.c or oneDNN read.
 """
 
 from typing import Any
@@ -10,12 +10,12 @@ import torch
 import raypd.decoding.native as native
 from raypd.decoding.native import PANEL
 
-# Tokens of a pass for which oneDNN chooses the layout. It is as good for fewer.
+# The number of tokens for which oneDNN chooses the layout, which is as good for fewer.
 _TOKENS = 2048
 
 
 class PanelLinear(torch.nn.Module):
-    """A linear layer by native.c. It copies its weight.
+    """A linear layer computed by native.c. It copies its weight.
 
     A token's outputs have the same bits in every pass.
     """
@@ -27,7 +27,7 @@ class PanelLinear(torch.nn.Module):
         Args:
             weight: [out_features, in_features] in bfloat16.
             bias: [out_features]
-            gate: How the first half of the outputs gates the second one, as `native.linear` has it.
+            gate: How the first half of the outputs gates the second half, as in `native.linear`.
         """
         super().__init__()
         self.outputs = len(weight)
@@ -40,16 +40,16 @@ class PanelLinear(torch.nn.Module):
             self.bias = self._padded(bias[:, None].float())[:, 0].contiguous()
 
     def _padded(self, rows: torch.Tensor) -> torch.Tensor:
-        """Bring rows [out_features, n] into the order of the panels, and fill up the last panel."""
+        """Bring rows [out_features, n] into the order of the panels, and pad the last panel."""
         if self.gate:
-            # Half of each panel are gates, the other half is what they gate.
+            # Half of each panel consists of gates, the other half of the gated values.
             halves = rows.view(2, -1, PANEL // 2, rows.shape[1])
             rows = halves.transpose(0, 1).reshape(rows.shape)
         return torch.nn.functional.pad(rows, (0, 0, 0, -len(rows) % PANEL))
 
     @property
     def weight(self) -> torch.Tensor:
-        """The weight [out_features, in_features], made anew from the panels."""
+        """The weight [out_features, in_features], rebuilt from the panels."""
         rows = self.panels.transpose(1, 2).flatten(2).flatten(0, 1)[: self.outputs]
         if self.gate:
             halves = rows.view(-1, 2, PANEL // 2, rows.shape[1])
@@ -61,7 +61,7 @@ class PanelLinear(torch.nn.Module):
 
         Args:
             x: [..., in_features]
-            residual: What is added to the outputs, [..., out_features]; not for a gated layer.
+            residual: Added to the outputs, [..., out_features]; not for a gated layer.
 
         Returns:
             [..., out_features], or half as many if the layer is gated.
@@ -70,7 +70,7 @@ class PanelLinear(torch.nn.Module):
 
 
 class GroupedPanels(torch.nn.Module):
-    """Linear layers side by side by native.c, each of which reads rows of its own.
+    """Several linear layers computed by native.c in one call, each on its own rows.
 
     A row's outputs have the same bits in every pass.
     """
@@ -87,9 +87,9 @@ class GroupedPanels(torch.nn.Module):
         Args:
             weights: [layers, out_features, in_features] in bfloat16.
             bias: [layers, out_features]
-            gate: As `native.grouped_linear` has it, and so are the others.
-            alpha: See there.
-            limit: See there.
+            gate: As in `native.grouped_linear`.
+            alpha: As in `native.grouped_linear`.
+            limit: As in `native.grouped_linear`.
         """
         super().__init__()
         self.outputs = weights.shape[1]
@@ -114,8 +114,9 @@ class GroupedPanels(torch.nn.Module):
         """Compute all layers.
 
         Args:
-            x: The rows of the first layer, then those of the second one, ..., [rows, in_features].
-            starts: Where the rows of each layer begin, and where the last end, [layers + 1].
+            x: The rows of the first layer, then those of the second layer, ..., [rows,
+                in_features].
+            starts: Where the rows of each layer begin, and where the last rows end, [layers + 1].
 
         Returns:
             [rows, out_features], or half as many with a gate.
@@ -126,7 +127,7 @@ class GroupedPanels(torch.nn.Module):
 
 
 class PackedLinear(torch.nn.Module):
-    """A linear layer by oneDNN. It copies its weight."""
+    """A linear layer computed by oneDNN. It copies its weight."""
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
         super().__init__()
@@ -135,7 +136,7 @@ class PackedLinear(torch.nn.Module):
 
     @property
     def weight(self) -> torch.Tensor:
-        """The weight [out_features, in_features], made anew."""
+        """The weight [out_features, in_features], unpacked again."""
         return self.packed.to_dense()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -149,7 +150,7 @@ AnyLinear = torch.nn.Linear | PanelLinear | PackedLinear
 def pack_linears(model: torch.nn.Module, in_c: bool, only: list[Any] | None = None) -> None:
     """Replace linear layers of a model by packed ones, in place.
 
-    An embedding keeps a weight that it shares with a layer.
+    If an embedding shares its weight with a layer, the embedding keeps it.
 
     Args:
         model: The model.
@@ -174,7 +175,7 @@ def narrowed(linear: AnyLinear, outputs: torch.Tensor) -> torch.nn.Linear | Pane
 
     Args:
         linear: The layer.
-        outputs: Numbers of its outputs, [n].
+        outputs: The indices of its outputs to keep, [n].
     """
     if isinstance(linear, PanelLinear):
         return PanelLinear(linear.panels[outputs // PANEL, :, outputs % PANEL].flatten(1))
@@ -185,9 +186,9 @@ def narrowed(linear: AnyLinear, outputs: torch.Tensor) -> torch.nn.Linear | Pane
 
 
 def is_possible() -> bool:
-    """Tell whether this torch has oneDNN's products on this processor.
+    """Return whether this torch has oneDNN's products on this processor.
 
-    They are those of torch.compile, and not documented, so each one is looked for.
+    These functions belong to torch.compile and are not documented, so each one is checked for.
     """
     if not torch.backends.mkldnn.is_available():
         return False
@@ -198,7 +199,7 @@ def is_possible() -> bool:
 
 
 def has_pairs(weight: torch.Tensor) -> bool:
-    """Tell whether a weight is in bfloat16 on a CPU, and its rows have an even length.
+    """Return whether a weight is in bfloat16 on a CPU and its rows have an even length.
 
     The products multiply two numbers at a time.
     """

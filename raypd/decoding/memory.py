@@ -9,15 +9,16 @@ import torch
 
 # A pass is never made smaller than this. If it does not fit, the program is too large.
 MIN_PASS_TOKENS = 16
-# Passes in a row that must fit before a larger one is tried. The number doubles at every failure.
+# The number of passes in a row that must fit before a larger one is tried. It doubles at every
+# failure.
 _CALM_PASSES = 128
-# Failures in a row of the smallest passes after which another process must hold the memory.
+# After this many failures in a row of the smallest passes, another process must hold the memory.
 _MAX_FLOOR_FAILURES = 3
-# Share of the main memory that is left to everything else on the machine.
+# The share of main memory that is left for everything else on the machine.
 _SPARE_SHARE = 0.1
-# Share of a GPU's memory that is kept for fragmentation, and for kernels that are loaded later.
+# The share of a GPU's memory that is reserved for fragmentation and for kernels loaded later.
 _GPU_MARGIN = 0.05
-# The free bytes of a machine that does not tell them.
+# The free bytes that are assumed for a machine that does not report them.
 _UNKNOWN_MEMORY = 4 << 30
 _MEMORY_OF_MACHINE = Path("/proc/meminfo")
 _CONTROL_GROUP = Path("/sys/fs/cgroup")
@@ -26,7 +27,7 @@ _log = logging.getLogger(__name__)
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Tell whether an exception means that the device's memory did not suffice."""
+    """Return whether an exception means that the device ran out of memory."""
     if isinstance(error, torch.OutOfMemoryError):
         return True
     if not isinstance(error, RuntimeError):
@@ -40,17 +41,17 @@ def slots_that_fit(free: int, total: int, peak: int, slot_bytes: int) -> int:
     """Return how many cache slots fit a GPU.
 
     Args:
-        free: Bytes that are free.
-        total: Bytes of the GPU's whole memory, from which a margin is kept.
-        peak: Bytes that the largest pass needs beside the cache.
-        slot_bytes: Bytes of one slot in all layers.
+        free: The bytes that are free.
+        total: The bytes of the GPU's whole memory, of which a margin is kept free.
+        peak: The bytes that the largest pass needs besides the cache.
+        slot_bytes: The bytes of one slot in all layers.
     """
     usable = int(free - peak - _GPU_MARGIN * total)
     return max(0, usable) // slot_bytes
 
 
 def free_memory(device: torch.device) -> int:
-    """Return the bytes that are free on a device, beside a spare share of the main memory."""
+    """Return the bytes that are free on a device, without the spare share of main memory."""
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
         return int(free)
@@ -64,10 +65,10 @@ class _MainMemory(NamedTuple):
 
 
 def has_main_memory(size: int) -> bool:
-    """Tell whether `size` bytes are free, beside a spare share of the main memory.
+    """Return whether `size` bytes are free in addition to the spare share of main memory.
 
-    An operating system promises more memory than it has, and kills the process that uses it, where
-    a GPU's driver would refuse. So the engine has to ask first.
+    Where a GPU's driver would refuse, an operating system promises more memory than it has and
+    kills the process that uses it. So the engine has to check first.
     """
     for memory in (_machine_memory(), _container_memory()):
         if memory is not None and size > memory.free - _SPARE_SHARE * memory.total:
@@ -76,7 +77,7 @@ def has_main_memory(size: int) -> bool:
 
 
 def _machine_memory() -> _MainMemory | None:
-    """Read the machine's memory; None if the system does not tell it."""
+    """Read the machine's memory; None if the system does not report it."""
     with contextlib.suppress(OSError, KeyError, ValueError):
         lines = dict(line.split(":") for line in _MEMORY_OF_MACHINE.read_text().splitlines())
         total = 1024 * int(lines["MemTotal"].split()[0])
@@ -88,7 +89,7 @@ def _machine_memory() -> _MainMemory | None:
 def _container_memory() -> _MainMemory | None:
     """Read the memory of the process's control group (version 2); None if it has no limit."""
     with contextlib.suppress(OSError, KeyError, ValueError):
-        limit = int((_CONTROL_GROUP / "memory.max").read_text())  # It says "max" for no limit.
+        limit = int((_CONTROL_GROUP / "memory.max").read_text())  # "max" means no limit.
         used = int((_CONTROL_GROUP / "memory.current").read_text())
         statistics = (_CONTROL_GROUP / "memory.stat").read_text()
         values = dict(line.split() for line in statistics.splitlines())
@@ -101,7 +102,7 @@ def _container_memory() -> _MainMemory | None:
 class TokenBudget:
     """The number of tokens that one pass may hold.
 
-    It is halved when a pass does not fit the memory, and doubled after many passes that did.
+    It is halved when a pass does not fit into memory, and doubled after many passes that did.
 
     Attributes:
         limit: The largest number of tokens a pass may ever hold.
@@ -117,11 +118,11 @@ class TokenBudget:
 
     @property
     def hopeless(self) -> bool:
-        """Whether the smallest passes fail one after the other, whichever programs they hold."""
+        """Whether the smallest passes keep failing, whichever programs they contain."""
         return self._floor_failures > _MAX_FLOOR_FAILURES
 
     def record_success(self) -> None:
-        """Count a pass that fitted the memory, and raise the budget after many of them."""
+        """Count a pass that fitted into memory, and raise the budget after many of them."""
         self._calm_passes += 1
         self._floor_failures = 0
         if self.tokens < self.limit and self._calm_passes >= self._patience:
@@ -129,7 +130,7 @@ class TokenBudget:
             self._calm_passes = 0
 
     def shrink(self, tokens: int) -> bool:
-        """Lower the budget after a pass that did not fit the memory.
+        """Lower the budget after a pass that did not fit into memory.
 
         Args:
             tokens: The number of tokens in that pass.

@@ -1,7 +1,7 @@
 """Functions in C (native.c), for bfloat16 on processors with AVX-512 BF16.
 
-The machine's C compiler compiles them when they are first needed, in about a second, and they are
-kept in ~/.cache/raypd. Callers work without them if `refusal` says why they cannot run.
+The machine's C compiler compiles them on first use, in about a second, and the result is kept in
+~/.cache/raypd. If `refusal` gives a reason why they cannot run, callers do without them.
 """
 
 import ctypes
@@ -31,8 +31,8 @@ _FLAGS = [
 # torch has loaded the OpenMP runtime, so the functions use its threads.
 _LINK = ["-fopenmp", "-shared", "-fPIC", "-lm"]
 PANEL = 32  # WIDTH in native.c
-MOST_KEYS = 256  # In native.c; a head of the gated delta rule has no more.
-MOST_INPUTS = 7  # In native.c; a convolution reads no more before a token.
+MOST_KEYS = 256  # In native.c: a head of the gated delta rule has at most this many.
+MOST_INPUTS = 7  # In native.c: a convolution reads at most this many before a token.
 
 
 def refusal() -> str | None:
@@ -47,7 +47,7 @@ def refusal() -> str | None:
 
 
 def has(capability: str) -> bool:
-    """Tell whether the processor has a capability, by torch's name for it."""
+    """Return whether the processor has a capability, given by torch's name for it."""
     return bool(torch.cpu.get_capabilities().get(capability, False))
 
 
@@ -57,7 +57,7 @@ def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> None:
     Args:
         x: [tokens, heads, head_dim] in bfloat16, with a last stride of 1; head_dim is a multiple of
             32.
-        cos: [tokens, head_dim], as transformers' rotary embeddings return it.
+        cos: [tokens, head_dim], as returned by transformers' rotary embeddings.
         sin: [tokens, head_dim]
     """
     sizes = (*x.shape, x.stride(0), x.stride(1))
@@ -77,7 +77,7 @@ def store(slots: torch.Tensor, new: torch.Tensor, stored: torch.Tensor) -> None:
 
 
 def greedy(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Pick the most likely tokens, the first one among equals.
+    """Pick the most likely tokens; among equals, the first one.
 
     Args:
         logits: bfloat16 [rows, vocabulary], contiguous.
@@ -98,8 +98,8 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, style: int = 0) 
         x: [..., dim]; dim is a multiple of 16.
         weight: [dim]
         eps: Added to the mean square.
-        style: 0 to round before the product too; 1 to round once; 2 to round once, and to multiply
-            by 1 + weight.
+        style: 0 to also round before the product; 1 to round once; 2 to round once and multiply by
+            1 + weight.
     """
     rows = x.reshape(-1, x.shape[-1]).contiguous()
     out = torch.empty_like(rows)
@@ -118,11 +118,11 @@ def linear(
     """Compute a linear layer in bfloat16.
 
     Args:
-        x: [..., inputs]; their number is even.
+        x: [..., inputs]; the number of inputs is even.
         panels: The weight, [panels, inputs / 2, PANEL, 2].
         bias: float32 [panels * PANEL]
-        outputs: How many outputs there are; the others of the last panel are left out.
-        gate: 0 for none, else half of each panel gates the other half: 1 by SwiGLU, 3 by gelu.
+        outputs: The number of outputs; the rest of the last panel is left out.
+        gate: 0 for none; otherwise half of each panel gates the other half: 1 by SwiGLU, 3 by gelu.
         residual: [..., outputs], added before rounding; not with a gate.
 
     Returns:
@@ -147,18 +147,18 @@ def grouped_linear(
     alpha: float = 0.0,
     limit: float = 0.0,
 ) -> torch.Tensor:
-    """Compute linear layers side by side, each on rows of its own.
+    """Compute several linear layers in one call, each on its own rows.
 
     Args:
         x: [rows, inputs]
         starts: Where the rows of each layer begin, and where the last ones end, int64 [layers + 1].
         panels: The weights, [layers, panels, inputs / 2, PANEL, 2].
         bias: float32 [layers, panels * PANEL]
-        outputs: How many outputs a layer has; the others of the last panel are left out.
-        gate: 0 for none, else half of each panel gates the other half: 1 by SwiGLU, 2 clamped as in
-            gpt-oss, by `alpha` and `limit`, 3 by gelu.
-        alpha: The factor of the gate in its sigmoid.
-        limit: The bound of the gate and of what it gates.
+        outputs: The number of outputs of a layer; the rest of the last panel is left out.
+        gate: 0 for none; otherwise half of each panel gates the other half: 1 by SwiGLU, 2 clamped
+            as in gpt-oss, by `alpha` and `limit`, 3 by gelu.
+        alpha: The factor of the gate inside the sigmoid.
+        limit: The bound of the gate and of the gated values.
 
     Returns:
         [rows, outputs], or [rows, outputs / 2] with a gate.
@@ -173,12 +173,12 @@ def grouped_linear(
 def mix(
     rows: torch.Tensor, numbers: torch.Tensor, weights: torch.Tensor, residual: torch.Tensor
 ) -> torch.Tensor:
-    """Add to the residual what the experts of each token gave, and round once.
+    """Add the outputs of each token's experts to the residual, and round once.
 
     Args:
-        rows: What the experts gave, bfloat16 [rows, dim]; dim is a multiple of 16.
-        numbers: The rows of each token, int64 [tokens, k].
-        weights: What they are multiplied by, float32 [tokens, k].
+        rows: The outputs of the experts, bfloat16 [rows, dim]; dim is a multiple of 16.
+        numbers: The row indices of each token, int64 [tokens, k].
+        weights: The weights of these rows, float32 [tokens, k].
         residual: bfloat16 [tokens, dim]
     """
     out = torch.empty_like(residual)
@@ -191,8 +191,7 @@ def gated(x: torch.Tensor, gate: int) -> torch.Tensor:
     """Compute silu(gate) * up or gelu(gate) * up.
 
     Args:
-        x: Gate and up, one behind the other: bfloat16 [..., 2 * dim], contiguous; dim is a multiple
-            of 16.
+        x: Gate and up, concatenated: bfloat16 [..., 2 * dim], contiguous; dim is a multiple of 16.
         gate: 1 for silu, 3 for gelu by tanh.
 
     Returns:
@@ -222,7 +221,7 @@ def quantized(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 def scaled(
     sums: torch.Tensor, row_scales: torch.Tensor, column_scales: torch.Tensor
 ) -> torch.Tensor:
-    """Multiply sums of products of int8 by the scales of their rows and columns.
+    """Multiply int8 dot products by the scales of their rows and columns.
 
     Args:
         sums: int32 [rows, columns]; the number of columns is a multiple of 16.
@@ -240,11 +239,11 @@ def scaled(
 class RecurrentRuns(NamedTuple):
     """Runs of recurrent layers.
 
-    The runs of a group are computed one after the other, each behind those that it continues from.
+    The runs of a group are computed one after the other, each after the runs that it continues.
     """
 
     starts: torch.Tensor  # The slots of the states from which they continue, int64 [runs].
-    ends: torch.Tensor  # The slots into which the states behind them go, int64 [runs].
+    ends: torch.Tensor  # The slots into which the states after them go, int64 [runs].
     offsets: torch.Tensor  # Where the rows of each run begin and end in `rows`, int64 [runs + 1].
     rows: torch.Tensor  # int64 [tokens of all runs]
     groups: torch.Tensor  # Where the runs of each group begin and end, int64 [groups + 1].
@@ -253,7 +252,7 @@ class RecurrentRuns(NamedTuple):
 class Taps(NamedTuple):
     """The inputs that a convolution reads before each row.
 
-    They are the numbers of rows of the pass, or -1 - n for number n of the stored inputs.
+    They are row indices of the pass, or -1 - n for stored input n.
     """
 
     taps: torch.Tensor  # int64 [rows, inputs]
@@ -276,7 +275,7 @@ def convolve(
         values: bfloat16 [rows, channels], with a last stride of 1; the number of channels is a
             multiple of 16.
         store: The stored inputs, bfloat16 [slots, inputs, channels], contiguous.
-        taps: What it reads; there are at most 7 inputs before a row.
+        taps: What the convolution reads; there are at most 7 inputs before a row.
         weight: float32 [inputs + 1, channels], contiguous.
         bias: float32 [channels]
         silu: Whether SiLU follows.
@@ -303,7 +302,7 @@ def delta_rates(
         write: Rates of writing before the sigmoid, bfloat16 [rows, heads].
         forget: Rates of forgetting before the softplus, with the strides of `write`.
         speed: The factor of the softplus, float32 [heads].
-        offset: What is added before it, float32 [heads].
+        offset: What is added before the softplus, float32 [heads].
 
     Returns:
         What remains of the state at each token, and the rates of writing, float32 [rows, heads].
@@ -344,17 +343,17 @@ def delta_scan(
     beta: torch.Tensor,
     key_heads: int,
 ) -> torch.Tensor:
-    """Apply the gated delta rule to runs, token by token. All tensors are contiguous in float32.
+    """Apply the gated delta rule to runs, token by token. All tensors are contiguous and float32.
 
     Args:
         states: [slots, heads, key_dim, value_dim]; both are multiples of 16, and key_dim is at
             most 256.
         runs: The runs.
-        mixed: Queries, keys and values, one behind the other, [tokens, 2 * key_heads * key_dim +
-            heads * value_dim]. Queries and keys are normed here.
+        mixed: Queries, keys and values, concatenated, [tokens, 2 * key_heads * key_dim + heads *
+            value_dim]. Queries and keys are normed here.
         kept: What remains of the state at each token, [tokens, heads].
         beta: The rate of writing, [tokens, heads].
-        key_heads: Heads of queries and keys.
+        key_heads: The number of heads of queries and keys.
 
     Returns:
         [tokens, heads, value_dim]; the rows of the runs are written.
@@ -375,17 +374,17 @@ def mamba_scan(
     through: torch.Tensor,
     key_groups: int,
 ) -> torch.Tensor:
-    """Apply the recurrence of Mamba-2 to runs, as `delta_scan`.
+    """Apply the recurrence of Mamba-2 to runs, like `delta_scan`.
 
     Args:
         states: [slots, heads, head_dim, state size]; the state size is a multiple of 16.
         runs: The runs.
-        mixed: Inputs, what is written into the state (B) and what is read of it (C), one behind the
-            other, [tokens, heads * head_dim + 2 * key_groups * state size].
+        mixed: The inputs, what is written into the state (B) and what is read from it (C),
+            concatenated, [tokens, heads * head_dim + 2 * key_groups * state size].
         steps: [tokens, heads]
         kept: What remains of the state at each token, [tokens, heads].
         through: The share of the inputs that goes to the output (D), [heads].
-        key_groups: Groups of heads that read and write alike.
+        key_groups: The number of groups of heads that share what they read and write.
 
     Returns:
         [tokens, heads, head_dim]; the rows of the runs are written.
@@ -404,14 +403,14 @@ def gated_norm(
     eps: float,
     gate_first: bool,
 ) -> torch.Tensor:
-    """Multiply parts of rows by SiLU of a gate, and divide them by their root mean square.
+    """Multiply parts of rows by the SiLU of a gate, and divide them by their root mean square.
 
     Args:
         x: float32 [rows, parts, dim], contiguous; dim is a multiple of 16.
         gate: bfloat16 [rows, parts * dim], with a last stride of 1.
         weight: bfloat16 [dim], or [parts * dim] for a weight of each part; None for no norm.
         eps: Added to the mean squares.
-        gate_first: Whether the gate comes before the norm.
+        gate_first: Whether the gate is applied before the norm.
 
     Returns:
         bfloat16 [rows, parts * dim]
@@ -475,5 +474,6 @@ def _compile(target: Path) -> None:
         if process.returncode:
             message = process.stderr.strip()[-300:]
             raise OSError(f"{command[0]} ended with {process.returncode}: {message}")
-        # Other processes may compile the same file at the same time, so it appears at once.
+        # Other processes may compile the same file at the same time, so it is put in place
+        # atomically.
         output.replace(target)

@@ -1,6 +1,6 @@
-"""Make a model faster for the device that it is on.
+"""Make a model faster on its device.
 
-Its layers are computed by native.c, by oneDNN's products, or by kernels for GPUs.
+Its layers are then computed by native.c, by oneDNN's products, or by GPU kernels.
 """
 
 import copy
@@ -28,9 +28,9 @@ from raypd.decoding.recurrence.plan import RecurrentPass
 from raypd.decoding.recurrence.states import EMPTY, StatePool
 from raypd.decoding.visibility import POSITION, one_segment
 
-# Tokens of the text on which layers for GPUs are checked.
+# The number of tokens of the text on which GPU layers are checked.
 _CHECK_TOKENS = 40
-# How far the logits of that text may be off, relative to their norm.
+# The largest error of that text's logits, relative to their norm.
 _TOLERANCE = 0.05
 
 _log = logging.getLogger(__name__)
@@ -44,12 +44,12 @@ def pack_model(
     Its logits stay as exact as they were.
 
     Args:
-        model: The model, whose weights are taken. Use the result in its place.
-        stable: Whether the model is for a stable engine. It is then packed even if that is not the
-            fastest.
+        model: The model, whose weights are taken. Use the result instead of it.
+        stable: Whether the model is for a stable engine. If so, it is packed even if that is not
+            the fastest choice.
 
     Returns:
-        The packed model, or `model` itself if nothing makes it faster, or it is packed already.
+        The packed model, or `model` itself if nothing makes it faster or it is already packed.
     """
     if isinstance(model, DecoderModel):
         return model
@@ -68,7 +68,7 @@ def pack_model(
         return model
     pack_linears(model, in_c, only=[model.lm_head])
     packed = family.build(model, CBuilder() if in_c else AmxBuilder())
-    # What the builder has left to torch are linear layers at least.
+    # The linear layers among the parts that the builder left to torch can still be packed.
     pack_linears(packed, in_c)
     return packed
 
@@ -79,7 +79,7 @@ def _pack_on_gpu(model: Any) -> PreTrainedModel | DecoderModel:
         return model
     attend = choose_attention("auto", model.device, model.dtype, model.config.get_text_config())
     if attend is sdpa.attend:
-        # triton cannot run here; choosing the attention has logged why.
+        # triton cannot run here; the choice of the attention has already logged the reason.
         return model
     from raypd.decoding.layers.in_triton import CudaBuilder
 
@@ -105,13 +105,13 @@ def layers_error(model: Any, builder: Builder, attend: Attend) -> float:
     """Check the parts that a builder makes, on a small model with random weights.
 
     Args:
-        model: The model whose kind, dtype and quantization the small one has.
+        model: The model from which the small one takes its kind, dtype and quantization.
         builder: The builder.
         attend: The attention function.
 
     Returns:
-        The difference of its logits from those in float64, relative to their norm. Layers in FP8
-        are compared with the same layers in torch instead.
+        The difference between its logits and those in float64, relative to their norm. Layers in
+        FP8 are compared with the same layers in torch instead.
     """
     family = find_family(model)
     assert family is not None

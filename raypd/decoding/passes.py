@@ -1,4 +1,4 @@
-"""Build a forward pass out of the chunks that the scheduler chose."""
+"""Build a forward pass from the chunks that the scheduler chose."""
 
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -23,16 +23,16 @@ from raypd.decoding.visibility import NO_TOKEN, POSITION, SEGMENT
 class Samples:
     """The next tokens that a pass is asked for, in the order in which they are computed.
 
-    Those with few allowed tokens come last, because their logits are computed apart
+    Those with few allowed tokens come last, because their logits are computed separately
     (few_tokens.py).
     """
 
     requests: SampleRequests
-    # The row of the pass behind which each token comes, [samples].
+    # The row of the pass that each token follows, [samples].
     rows: list[int]
-    # How many come first and have the logits of all tokens.
+    # How many of them, at the beginning, have the logits of all tokens.
     full_count: int
-    # The index in this order of each sample, chunk after chunk; None if the orders are the same.
+    # The index of each sample in this order, chunk by chunk; None if the orders are the same.
     rank: list[int] | None = None
 
 
@@ -45,7 +45,7 @@ class States:
 
 
 class Inputs(NamedTuple):
-    """What the model reads of a pass."""
+    """What the model reads in a pass."""
 
     ids: torch.Tensor  # [tokens]
     positions: torch.Tensor  # [tokens]
@@ -57,7 +57,8 @@ def collect_samples(chunks: list[Chunk], few: FewTokens | None) -> Samples:
 
     Args:
         chunks: The chunks of the pass.
-        few: Samples those with few allowed tokens, which come last; None if nothing does.
+        few: Samples those with few allowed tokens, which come last; None if there is no such
+            sampler.
     """
     requests = SampleRequests()
     rows: list[int] = []
@@ -136,7 +137,7 @@ def _runs(chunks: list[Chunk]) -> list[RecurrentRun]:
 
 
 def _prefix_groups(chunks: list[Chunk]) -> list[PrefixGroup]:
-    """Put neighbouring chunks that share a prefix into one group, each other chunk into its own."""
+    """Group adjacent chunks that share a prefix, and put every other chunk into its own group."""
     groups: list[PrefixGroup] = []
     for chunk in chunks:
         prefix = chunk.prefix
@@ -158,10 +159,10 @@ def _span(chunk: Chunk, prefix_length: int) -> Span:
     region = seq.region
     rows = seq.table[:TOKEN]  # Position, segment and step of each own token, [3, tokens].
     if region.high > chunk.tokens[-1]:
-        # Every token is still in the slot of its number.
+        # Every token is still in the slot with its index.
         keys = rows[:, : region.high]
     else:
-        # Some tokens left the cache, so others may stand in their slots.
+        # Some tokens have left the cache, so others may be in their slots.
         owner = region.owner[: region.high]
         keys = rows[:, owner]
         keys[SEGMENT, owner == NO_TOKEN] = NO_TOKEN
@@ -180,7 +181,7 @@ def _span(chunk: Chunk, prefix_length: int) -> Span:
 def states_of(
     chunks: list[Chunk], samples: Samples, logits: torch.Tensor, hidden: torch.Tensor | None
 ) -> list[States]:
-    """Return the logits and hidden states that each chunk's feed wants."""
+    """Return the logits and hidden states that each chunk's feed asked for."""
     rank: list[int] | range = range(len(samples.rows))
     if samples.rank is not None:
         rank = samples.rank

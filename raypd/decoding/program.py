@@ -1,8 +1,8 @@
 """What a decoding method is: a coroutine that yields feeds and receives predictions.
 
-A method reads like the pseudo-code of its paper and knows nothing about batches, devices or caches;
-methods/guided.py is the shortest. The engine packs the feeds of many programs into one
-forward pass. A token sees tokens of its own program only, by the rule in visibility.py.
+A method reads like the pseudo-code in its paper and knows nothing about batches, devices or caches;
+methods/guided.py is the shortest. The engine packs the feeds of many programs into one forward
+pass. A token sees only tokens of its own program, by the rule in visibility.py.
 """
 
 from collections.abc import Generator, Mapping, Sequence
@@ -23,13 +23,13 @@ class ProgramError(Exception):
 
 
 class StatesFull(ProgramError):
-    """A program's first feed opens more segments than there are recurrent states in memory.
+    """A program's first feed opens more segments than recurrent states fit into memory.
 
-    It is raised in the program, at its first feed. A program that opens fewer segments at a time
-    yields another first feed instead.
+    It is raised in the program, at its first feed. A program that can open fewer segments at a time
+    yields a different first feed instead.
 
     Attributes:
-        segments: The most segments that may begin at a time.
+        segments: The largest number of segments that may begin at a time.
     """
 
     def __init__(self, message: str, segments: int) -> None:
@@ -61,7 +61,7 @@ class DraftRequest:
     The drafter runs once for all programs of a step that name it with the same plan.
 
     Attributes:
-        drafter: It guesses.
+        drafter: The drafter that guesses.
         contexts: One for each text of the program, as `Drafter.draft` takes them.
         plan: What is to be guessed.
     """
@@ -75,54 +75,55 @@ class DraftRequest:
 class Feed:
     """The tokens that a program puts through the model in one step.
 
-    The order of the tokens must be such that none sees a later one of the same feed, because a long
-    feed goes through the model in chunks.
+    The tokens must be ordered so that none sees a later one of the same feed, because a long feed
+    goes through the model in chunks.
     """
 
     # Token ids, [n].
     tokens: Sequence[int]
     # Virtual positions, for rotary embeddings and causality, [n].
     positions: Sequence[int]
-    # The segment of each token, [n]; None puts all of them into segment 0.
+    # The segment of each token, [n]; None means that all are in segment 0.
     segments: Sequence[int] | None = None
-    # Values by (query segment, key segment) that are added to those set before. (0, 0) starts as
-    # CAUSAL; a pair that was never named is HIDDEN.
+    # Values by (query segment, key segment), added to those set before. (0, 0) starts as CAUSAL; a
+    # pair that has never been set is HIDDEN.
     reach: dict[tuple[int, int], Reach] = field(default_factory=dict)
     # For each segment that begins in this feed or in a later one, the row from which its first
-    # token continues. Recurrent layers follow it; attention reads `reach` alone. A segment that is
-    # not named begins a text, and sees no other segment on a model with recurrent layers.
+    # token continues. Recurrent layers follow this; attention reads only `reach`. A segment that is
+    # not named begins a new text, and in a model with recurrent layers sees no other segment.
     continues: Mapping[int, int] = field(default_factory=dict)
     # Segments that get no token after this feed, so that their recurrent states are freed.
     closed: Sequence[int] = ()
     # Whether the next feed may drop rows of this one. The recurrent state before it is then kept.
     may_drop: bool = False
-    # Indices of tokens behind which a next token is wanted, in the order of the predictions.
+    # The indices of the tokens for which a next token is to be predicted, in the order of the
+    # predictions.
     sample_at: Sequence[int] = ()
     # The tokens allowed next, for each entry of `sample_at`; None allows any token.
     allowed_token_ids: Sequence[AllowedTokens | None] | None = None
-    # Leading tokens of a first feed that other programs have in common with this one. They must be
-    # in segment 0 at positions 0, 1, 2, ...
+    # The number of leading tokens of a first feed that other programs have in common with this one.
+    # They must be in segment 0 at positions 0, 1, 2, ...
     shared: int = 0
     # Rows that leave the cache before this feed. Row 0 is the first token the program ever fed.
     drop: Sequence[int] = ()
     # New segments of earlier rows, set before this feed: {row: segment}.
     move: dict[int, int] = field(default_factory=dict)
-    # Whether the predictions include logits, as a method that verifies drafts needs them.
+    # Whether the predictions include logits, which a method that verifies drafts needs.
     want_logits: bool = False
-    # Whether the predictions include last hidden states, as heads need them.
+    # Whether the predictions include the last hidden states, which heads need.
     want_hidden: bool = False
-    # Asks heads for drafts between two feeds. Such a feed holds no tokens, takes no pass, and is
-    # never a program's first.
+    # Asks a drafter for drafts between two feeds. Such a feed contains no tokens, takes no pass,
+    # and is never a program's first feed.
     draft: DraftRequest | None = None
     # The program has no tokens to feed. It keeps its cache until `Engine.resume`, and is then sent
     # empty predictions.
     pause: bool = False
-    # Tokens of the answer so far, for a method whose feeds also hold drafts. None counts all tokens
-    # of later feeds.
+    # The number of tokens of the answer so far, for a method whose feeds also contain drafts. None
+    # counts all tokens of later feeds.
     decoded: int | None = None
     # In a first feed: the form of everything that will be decoded, as a regular expression,
-    # ANY_OBJECT, or a JSON Schema. It is for other engines, which enforce a form by themselves;
-    # this engine reads `allowed_token_ids`.
+    # ANY_OBJECT, or a JSON Schema. It is for other engines, which enforce a form themselves; this
+    # engine reads `allowed_token_ids`.
     pattern: str | Mapping[str, Any] | None = None
 
 

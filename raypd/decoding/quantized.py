@@ -1,7 +1,7 @@
-"""Linear layers with weights and inputs in 8 bits, for inference.
+"""Linear layers with 8-bit weights and inputs, for inference.
 
-Each row of the weight has a scale, and so has each input row, which is a token. So it makes no
-difference what else is in the pass.
+Each row of the weight has a scale, and so has each input row, that is, each token. The result
+therefore does not depend on what else is in the pass.
 """
 
 from collections.abc import Callable
@@ -20,12 +20,12 @@ from raypd.decoding.layers.expert_weights import (
 
 E4M3 = torch.float8_e4m3fn
 _E4M3_MAX = torch.finfo(E4M3).max
-# Scales are at least this, so that a row of zeros can be divided by its own.
+# The smallest scale, so that a row of zeros can be divided by its scale.
 _MIN_SCALE = 1e-30
 
 
 class Fp8Rows(NamedTuple):
-    """Inputs of a layer that a kernel has converted to FP8 already."""
+    """Inputs of a layer that a kernel has already converted to FP8."""
 
     rows: torch.Tensor  # [rows, in_features] in FP8
     scale: torch.Tensor  # float32 [rows, 1]
@@ -58,7 +58,7 @@ class Int8Linear(_Linear):
     def with_codes(
         cls, codes: torch.Tensor, scales: torch.Tensor, bias: torch.Tensor | None
     ) -> "Int8Linear":
-        """Make a layer of codes [out_features, in_features] and scales [out_features]."""
+        """Make a layer from codes [out_features, in_features] and scales [out_features]."""
         return cls(codes, scales, bias)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -86,11 +86,11 @@ class Fp8Linear(_Linear):
     def with_codes(
         cls, codes: torch.Tensor, scales: torch.Tensor, bias: torch.Tensor | None
     ) -> "Fp8Linear":
-        """Make a layer of codes [out_features, in_features] and scales [out_features]."""
+        """Make a layer from codes [out_features, in_features] and scales [out_features]."""
         return cls(codes, scales[None], bias)
 
     def forward(self, x: torch.Tensor | Fp8Rows) -> torch.Tensor:
-        """[..., in_features] -> [..., out_features]; inputs that are in FP8 already are rows."""
+        """[..., in_features] -> [..., out_features]; inputs that are already in FP8 are rows."""
         if isinstance(x, Fp8Rows):
             return self._multiply(x)
         rows, scale = in_fp8(x.reshape(-1, self.in_features))
@@ -98,7 +98,7 @@ class Fp8Linear(_Linear):
         return out.view(*x.shape[:-1], self.out_features)
 
     def _multiply(self, x: Fp8Rows) -> torch.Tensor:
-        """Return [rows, out_features]."""
+        """Compute the product, [rows, out_features]."""
         if len(x.rows) == 0:
             return x.scale.new_empty(0, self.out_features, dtype=x.dtype)
         return torch._scaled_mm(
@@ -136,17 +136,17 @@ def quantize(
 ) -> None:
     """Quantize a bfloat16 model: every linear layer except its output embeddings, and all experts.
 
-    Routers stay as they are.
+    Routers stay unchanged.
 
     Args:
         model: The model, which is changed in place.
         kind: "w8a8" (int8) or "fp8".
-        device: Where the model moves, or None. At no time does the device hold more than one of
-            these layers in bfloat16.
+        device: The device to which the model moves, or None. The device never holds more than one
+            of these layers in bfloat16 at a time.
         codes: Finds the codes [out_features, in_features] of a layer that its checkpoint has
             quantized, and their scale, without dimensions or of [out_features]. It returns None for
             other layers, which then stay as they are, as do experts. Without it all layers are
-            rounded anew.
+            rounded again.
     """
     layers: dict[str, type[Int8Linear] | type[Fp8Linear]]
     layers = {"w8a8": Int8Linear, "fp8": Fp8Linear}
@@ -179,7 +179,7 @@ def quantize(
 def _quantized_experts(
     experts: torch.nn.Module, kind: str, device: torch.device | None
 ) -> torch.nn.Module:
-    """Return experts with codes in 8 bits; the same ones if their sizes are not multiples of 16.
+    """Return experts with 8-bit codes, or the same experts if their sizes are not multiples of 16.
 
     The other arguments are those of `quantize`.
     """

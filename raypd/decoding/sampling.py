@@ -39,13 +39,13 @@ class AllowedTokens:
     """Token ids allowed next.
 
     Several tokens may lead to the same outcome: `t`, `tr` and `true` all become `true`. Outcomes
-    are numbered such that those that are still possible behind a token are an interval. The
+    are numbered such that those that are still possible after a token are an interval. The
     intervals of two tokens are equal, disjoint, or one contains the other.
     """
 
     # Allowed ids in rising order, [n].
     ids: np.ndarray
-    # First and last outcome that is possible behind each token, [n, 2]. None: each token is an
+    # First and last outcome that is possible after each token, [n, 2]. None: each token is an
     # outcome of its own.
     outcomes: np.ndarray | None = None
     _masks: dict[tuple[torch.device, int], torch.Tensor] = field(default_factory=dict)
@@ -156,7 +156,7 @@ def pick(chances: torch.Tensor, draws: torch.Tensor) -> torch.Tensor:
     cumulative = chances.double().cumsum(-1)
     thresholds = draws.double()[:, None] * cumulative[:, -1:]
     index = torch.searchsorted(cumulative, thresholds, right=True)[:, 0]
-    # Rounding may land behind the last choice that has any probability.
+    # Rounding may land after the last choice that has any probability.
     numbers = torch.arange(chances.shape[-1], device=chances.device)
     last = (chances > 0).long().mul(numbers).amax(-1)
     return torch.minimum(index, last)
@@ -290,15 +290,15 @@ def _pick_from_listed(
 def _outcome_logprobs(
     scores: torch.Tensor, first: torch.Tensor, last: torch.Tensor, choices: torch.Tensor
 ) -> torch.Tensor:
-    """Return the log-probability of the outcomes behind the chosen tokens, [n].
+    """Return the log-probability of the outcomes after the chosen tokens, [n].
 
     Another token whose outcomes include the chosen ones and more tells nothing about how likely the
     chosen ones are. It is left out, as if it were shared among outcomes like the rest.
 
     Args:
         scores: Logits [n, allowed]; -inf pads.
-        first: The first outcome behind each token, [n, allowed].
-        last: The last outcome behind each token, [n, allowed].
+        first: The first outcome after each token, [n, allowed].
+        last: The last outcome after each token, [n, allowed].
         choices: The chosen tokens as indices into `allowed`, [n, 1].
     """
     begin = first.gather(1, choices)

@@ -37,9 +37,9 @@ class Chunk:
     tokens: np.ndarray
     # Their slots in the cache, [n].
     slots: np.ndarray
-    # The samples that are wanted behind them, as indices into the feed's `sample_at`.
+    # The samples that are wanted after them, as indices into the feed's `sample_at`.
     sample_numbers: Indices
-    # The rows of this chunk behind which these samples come.
+    # The rows of this chunk after which these samples come.
     sample_rows: Indices
     # The runs of recurrent layers in it; none if the model has no such layers.
     runs: list[RecurrentRun] = field(default_factory=list)
@@ -167,7 +167,7 @@ class Scheduler:
         return feed
 
     def _has_states(self, feed: Feed) -> bool:
-        """Tell whether there are states for a program, beside those of the running ones."""
+        """Return whether there are states for a program, beside those of the running ones."""
         if self.states is None or not self.sequences:
             return True
         demand = len(feed.continues) + _FURTHER_STATES
@@ -179,11 +179,11 @@ class Scheduler:
 
     def _share_prefix(self, seq: Sequence, feed: Feed) -> None:
         """Let a sequence share the prefix that its first feed names. A new one gets computed."""
-        # The tokens behind which something is sampled, and the last one, go through the model.
+        # The tokens after which something is sampled, and the last one, go through the model.
         first_sample = min(feed.sample_at, default=len(feed.tokens))
         length = min(feed.shared, first_sample, len(feed.tokens) - 1)
         if self.states is not None:
-            # Only the state behind the last token of a prefix is kept.
+            # Only the state after the last token of a prefix is kept.
             length = min(length, 1 + min(feed.continues.values(), default=length))
         if length <= 0:
             return
@@ -435,7 +435,7 @@ class Scheduler:
 
 
 def _may_run(seq: Sequence) -> bool:
-    """Tell whether a sequence can go into a pass: the prefix that it reads is computed."""
+    """Return whether a sequence can go into a pass: the prefix that it reads is computed."""
     return seq.tag is _PREFIX or seq.prefix is None or seq.prefix.ready
 
 

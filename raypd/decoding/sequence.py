@@ -30,7 +30,7 @@ class Prefix:
     length: int
     ready: bool = False
     users: int = 0  # Number of sequences that share it.
-    state: int = EMPTY  # The slot of the recurrent state behind it, once `ready`.
+    state: int = EMPTY  # The slot of the recurrent state after it, once `ready`.
 
 
 def _empty_table() -> np.ndarray:
@@ -210,7 +210,7 @@ class Sequence:
         return self.cached + np.flatnonzero(~self.dropped[self.cached : self.size])
 
     def samples_in(self, chunk: np.ndarray) -> tuple[Indices, Indices]:
-        """Find the samples that are wanted behind the tokens of a chunk.
+        """Find the samples that are wanted after the tokens of a chunk.
 
         Args:
             chunk: Own tokens, [n].

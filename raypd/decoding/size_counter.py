@@ -1,8 +1,8 @@
 """Count the sizes of a model from its configuration, without its weights.
 
-The model of transformers is built on the meta device, which holds shapes and no numbers. Its
-weights are counted there, and one forward pass of a few tokens records the attention of each layer.
-So nothing has to be known of a family.
+The transformers model is built on the meta device, which holds shapes and no numbers. Its weights
+are counted there, and one forward pass of a few tokens records the attention of each layer. So
+nothing has to be known of a family.
 """
 
 import copy
@@ -47,8 +47,8 @@ def model_sizes(config: PretrainedConfig) -> ModelSizes:
     """Return the sizes of the model that a configuration describes.
 
     Args:
-        config: A configuration of transformers. Of a model that also reads images or sound the
-            text part counts.
+        config: A transformers configuration. Of a model that also reads images or sound the text
+            part counts.
 
     Raises:
         ValueError: If transformers has no causal language model for it, or its layers cannot be
@@ -72,7 +72,7 @@ def sizes_of(model: PreTrainedModel) -> ModelSizes:
     """Return the sizes of a model on the meta device, which must not be used afterwards.
 
     Args:
-        model: A model of transformers whose weights have no numbers.
+        model: A transformers model whose weights have no numbers.
 
     Raises:
         ValueError: If its layers cannot be found.
@@ -121,7 +121,7 @@ def _layers(model: PreTrainedModel, count: int) -> torch.nn.ModuleList:
 
 
 def _is_experts(module: torch.nn.Module) -> bool:
-    """Tell whether a module holds the routed experts of a layer, one behind the other."""
+    """Return whether a module holds the routed experts of a layer, concatenated."""
     if not type(module).__name__.endswith("Experts"):
         return False
     return any(weight.dim() == 3 for weight in module.parameters(recurse=False))

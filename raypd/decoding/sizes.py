@@ -89,7 +89,7 @@ class ModelSizes:
 
         Args:
             fed: Tokens that go through the layers.
-            sampled: Tokens behind which a next one is wanted.
+            sampled: Tokens after which a next one is wanted.
         """
         return 2 * (self.active_weights * fed + self.head_weights * sampled)
 

@@ -99,7 +99,7 @@ class TextMethod(ABC):
         return content
 
     def extra_positions(self) -> int:
-        """Return the positions behind the prompt that an answer takes beyond `max_new_tokens`."""
+        """Return the positions after the prompt that an answer takes beyond `max_new_tokens`."""
         return 0
 
     @abstractmethod

@@ -10,7 +10,7 @@ import torch
 def to_device(array: np.ndarray, device: torch.device) -> torch.Tensor:
     """Copy an array to a device.
 
-    A copy to a GPU goes through pinned memory and is queued behind the work that is there already.
+    A copy to a GPU goes through pinned memory and is queued after the work that is there already.
     """
     tensor = torch.from_numpy(array)
     if device.type != "cuda":

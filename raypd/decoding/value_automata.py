@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from raypd.decoding.automata import DEAD, Automaton, TransitionTable
 
-# Bytes that a number may have behind its last digit: anything longer is not a unit.
+# Bytes that a number may have after its last digit: anything longer is not a unit.
 UNIT_BYTES = 24
 
 _NULL_TEXT = "null"
@@ -36,7 +36,7 @@ def _row(*transitions: tuple[Iterable[str], int]) -> dict[str, int]:
 
 
 class OrNull(Automaton):
-    """A value, optionally behind a blank, or null, which is clear with its first letter."""
+    """A value, optionally after a blank, or null, which is clear with its first letter."""
 
     def __init__(self, value: Automaton, null: bool = True) -> None:
         self.value = value
@@ -99,10 +99,10 @@ class JsonString(OrNull):
 class Number(OrNull):
     """A number as documents write it, or null; its reader decides whether it is one number.
 
-    Only how it begins is limited: marks (`-`, `<`, `$`, ...) and then a digit. Behind that anything
+    Only how it begins is limited: marks (`-`, `<`, `$`, ...) and then a digit. After that anything
     may be copied, groups of digits, a fraction, a range, a unit, until a newline, a brace or a
-    comma that no digit follows, but at most UNIT_BYTES behind the last digit. A comma that is a
-    token of its own behind a digit takes a token more. A dash behind such a comma stands for no
+    comma that no digit follows, but at most UNIT_BYTES after the last digit. A comma that is a
+    token of its own after a digit takes a token more. A dash after such a comma stands for no
     cents, as in 1.299,- EUR, and belongs to the number. Quotes are kept out: an untrained model
     always opens them and then goes on about the whole listing.
     """
@@ -116,11 +116,11 @@ class Number(OrNull):
         behind_mark = _row((_BYTES[0x80:0xC0], mark), (" ", mark)) | start
         # The last bytes of the signs for a quarter, a half and three quarters.
         behind_latin_mark = behind_mark | _row(("\xbc\xbd\xbe", tail))
-        # Behind a digit and a comma, two bytes are read when a dash follows.
+        # After a digit and a comma, two bytes are read when a dash follows.
         behind_comma = _row((_BYTES, end), ("-=\xe2", tail + 2), digits)
         ended: dict[str, int] = {}
         table = [start, behind_mark, behind_latin_mark, behind_comma, ended]
-        # State tail + n: n bytes were read behind the last digit.
+        # State tail + n: n bytes were read after the last digit.
         for count in range(UNIT_BYTES):
             after_comma = end if count else comma
             table.append(_row((_BYTES, tail + count + 1), ("}\n", end), (",", after_comma), digits))
@@ -130,7 +130,7 @@ class Number(OrNull):
 
 
 _INSIDE_STRING = {*_BYTES} - {'"', "\\", "\n"}
-# A JSON string by itself. States: before it, inside, behind a backslash, behind it.
+# A JSON string by itself. States: before it, inside, after a backslash, after it.
 STRING = TransitionTable(
     [
         {'"': 1},
@@ -234,7 +234,7 @@ class _InObject(IntEnum):
     """How far an object was read."""
 
     START = auto()
-    OPENED = auto()  # behind the brace or bracket that was opened last
+    OPENED = auto()  # after the brace or bracket that was opened last
     VALUE = auto()  # before a value
     VALUE_BLANK = auto()  # before a value, whose blank was read
     MEMBER = auto()  # before a key
@@ -254,7 +254,7 @@ class _ObjectState(NamedTuple):
 
 
 class JsonObject(Automaton):
-    """A JSON object of any depth, with at most one blank behind a colon or comma.
+    """A JSON object of any depth, with at most one blank after a colon or comma.
 
     Args:
         text: The automaton of a string.
@@ -301,7 +301,7 @@ class JsonObject(Automaton):
         return self._begun(opened, char, is_key)
 
     def _begun(self, opened: str, char: str, is_key: bool) -> _ObjectState | None:
-        """Return the state behind the first character of a key or value."""
+        """Return the state after the first character of a key or value."""
         if not is_key and char in _CLOSING:
             return _ObjectState(opened + char, _InObject.OPENED)
         part = _InObject.KEY if is_key else _InObject.SCALAR
@@ -315,7 +315,7 @@ class JsonObject(Automaton):
         scalar = self._scalars[state.scalar]
         after = scalar.next(state.scalar_state, char)
         if after == DEAD:
-            # A number shows its end only by the character behind it.
+            # A number shows its end only by the character after it.
             if state.scalar_state in scalar.finals:
                 return self._after_value(state.opened, char)
             return None

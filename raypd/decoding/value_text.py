@@ -39,7 +39,7 @@ def value_text(decoded: str, completion: str | None, automaton: Automaton) -> st
 
 
 def _list_text(decoded: str, automaton: Automaton) -> str:
-    """Return a JSON list up to its end; one that was cut is closed behind its last whole part."""
+    """Return a JSON list up to its end; one that was cut is closed after its last whole part."""
     state = 0
     end = 0
     while end < len(decoded) and not automaton.ended(state):

@@ -94,11 +94,11 @@ def resolve_dtype(name: str, device: torch.device) -> torch.dtype:
 
 
 def cpu_has(*capabilities: str) -> bool:
-    """Tell whether the processor has one of several capabilities, by torch's names for them."""
+    """Return whether the processor has one of several capabilities, by torch's names for them."""
     of_processor = torch.cpu.get_capabilities()
     return any(of_processor.get(name, False) for name in capabilities)
 
 
 def has_fp8(device: torch.device) -> bool:
-    """Tell whether a device multiplies in FP8."""
+    """Return whether a device multiplies in FP8."""
     return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 9)

@@ -25,7 +25,7 @@ _log = logging.getLogger(__name__)
 
 # Bytes of a batch's file, half of what OpenAI's API takes.
 _MAX_BATCH_BYTES = 100 << 20
-# A batch is sent when no request was submitted for so many seconds.
+# A batch is sent when no request was submitted for this many seconds.
 _QUIET_SECONDS = 1.0
 # Seconds between two looks at the batches: at first, and at most (they double in between). Also
 # the quiet time that the engine waits for while a cascade's other model may submit more.

@@ -33,7 +33,7 @@ _MAX_MESSAGE = 2000
 _BYTES_PER_TOKEN = 4
 # Longest pause between two attempts, in seconds. A server that wants a longer one has failed.
 _MAX_WAIT = 600.0
-# After every so many failures in a row, all requests pause so that the server can recover.
+# After every this many failures in a row, all requests pause so that the server can recover.
 _FAILURES_BEFORE_PAUSE = 20
 # Seconds of the first such pause. Each further one is twice as long, up to _MAX_WAIT.
 _PAUSE = 30.0

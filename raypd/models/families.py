@@ -14,7 +14,7 @@ _HYBRID_METHODS = (
 )
 # The number of experts of a layer, as configurations call it.
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
-# Families without a file of their own, and classes of transformers that have them.
+# Families without a file of their own, and transformers classes that have them.
 _OTHERS = {
     "MiMo-V2-Flash": ("mimo_v2_flash",),
     "Phi-3.5-MoE, within 4,096 tokens": ("phimoe",),

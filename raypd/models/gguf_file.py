@@ -251,7 +251,7 @@ def _without_additions(tokenizer: Any, count: int) -> PreTrainedTokenizerFast:
 
 
 def _splits_by_itself(tokenizer: Any) -> bool:
-    """Tell whether transformers knew how the text is to be split."""
+    """Return whether transformers knew how the text is to be split."""
     return isinstance(tokenizer.backend_tokenizer.pre_tokenizer, pre_tokenizers.Sequence)
 
 

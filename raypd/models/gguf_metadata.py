@@ -134,7 +134,7 @@ def reason_in_keys(config: Any, keys: dict[str, Any]) -> str | None:
 
 
 def _agree(value: Any, expected: Any) -> bool:
-    """Tell whether the value of a key is the expected one.
+    """Return whether the value of a key is the expected one.
 
     A list has one for each layer, which is 0 in layers without any.
     """

@@ -39,7 +39,7 @@ def add_types() -> None:
 
 @cache
 def _is_read(kind: GGMLQuantizationType) -> bool:
-    """Tell whether the package gguf dequantizes a type."""
+    """Return whether the package gguf dequantizes a type."""
     _, size = gguf.GGML_QUANT_SIZES[kind]
     try:
         gguf.quants.dequantize(np.zeros((1, size), dtype=np.uint8), kind)

@@ -91,7 +91,7 @@ def text_config(config: PretrainedConfig) -> PretrainedConfig:
 
 
 def has_text_part(config: PretrainedConfig) -> bool:
-    """Tell whether a configuration that `text_config` returned is of a part of a model."""
+    """Return whether a configuration that `text_config` returned is of a part of a model."""
     return hasattr(config, "text_part_of")
 
 

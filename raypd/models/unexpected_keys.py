@@ -57,7 +57,7 @@ def _is_unimportant(key: str, config: PretrainedConfig) -> bool:
 
 
 def _drafts(key: str, config: PretrainedConfig) -> bool:
-    """Whether a tensor is of a layer, behind the last one, that predicts tokens further ahead."""
+    """Whether a tensor is of a layer, after the last one, that predicts tokens further ahead."""
     text = config.get_text_config()
     layer = _LAYER.search(key)
     drafting = getattr(text, "num_nextn_predict_layers", None) or 0

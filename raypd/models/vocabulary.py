@@ -35,7 +35,7 @@ def token_texts(tokenizer: PreTrainedTokenizerBase) -> list[str]:
     if cached is not None and len(cached) == size:
         return cached
     # A token alone may lose its leading blank, since sentencepiece strips the first one of a text.
-    # So each token is decoded behind an "a", whose own text is then cut off.
+    # So each token is decoded after an "a", whose own text is then cut off.
     before = tokenizer.encode("a", add_special_tokens=False)
     start = len(_decode(tokenizer, [before])[0])
     rows = [[*before, id] for id in range(size)]
@@ -88,5 +88,5 @@ def token_bytes(tokenizer: PreTrainedTokenizerBase) -> list[bytes]:
 
 
 def _is_hexadecimal(token: str) -> bool:
-    """Tell whether a token is a byte as sentencepiece writes it, such as <0x0A>."""
+    """Return whether a token is a byte as sentencepiece writes it, such as <0x0A>."""
     return len(token) == 6 and token.startswith("<0x") and token.endswith(">")

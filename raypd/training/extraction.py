@@ -164,7 +164,7 @@ def _drop_targets(example: Example, positions: range) -> None:
 
 
 def value_text(attribute: Attribute, value: object, bare: bool = False) -> str:
-    """Write a label as it is decoded: behind its key, up to the closing quote or newline.
+    """Write a label as it is decoded: after its key, up to the closing quote or newline.
 
     Args:
         attribute: The attribute.

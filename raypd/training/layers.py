@@ -12,7 +12,7 @@ from transformers import AttentionInterface, PreTrainedModel
 import raypd.training.attention as attention
 from raypd.decoding import CurrentPass, GradientPass, replace_recurrent_layers
 
-# What a router or a block with experts is called in a layer of transformers.
+# What a router or a block with experts is called in a transformers layer.
 _ROUTERS = ("gate", "router")
 _EXPERTS = "experts"
 # Attributes of modules whose noise in training changes what routers choose.

@@ -1,7 +1,7 @@
 """Attention in one C function, for bfloat16 on processors with AVX-512 BF16.
 
-It works as triton_kernel.py does. What it does not support goes to `sdpa`. On processors with AMX
-torch's own attention has faster products, and `auto` leaves it to that.
+It works like triton_kernel.py. Whatever it does not support is passed to `sdpa`. On processors with
+AMX, torch's own attention has faster matrix products, so `auto` chooses that instead.
 """
 
 import struct
@@ -13,7 +13,7 @@ import raypd.decoding.native as native
 from raypd.decoding.attention.plan import KernelPlan, PlanKey
 from raypd.decoding.attention.step import BLOCK, AttentionLayer, Step
 
-# Rows of a block, one per query and query head. Registers hold six at a time.
+# The number of rows of a block: one per query and query head. Six at a time fit the registers.
 _BLOCK_ROWS = (60,)
 _MAX_HEAD_DIM = 576  # DIM in native.c
 _MAX_REPEAT = 128  # Not more than ROWS in native.c.
@@ -26,8 +26,8 @@ def attend(
     key: torch.Tensor | None,
     value: torch.Tensor | None,
 ) -> torch.Tensor:
-    """Attend by one function of C; the arguments are those of `Attend`."""
-    # The kernel reads bfloat16 alone, and the cache may hold keys and values in 8 bits.
+    """Attend with a single C function; the arguments are those of `Attend`."""
+    # The kernel reads only bfloat16, but the cache may hold keys and values in 8 bits.
     is_rounded = step.cache.dtype is not None
     if is_rounded or not _takes(query, *_samples(step, layer, key, value)):
         return sdpa.attend(step, layer, query, key, value)
@@ -42,10 +42,10 @@ def attend_stable(
     key: torch.Tensor | None,
     value: torch.Tensor | None,
 ) -> torch.Tensor:
-    """Attend such that a token's output has the same bits in every pass and every prompt.
+    """Attend so that a token's output is bit-identical in every pass and every prompt.
 
-    The sums go over the keys that a query sees, whatever lies between them in the cache. For that,
-    keys and values are first copied together, for each segment of queries.
+    Each sum runs over the keys that a query sees, whatever lies between them in the cache. For
+    this, the keys and values that each segment of queries sees are first copied into one block.
     """
     assert _takes(query, *_samples(step, layer, key, value))
     query, keys, values = _store(step, layer, query, key, value)
@@ -54,14 +54,14 @@ def attend_stable(
 
 
 def _copy(stored: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
-    """Copy some slots of [slots, kv_heads, head_dim], in the cache's own order of memory."""
+    """Copy some slots of [slots, kv_heads, head_dim], keeping the cache's memory layout."""
     return stored.transpose(0, 1).index_select(1, slots).transpose(0, 1)
 
 
 def _samples(
     step: Step, layer: AttentionLayer, key: torch.Tensor | None, value: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return keys and values of the layer, of which only the sizes and the dtype matter."""
+    """Return keys and values of the layer; only their sizes and dtype matter."""
     if key is None:
         return step.cache.write(layer.number, step.slots, None, None, layer.latent_dim)
     if layer.latent_dim is not None:
@@ -77,7 +77,7 @@ def _store(
     key: torch.Tensor | None,
     value: torch.Tensor | None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Store keys and values in the cache, unless they are there already.
+    """Store keys and values in the cache unless they are already there.
 
     Returns:
         The queries with a last stride of 1, and all keys and values of the layer, [slots, kv_heads,
@@ -113,9 +113,9 @@ def _attend_stored(
     repeat = heads // kv_heads
     out = query.new_empty(tokens, heads, values.shape[2])
     plan = KernelPlan.of(step, PlanKey(repeat, _BLOCK_ROWS, 0))
-    _, items = plan.blocks[0]  # All blocks have the one size.
+    _, items = plan.blocks[0]  # All blocks have the same size.
     starts = plan.starts(layer.window)
-    # Layers whose window hides nothing share what the kernel found out about visibility.
+    # Layers whose window hides nothing share the visibility that the kernel computed.
     window = None if starts is None else layer.window
     is_first = window not in plan.visibility
     if is_first:
@@ -170,19 +170,19 @@ def refusal(device: torch.device) -> str | None:
 
 
 def is_best(device: torch.device, dtype: torch.dtype) -> bool:
-    """Tell whether the kernel can run, and is faster than torch's own attention."""
+    """Return whether the kernel can run and is faster than torch's own attention."""
     if device.type != "cpu" or dtype != torch.bfloat16:
         return False
     return not native.has("amx_bf16") and refusal(device) is None
 
 
 def takes_sizes(repeat: int, dim: int, value_dim: int) -> bool:
-    """Tell whether the kernel supports heads of some sizes.
+    """Return whether the kernel supports heads of these sizes.
 
     Args:
-        repeat: Query heads that share a key head.
-        dim: Numbers of a key.
-        value_dim: Numbers of a value.
+        repeat: The number of query heads that share a key head.
+        dim: The size of a key.
+        value_dim: The size of a value.
     """
     for size in (dim, value_dim):
         if size % 32 or size > _MAX_HEAD_DIM:
@@ -191,7 +191,7 @@ def takes_sizes(repeat: int, dim: int, value_dim: int) -> bool:
 
 
 def _takes(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> bool:
-    """Tell whether the kernel supports tensors [tokens, heads, head_dim] of these sizes."""
+    """Return whether the kernel supports tensors [tokens, heads, head_dim] of these sizes."""
     repeat = query.shape[1] // key.shape[1]
     if not takes_sizes(repeat, key.shape[-1], value.shape[-1]):
         return False

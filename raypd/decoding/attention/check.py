@@ -1,4 +1,4 @@
-"""Check an attention function on the device that it runs on, by a small random pass."""
+"""Check an attention function with a small random pass on the device that it runs on."""
 
 from typing import NamedTuple
 
@@ -10,21 +10,23 @@ from raypd.decoding.kv_cache import KVCache, in_8_bits
 from raypd.decoding.visibility import POSITION, SEGMENT, Reach
 
 _PREFIX_LENGTH = 280
-# Queries and own keys of each span: a prompt; a text in decoding whose keys are split; values in
-# parallel; and so many texts in decoding that a kernel reads the prefix once for all of them.
+# The queries and own keys of each span: a prompt; a text being decoded whose keys are split; values
+# decoded in parallel; and enough texts being decoded that a kernel reads the prefix once for all of
+# them.
 _PARALLEL = (5, 70)
 _SHAPES = [(90, 90), (1, 420), _PARALLEL, *[(1, 20)] * 16]
-# Sums may be off by a few roundings of the dtype.
+# Sums may differ by a few rounding errors of the dtype.
 _TOLERATED_ROUNDINGS = 4
 
 
 class HeadSizes(NamedTuple):
-    """The sizes of an attention."""
+    """The sizes of the heads of an attention layer."""
 
     heads: int  # Query heads.
     kv_heads: int
-    dim: int  # Numbers of a query or key.
-    # How many of a key's first numbers are its value; None if values are apart, of the same size.
+    dim: int  # The size of a query or key.
+    # How many leading elements of a key form its value; None if values are separate and have the
+    # same size as keys.
     latent_dim: int | None = None
 
 
@@ -43,18 +45,18 @@ def error_of(
     sizes: HeadSizes,
     cache_dtype: torch.dtype | None = None,
 ) -> float:
-    """Compare an attention function with float64.
+    """Compare an attention function with one computed in float64.
 
     Args:
         attend: The function to check.
         device: Where it runs.
         dtype: The dtype of its inputs.
         sizes: The sizes of queries, keys and values.
-        cache_dtype: The dtype of the cache; None for that of the inputs. The comparison is with
-            attention to what the cache holds.
+        cache_dtype: The dtype of the cache; None for that of the inputs. The reference reads keys
+            and values as the cache holds them.
 
     Returns:
-        The largest difference, as a multiple of what is tolerated for the dtype.
+        The largest difference, as a multiple of the tolerance for the dtype.
     """
     rng = np.random.default_rng(0)
     spans = _random_spans(rng)
@@ -89,7 +91,7 @@ def error_of(
 
 
 def _random_spans(rng: np.random.Generator) -> list[Span]:
-    """Make spans of the shapes above, whose own keys follow each other in the cache."""
+    """Make spans of the shapes above, whose own keys are contiguous in the cache."""
     reach = np.array(
         [
             [Reach.CAUSAL, Reach.HIDDEN, Reach.HIDDEN],

@@ -1,4 +1,4 @@
-"""Choose the attention that reads the cache, and plug it into models of transformers."""
+"""Choose the attention function that reads the cache, and plug it into transformers models."""
 
 import logging
 from functools import cache
@@ -11,7 +11,7 @@ import raypd.decoding.attention.sdpa as sdpa
 from raypd.decoding.attention.check import HeadSizes, error_of
 from raypd.decoding.attention.step import Attend, AttentionLayer, Step
 
-# The name of `attention` among transformers' attention functions.
+# The name under which `attention` is registered with transformers.
 NAME = "raypd"
 
 _log = logging.getLogger(__name__)
@@ -55,7 +55,7 @@ def choose_attention(
 
 
 def _import_triton_kernel() -> Any:
-    # triton is installed with torch where there is a GPU, so it is imported only when needed.
+    # triton is installed with torch only where there is a GPU, so it is imported only when needed.
     try:
         import raypd.decoding.attention.triton_kernel as triton_kernel
     except ImportError as error:
@@ -68,7 +68,7 @@ def _import_triton_kernel() -> Any:
 def _fastest(
     device: torch.device, dtype: torch.dtype, config: Any, cache_dtype: torch.dtype | None
 ) -> str:
-    """Return the name of the fastest attention that is right on a device."""
+    """Return the name of the fastest attention that computes correctly on a device."""
     if device.type == "cuda" and dtype in (torch.bfloat16, torch.float16):
         return _fastest_on_gpu(device, dtype, _head_sizes(config), cache_dtype)
     if avx512.is_best(device, dtype) and cache_dtype is None:
@@ -77,7 +77,7 @@ def _fastest(
 
 
 def _head_sizes(config: Any) -> tuple[HeadSizes, ...]:
-    """Return the sizes of the attention of a model, each of those that its layers have."""
+    """Return the distinct attention sizes of a model's layers."""
     latent_dim = getattr(config, "kv_lora_rank", None)
     if latent_dim:
         dim = latent_dim + config.qk_rope_head_dim
@@ -99,7 +99,7 @@ def _fastest_on_gpu(
     all_sizes: tuple[HeadSizes, ...],
     cache_dtype: torch.dtype | None,
 ) -> str:
-    """Return "triton" if it is right on this GPU, else "sdpa", with a warning."""
+    """Return "triton" if it computes correctly on this GPU; otherwise warn and return "sdpa"."""
     if torch.cuda.get_device_capability(device) < (8, 0):
         return "sdpa"
     try:
@@ -134,12 +134,12 @@ def attention(
     """Attend over the cache of `step`. transformers calls this function in every layer.
 
     Args:
-        module: The layer's attention module, which knows the number of its layer.
+        module: The layer's attention module, which knows the index of its layer.
         query: Rotated queries, [1, heads, tokens, head_dim].
         key: Rotated keys, [1, kv_heads, tokens, head_dim].
         value: Values, [1, kv_heads, tokens, head_dim].
         attention_mask: Not used; `step` knows what each query sees.
-        scaling: The factor of the scores; None stands for head_dim^-0.5.
+        scaling: The factor of the scores; None means head_dim^-0.5.
         sliding_window: The layer's window.
         softcap: The bound of the scores.
         s_aux: Attention sinks, [heads].

@@ -1,6 +1,4 @@
-"""What a kernel reads about a pass: its blocks of queries, and who sees whom as a few integers per
-token.
-"""
+"""What a kernel reads about a pass: its blocks of queries, and a few integers per token."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -14,16 +12,16 @@ from raypd.decoding.attention.step import PrefixGroup, Span, Step
 from raypd.decoding.transfer import to_device
 from raypd.decoding.visibility import POSITION, SEGMENT, STEP, segment_sets, window_starts
 
-# The start of a window that is not full: the lowest position that a kernel can read.
+# The start of a window that is not full, which is the lowest position that a kernel can read.
 _NO_START = np.iinfo(np.int32).min
-# A block that reads keys together with other blocks for the same queries reads at least so many.
+# If several blocks share the keys of the same queries, each of them reads at least this many.
 _MIN_PART = 256
 
 
 class Item(NamedTuple):
     """A block of queries, as a kernel reads it.
 
-    The kernels read the fields by their order.
+    The kernels read the fields by position.
     """
 
     first: int  # The row of its first query in the pass.
@@ -33,10 +31,10 @@ class Item(NamedTuple):
     own_slot: int  # The slot of its first own key.
     own_keys: int  # Own keys up to the last one that any of its queries sees.
     clear: int  # Own keys before the first one that not all of its queries see.
-    key: int  # The number of its first own key among those of the pass.
+    key: int  # The index of its first own key among those of the pass.
     prefix_begin: int = 0  # The position of its first prefix key.
-    # The row where the result of its first query goes if it is merged with those of other items;
-    # -1 if it is complete.
+    # The row for the result of its first query if that is merged with results of other items; -1 if
+    # the result is complete.
     split_row: int = -1
 
     @property
@@ -66,7 +64,7 @@ class Item(NamedTuple):
 
 
 class SizedItem(NamedTuple):
-    """An item and the rows of its block, one per query and query head."""
+    """An item and the number of rows of its block, which has one per query and query head."""
 
     rows: int
     item: Item
@@ -81,25 +79,25 @@ class PlanKey(NamedTuple):
 
 
 class KernelPlan:
-    """What a kernel reads beside queries, keys and values. It is built once per pass.
+    """What a kernel reads besides queries, keys and values. It is built once per pass.
 
     Attributes:
         queries: Position, step and two sets of segments of each query, [tokens, 2 + 2 * words].
         keys: Position, step and segment of each own key, [own keys, 3].
-        words: Words of a set of segments; each has 32 bits.
-        blocks: The sizes of blocks that occur, in rising order, with the items of each,
-            [items, fields of Item].
-        max_own_keys: Own keys of the item that has most.
-        split_rows: Results that are parts, to be merged.
-        merged: The tokens with several results, [n, 3]: each token's row, and the begin and end of
+        words: The number of 32-bit words of a set of segments.
+        blocks: The block sizes that occur, in ascending order, with the items of each size, [items,
+            fields of Item].
+        max_own_keys: The largest number of own keys of an item.
+        split_rows: The number of partial results, which are to be merged.
+        merged: The tokens with several results, [n, 3]: each token's row, and the start and end of
             its results in `merged_rows`.
         merged_rows: Rows of the results, [split_rows], sorted by their token.
-        visibility: Who sees whom, as a kernel found it, by a layer's window.
+        visibility: The visibility that a kernel computed, by the layer's window.
     """
 
     @classmethod
     def of(cls, step: Step, key: PlanKey) -> "KernelPlan":
-        """Return the plan of a pass, which is built when it is first asked for."""
+        """Return the plan of a pass, which is built on first use."""
         if key not in step.plans:
             step.plans[key] = cls(step, *key)
         plan: KernelPlan = step.plans[key]
@@ -109,18 +107,18 @@ class KernelPlan:
         """
         Args:
             step: The pass.
-            repeat: Query heads that share a key head.
-            block_rows: The sizes of the kernel's blocks, in rising order. A span that fits none of
-                them gets several blocks of the last size.
-            fill: Items that fill the device. If there are fewer, long keys are split, and a prefix
-                is read for several spans at once. 0 turns both off.
+            repeat: The number of query heads that share a key head.
+            block_rows: The sizes of the kernel's blocks, in ascending order. A span that fits none
+                of them is cut into several blocks of the last size.
+            fill: The number of items that fill the device. If there are fewer, long keys are split,
+                and a prefix is read for several spans at once. 0 turns both off.
         """
         self.device = step.slots.device
         self.spans = step.spans
         queries = np.concatenate([span.queries for span in self.spans], axis=1)  # [3, tokens]
         keys = np.concatenate([span.keys for span in self.spans], axis=1)  # [3, own keys]
         sets, keys[SEGMENT] = _segment_sets(self.spans, queries, keys)
-        # The kernels are compiled for each number of words, so there are only powers of two.
+        # The kernels are compiled for each number of words, so it is rounded up to a power of two.
         self.words = power_of_two(sets.shape[2])
         sets = np.pad(sets, ((0, 0), (0, 0), (0, self.words - sets.shape[2])))
         clear = _clear_keys(self.spans, queries, sets, keys)
@@ -176,7 +174,7 @@ class KernelPlan:
 def _segment_sets(
     spans: list[Span], queries: np.ndarray, keys: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the sets of segments of all queries, and the segments of all keys as numbers in them.
+    """Return the sets of segments of all queries, and each key's segment as an index into them.
 
     Args:
         spans: The spans of the pass.
@@ -199,7 +197,7 @@ def _segment_sets(
 def _clear_keys(
     spans: list[Span], queries: np.ndarray, sets: np.ndarray, keys: np.ndarray
 ) -> list[int]:
-    """Count the own keys of each span before the first one that not all of its queries see.
+    """Count the leading own keys of each span that all of its queries see.
 
     The kernels read these keys without a mask.
 
@@ -214,11 +212,11 @@ def _clear_keys(
     """
     begins = np.cumsum([0, *(span.query_count for span in spans[:-1])])
     lengths = [span.key_count for span in spans]
-    # The segments that all queries of a span see, whole or up to the query's position,
-    # [spans, words].
+    # The segments that all queries of a span see, entirely or up to the query's position, [spans,
+    # words].
     whole = np.bitwise_and.reduceat(sets[:, 0], begins)
     causal = np.bitwise_and.reduceat(sets[:, 0] | sets[:, 1], begins)
-    # The position and step up to which all queries of a key's span see, [own keys].
+    # The position and step up to which every query of a key's span can see, [own keys].
     position = np.repeat(np.minimum.reduceat(queries[POSITION], begins), lengths)
     step = np.repeat(np.minimum.reduceat(queries[STEP], begins), lengths)
     # The word and the bit of each key's segment in its span's sets, [own keys].
@@ -261,9 +259,9 @@ def _items_of_span(
 ) -> Iterator[SizedItem]:
     query_count = span.query_count
     rows = _fitting_rows(query_count * repeat, block_rows, repeat)
-    block = rows // repeat  # Queries of a block.
-    # Blocks of a causal span read the keys up to their last query, and need no mask before their
-    # first one.
+    block = rows // repeat  # The number of queries of a block.
+    # Blocks of a causal span read the keys up to their last query and need no mask before their
+    # first query.
     is_causal = query_count > block and span.causal
     own_keys = span.key_count
     for first in range(0, query_count, block):
@@ -326,9 +324,9 @@ def _share_prefixes(
 
 @dataclass
 class _Merge:
-    """Which results are merged."""
+    """The results that are merged."""
 
-    # Each token with several results, and the begin and end of them in `rows`, [n, 3].
+    # Each token with several results, and the start and end of these in `rows`, [n, 3].
     tokens: np.ndarray
     # Rows of results, sorted by their token.
     rows: np.ndarray
@@ -339,9 +337,9 @@ class _Merge:
 
 
 def _split(items: list[SizedItem], fill: int) -> tuple[list[SizedItem], _Merge]:
-    """Split items into parts with about the same number of keys, until they fill the device."""
+    """Split items into parts with about the same number of keys so that they fill the device."""
     keys = sum(sized.item.keys for sized in items)
-    # Keys per part: a fair share, in whole steps of the minimum.
+    # The keys per part: an equal share, rounded up to a multiple of the minimum.
     limit = max(_MIN_PART, -(-keys // fill // _MIN_PART) * _MIN_PART)
     parts: list[SizedItem] = []
     for sized in items:
@@ -365,7 +363,7 @@ def _split(items: list[SizedItem], fill: int) -> tuple[list[SizedItem], _Merge]:
 def _move(arrays: list[np.ndarray], device: torch.device) -> list[torch.Tensor]:
     """Copy arrays to a device as int32, in one transfer.
 
-    Each begins at a multiple of 16 bytes, for which triton compiles faster loads.
+    Each begins at a multiple of 16 bytes, because triton then compiles faster loads.
     """
     padded_sizes = [-(-array.size // 4) * 4 for array in arrays]
     begins = np.cumsum([0, *padded_sizes]).tolist()

@@ -26,7 +26,7 @@ def attend(
     # [slots, kv_heads, head_dim]
     keys, values = step.cache.write(layer.number, step.slots, key, value, layer.latent_dim)
     if layer.latent_dim is not None:
-        # The kernels of torch take values of the size of keys, so the result is cut instead.
+        # torch's kernels need values of the same size as keys, so the result is truncated instead.
         values = keys
     tokens, heads, _ = query.shape
     out = query.new_empty(tokens, heads, values.shape[2])
@@ -46,7 +46,7 @@ def attend(
             prefix_out, prefix_lse = _attend_prefix(step, group, layer, query[rows], keys, values)
             out[rows], lse[rows] = _merge(out[rows], lse[rows], prefix_out, prefix_lse)
     if layer.sinks is not None:
-        # The weights of all keys sum up to exp(lse), and the sink's own weight is exp(sink).
+        # The weights of all keys add up to exp(lse), and the sink's own weight is exp(sink).
         share = torch.sigmoid(lse - layer.sinks)[..., None]
         out = (out * share).to(out.dtype)
     if layer.latent_dim is not None:
@@ -136,7 +136,7 @@ def _keys_of(stored: torch.Tensor, batch: Batch) -> torch.Tensor:
     """Return the own keys of a batch, [slots, kv_heads, head_dim] -> [spans, kv_heads, keys,
     head_dim].
 
-    It is a view if the spans are evenly spaced in the cache, else a copy.
+    The result is a view if the spans are evenly spaced in the cache; otherwise it is a copy.
     """
     spans, _, length = batch.shape
     first = batch.spans[0].key_start
@@ -164,8 +164,8 @@ def _over(
     """Attend with query [n, heads, d] to key and value [k, kv_heads, d].
 
     Returns:
-        [n, heads, d] and log-sum-exps [n, heads]; 0 and -inf for a query that sees none of the
-        keys.
+        [n, heads, d] and log-sum-exps [n, heads]; these are 0 and -inf for a query that sees none
+        of the keys.
     """
     n, heads, _ = query.shape
     kv_heads = key.shape[1]
@@ -178,7 +178,7 @@ def _over(
         out, lse = _attention(folded, keys, values, None, scale, softcap)
     else:
         # A row that sees nothing would be NaN, and AMX, which computes rows in tiles, would spread
-        # it. So such a row sees everything, and is cleared afterwards.
+        # the NaN. Such a row is therefore made to see everything and is cleared afterwards.
         blind = mask[0].isinf().all(-1)  # [1, repeat * n]
         mask = mask.masked_fill(blind[..., None], 0)
         out, lse = _attention(folded, keys, values, mask, scale, softcap)
@@ -190,7 +190,7 @@ def _over(
 def _causal(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float) -> Attended:
     """Attend with query [n, heads, d] to key and value [n, kv_heads, d], each up to its own row."""
     kv_heads = key.shape[1]
-    # The query heads of a key head become a batch: folded into the queries they would need a mask.
+    # The query heads of a key head become a batch; folded into the queries, they would need a mask.
     folded = query.unflatten(1, (kv_heads, -1)).permute(2, 1, 0, 3)  # [repeat, kv_heads, n, d]
     repeat = len(folded)
     keys = key.to(query.dtype).transpose(0, 1).expand(repeat, -1, -1, -1)
@@ -202,7 +202,7 @@ def _causal(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: 
 def _has_kernel(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, softcap: float | None
 ) -> bool:
-    """Tell whether torch has a kernel for such heads that returns the log-sum-exps."""
+    """Return whether torch has a kernel for these heads that returns the log-sum-exps."""
     if softcap is not None or key.shape[-1] != value.shape[-1]:
         return False
     if query.device.type == "cuda":
@@ -219,7 +219,7 @@ def _kernel(
     causal: bool,
     scale: float,
 ) -> Attended:
-    """Attend as `_attention` does, by a kernel of torch.
+    """Attend like `_attention`, with one of torch's kernels.
 
     It is flash attention on a CPU and memory-efficient attention on a GPU.
     """

@@ -1,4 +1,4 @@
-"""Describe one forward pass to attention: which queries read which keys, and under which mask."""
+"""Describe one forward pass for attention: which queries read which keys, and under which mask."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from raypd.decoding.recurrence.plan import RecurrentPass
 from raypd.decoding.transfer import to_device
 from raypd.decoding.visibility import NO_TOKEN, POSITION, SEGMENT, STEP, Reach, in_window, visible
 
-BLOCK = 64  # Keys that the AVX-512 kernel adds up at a time: KEYS in native.c.
-# Spans with more queries make good calls by themselves.
+BLOCK = 64  # The number of keys that the AVX-512 kernel adds up at a time: KEYS in native.c.
+# A span with more queries than this is worth a call of its own.
 _FEW_QUERIES = 64
-# A batch of spans has at most this many times the scores that its spans have.
+# With padding, a batch of spans computes at most this many times the scores of its spans alone.
 _MAX_PADDING = 1.5
 
 
@@ -72,9 +72,9 @@ class Span:
 
     @cached_property
     def visibility(self) -> np.ndarray:
-        """What the queries see of the own keys, bool [queries, own keys].
+        """Which own keys the queries see, bool [queries, own keys].
 
-        Steps matter when a sequence is fed again after it lost its cache.
+        Steps matter only when a sequence is fed again after losing its cache.
         """
         return visible(
             self.reach,
@@ -120,7 +120,7 @@ class PrefixGroup:
 class Batch:
     """Spans that attend to their own keys in one call, in order of `key_start`.
 
-    They are padded to the most queries and the most keys among them.
+    They are padded to the largest number of queries and of keys among them.
     """
 
     spans: list[Span]
@@ -135,7 +135,7 @@ class Batch:
 
     @cached_property
     def stride(self) -> int | None:
-        """Slots from each span's first key to that of the next span; None if they differ."""
+        """The slots from each span's first key to that of the next span; None if it varies."""
         strides = np.diff([span.key_start for span in self.spans])
         if len(strides) and (strides == strides[0]).all():
             return int(strides[0])
@@ -154,14 +154,14 @@ class Batch:
 
     @cached_property
     def key_slots(self) -> torch.Tensor:
-        """The keys' slots in the cache, [spans * keys]. Padding repeats the last of its span."""
+        """The keys' slots in the cache, [spans * keys]. Padding repeats a span's last slot."""
         _, _, keys = self.shape
         numbers = np.arange(keys)
         slots = [span.key_start + np.minimum(numbers, span.key_count - 1) for span in self.spans]
         return to_device(np.concatenate(slots), self.device)
 
     def visibility(self, window: int | None) -> np.ndarray:
-        """Return what the queries see of the keys, bool [spans, queries, keys].
+        """Return which keys the queries see, bool [spans, queries, keys].
 
         Padded queries see what the last query of their span sees.
         """
@@ -180,15 +180,15 @@ class Batch:
 class AttentionLayer(NamedTuple):
     """The attention of one layer."""
 
-    number: int  # Counts from 0; the layer's number in the cache.
+    number: int  # Its index in the cache, from 0.
     scale: float  # The factor of the scores.
-    window: int | None = None  # The most tokens that a query sees.
+    window: int | None = None  # The largest number of tokens that a query sees.
     softcap: float | None = None  # The bound of the scores, applied by tanh.
     # For each query head, the score of a sink: a key without a value, which every query sees. It is
     # neither scaled nor bounded. [heads]
     sinks: torch.Tensor | None = None
-    # Values are the first numbers of the keys, so many, and the cache holds keys alone. None if
-    # values are apart.
+    # How many leading elements of a key form its value; the cache then holds only keys. None if
+    # values are separate.
     latent_dim: int | None = None
 
 
@@ -203,15 +203,15 @@ class Attend(Protocol):
         key: torch.Tensor | None,
         value: torch.Tensor | None,
     ) -> torch.Tensor:
-        """Store keys and values, and attend to all that the queries see.
+        """Store keys and values, and attend to everything that the queries see.
 
         Args:
             step: The pass.
             layer: The layer.
             query: Rotated queries, [tokens, heads, head_dim].
             key: Rotated keys, [tokens, kv_heads, head_dim], or None if they are stored already.
-            value: Values, [tokens, kv_heads, value_dim], or None likewise, and if they are a part
-                of the keys (`AttentionLayer.latent_dim`).
+            value: Values, [tokens, kv_heads, value_dim], or None if they are stored already or are
+                a part of the keys (`AttentionLayer.latent_dim`).
 
         Returns:
             [tokens, heads, value_dim]
@@ -220,13 +220,13 @@ class Attend(Protocol):
 
 @dataclass
 class Step:
-    """One packed forward pass. Every attention layer receives it as it is."""
+    """One packed forward pass. Every attention layer receives it unchanged."""
 
     cache: KVCache
     groups: list[PrefixGroup]
     # The slot where each token's key and value go, [tokens].
     slots: torch.Tensor
-    # The rows of the tokens behind which a next one is wanted, [samples].
+    # The rows of the tokens for which a next token is to be predicted, [samples].
     sample_rows: torch.Tensor
     attend: Attend
     # What a kernel prepares for a pass, by its `PlanKey`.
@@ -251,7 +251,7 @@ class Step:
             causal: Whether a kernel computes causal spans without a mask.
 
         Returns:
-            The spans that are computed alone as causal ones, and the batches of all others.
+            The causal spans that are computed one by one, and the batches of all other spans.
         """
         key = (window, causal)
         if key not in self._calls:
@@ -269,7 +269,7 @@ class Step:
         alone: list[Span] = []
         batched: list[Span] = []
         for span in spans:
-            # A single query makes a good batch with other ones.
+            # Single queries are better batched together.
             is_text = causal and span.query_count > 1
             if is_text and span.effective_window(window) is None and span.causal:
                 alone.append(span)
@@ -280,10 +280,10 @@ class Step:
 
     @cached_property
     def gathered(self) -> tuple[Step, torch.Tensor]:
-        """The same pass over copies of its keys, and the slots to copy, [keys].
+        """Return the same pass over copies of its keys, and the slots to copy, [keys].
 
-        The queries of each segment become a span over the keys that one of them sees. Neighbours
-        with the same first keys share whole blocks of `BLOCK` of them as a prefix.
+        The queries of each segment become a span over the keys that any of them sees. Neighbouring
+        spans with the same leading keys share whole blocks of `BLOCK` keys as a prefix.
         """
         runs = [run for group in self.groups for span in group.spans for run in _runs(span, group)]
         # How many leading keys each run shares with the next one.
@@ -318,12 +318,13 @@ class Step:
     def own_mask(
         self, batch: Batch, window: int | None, repeat: int, like: torch.Tensor
     ) -> torch.Tensor | None:
-        """Return the additive mask of a batch over own keys.
+        """Return the additive mask of a batch over its own keys.
 
         Args:
             batch: The batch.
             window: The layer's window.
-            repeat: Query heads that share a key head. They are folded into the queries.
+            repeat: The number of query heads that share a key head. They are folded into the
+                queries.
             like: A tensor with the mask's dtype and device.
 
         Returns:
@@ -360,17 +361,17 @@ class Step:
 
 
 class _SegmentRun(NamedTuple):
-    """The queries of one segment of a span, over the keys that one of them sees."""
+    """The queries of one segment of a span, with the keys that any of them sees."""
 
     span: Span
     # The slots of these keys, the prefix first.
     slots: np.ndarray
-    # How many leading keys all queries see, and that are at positions 0, 1, 2, ...
+    # The number of leading keys that all queries see and that are at positions 0, 1, 2, ...
     common: int
 
 
 def _runs(span: Span, group: PrefixGroup) -> Iterator[_SegmentRun]:
-    """Split a span where the segment of its queries changes."""
+    """Split a span wherever the segment of its queries changes."""
     # The prefix becomes a segment of its own, the last one, which all others see.
     prefix_segment = len(span.reach)
     reach = np.pad(span.reach, (0, 1), constant_values=Reach.ALL)
@@ -413,14 +414,14 @@ def _shared_keys(run: _SegmentRun, next_run: _SegmentRun) -> int:
 
 
 def _batches(spans: list[Span]) -> Iterator[list[Span]]:
-    """Batch spans of few queries with others of a similar shape, and each other span alone.
+    """Batch spans of few queries by similar shape, and put every other span into its own batch.
 
     The spans of a batch are in order of `key_start`.
     """
     members: list[Span] = []
-    scores = 0  # Queries times keys of all members.
-    longest = 0  # Most keys of a member.
-    # In this order each span has at least as many queries as those before it.
+    scores = 0  # Queries times keys, summed over the members.
+    longest = 0  # The largest number of keys of a member.
+    # In this order, each span has at least as many queries as the ones before it.
     order = sorted(
         spans,
         key=lambda span: (span.query_count > _FEW_QUERIES, span.query_count, span.key_count),
@@ -443,7 +444,7 @@ def _batches(spans: list[Span]) -> Iterator[list[Span]]:
 
 
 def _additive(visibility: np.ndarray, repeat: int, like: torch.Tensor) -> torch.Tensor | None:
-    """Turn a visibility [rows, queries, keys] into a mask [rows, 1, repeat * queries, keys].
+    """Turn visibility [rows, queries, keys] into a mask [rows, 1, repeat * queries, keys].
 
     The result is None if everything is visible.
     """

@@ -1,11 +1,11 @@
 """Attention over the cache in one kernel, for GPUs.
 
-The kernel reads every key where it lies, and applies the rule of visibility itself, from a few
-integers per token (`KernelPlan`). So no mask is built and nothing is gathered. A program of the
-kernel computes a block of one span's queries for one key head; the query heads that share it are
-folded into the block. It reads the shared prefix first, then the span's own keys.
+The kernel reads every key in place and applies the visibility rule itself, using a few integers per
+token (`KernelPlan`), so no mask is built and no keys are gathered. Each program of the kernel
+computes a block of one span's queries for one key head; the query heads that share that key head
+are folded into the block. It reads the shared prefix first, then the span's own keys.
 
-Only this file and those of `layers` for GPUs need triton, so they are imported only where a GPU is
+Only this file and the GPU files in `layers` need triton, so they are imported only where a GPU is
 used.
 """
 
@@ -19,17 +19,17 @@ import triton.language as tl
 from raypd.decoding.attention.plan import Item, KernelPlan, PlanKey, power_of_two
 from raypd.decoding.attention.step import AttentionLayer, Step
 
-# Bytes of shared memory that the keys of one block may take, so that two stages of keys and values
-# fit the 99 KB of sm86, sm89 and sm120.
+# The bytes of shared memory that the keys of one block may take, so that two stages of keys and
+# values fit into the 99 KB of sm86, sm89 and sm120.
 _KEY_BYTES = 16_384
-# Rows of a block whose keys are latents.
+# The number of rows of a block whose keys are latents.
 _LATENT_ROWS = 16
 
 
 class Tile(NamedTuple):
     """How a block of queries is computed."""
 
-    keys: int  # Keys that are read at a time.
+    keys: int  # The number of keys that are read at a time.
     warps: int
 
 
@@ -47,7 +47,7 @@ def attend(
     key: torch.Tensor | None,
     value: torch.Tensor | None,
 ) -> torch.Tensor:
-    """Attend by one kernel, and a second one that merges the parts of split keys.
+    """Attend with one kernel, and a second one that merges the parts of split keys.
 
     The arguments are those of `Attend`.
     """
@@ -55,10 +55,12 @@ def attend(
     keys, values = step.cache.write(layer.number, step.slots, key, value, layer.latent_dim)
     tokens, heads, head_dim = query.shape
     value_dim = values.shape[2]
-    # The kernel reads keys whose first numbers are values in two parts, each of them once.
+    # If the first elements of a key are its value, the kernel reads the key in two parts, each
+    # once.
     is_latent = layer.latent_dim is not None
     if is_latent:
-        # The sums of a row take 2 KB of registers, so a few query heads at a time share the keys.
+        # The sums of a row take 2 KB of registers, so only a few query heads share the keys at a
+        # time.
         groups = keys.shape[1] * _head_groups(heads // keys.shape[1])
         keys = keys.expand(-1, groups, -1)
         values = values.expand(-1, groups, -1)
@@ -67,7 +69,7 @@ def attend(
     rest_dim = head_dim - first_dim
     scale = layer.scale
     if query.dtype == torch.float64:
-        # Triton rounds number arguments to float32, so the scale is applied here.
+        # Triton rounds numeric arguments to float32, so the scale is applied here.
         query = query * scale
         scale = 1.0
     if query.stride(-1) != 1:
@@ -87,7 +89,7 @@ def attend(
     value_block = max(16, power_of_two(value_dim))
     with torch.cuda.device_of(query):  # Triton launches on the current device.
         for rows, items in plan.blocks:
-            # Many query heads that share a key head need more rows than any tile has.
+            # If many query heads share a key head, they need more rows than any tile has.
             tile = sizes.get(rows) or list(sizes.values())[-1]
             _attend[len(items), kv_heads](
                 query,
@@ -102,7 +104,7 @@ def attend(
                 plan.queries if starts is None else starts,
                 scale,
                 layer.softcap or 0.0,
-                # Without sinks the kernel reads none, but needs some tensor in their place.
+                # Without sinks the kernel reads none, but it still needs a tensor as the argument.
                 query if layer.sinks is None else layer.sinks,
                 *query.stride()[:2],
                 *keys.stride()[:2],
@@ -143,7 +145,7 @@ def attend(
 
 
 def _head_groups(heads: int) -> int:
-    """Return into how many groups of at most `_LATENT_ROWS` query heads are divided."""
+    """Return the number of groups of at most `_LATENT_ROWS` query heads."""
     size = max(size for size in range(1, _LATENT_ROWS + 1) if heads % size == 0)
     return heads // size
 
@@ -162,7 +164,7 @@ def refusal(device: torch.device) -> str | None:
 def gpu_of(device: torch.device) -> Gpu:
     """Return the properties of a GPU.
 
-    Another device counts as a GPU without multiprocessors, for which keys are not split.
+    Any other device counts as a GPU without multiprocessors, for which keys are not split.
     """
     if device.type != "cuda":
         return Gpu((8, 0), 0)
@@ -172,15 +174,16 @@ def gpu_of(device: torch.device) -> Gpu:
 
 
 def tiles(capability: tuple[int, int], dim: int, itemsize: int) -> dict[int, Tile]:
-    """Return the tile for each number of rows that a block may have, in rising order.
+    """Return the tile for each number of rows that a block may have, in ascending order.
 
-    A block has one row per query and query head. Its keys are such that queries and two stages of
-    keys and values fit the shared memory, and its warps such that the sums fit the registers.
+    A block has one row per query and query head. The number of keys is chosen so that the queries
+    and two stages of keys and values fit into shared memory, and the number of warps so that the
+    sums fit into the registers.
 
     Args:
         capability: The GPU's compute capability.
-        dim: Dimension of a head.
-        itemsize: Bytes of a number.
+        dim: The dimension of a head.
+        itemsize: The bytes per element.
     """
     if itemsize > 2:  # These products do not use tensor cores.
         return {16: Tile(16, 4)}
@@ -195,7 +198,7 @@ def tiles(capability: tuple[int, int], dim: int, itemsize: int) -> dict[int, Til
     return sizes
 
 
-# The fields of an `Item` by which the kernels read it.
+# The number of fields of an `Item`, as the kernels read it.
 _FIELD_COUNT = tl.constexpr(len(Item._fields))
 
 
@@ -238,10 +241,10 @@ def _attend(  # type: ignore[no-untyped-def]
 ):
     # Shapes: query_rows and out [tokens, heads, dim]; stored_keys and stored_values [slots,
     # kv_heads, dim]; split [rows, heads, dim] and split_lse [rows, heads]. The others are those of
-    # `KernelPlan`. With a REST_DIM, a key has so many numbers behind its value.
+    # `KernelPlan`. If REST_DIM is set, a key has that many more elements after its value.
     REPEAT: tl.constexpr = HEADS // KV_HEADS
     FIELDS: tl.constexpr = 2 + 2 * WORDS
-    # The cache may hold keys and values in 8 bits. They are converted behind each load.
+    # The cache may hold keys and values in 8 bits. They are converted after each load.
     TYPE: tl.constexpr = query_rows.dtype.element_ty
     WIDE: tl.constexpr = tl.float64 if tl.float64 == TYPE else tl.float32
     # The fields of `Item`, in their order.
@@ -277,8 +280,8 @@ def _attend(  # type: ignore[no-untyped-def]
             query_rows + rest_offset, mask=is_row[:, None] & is_rest[None, :], other=0.0
         )
     start = tl.load(starts + token, mask=is_row, other=0) if WINDOW else row
-    # The running sums: the highest score so far, the sum of weights relative to it, and the sum of
-    # values by these weights.
+    # The running sums: the highest score so far, the sum of the weights relative to it, and the sum
+    # of the values with these weights.
     high = tl.full([ROWS], float("-inf"), WIDE)
     total = tl.zeros([ROWS], WIDE)
     mixed = tl.zeros([ROWS, VALUE_BLOCK], WIDE)
@@ -360,7 +363,7 @@ def _attend(  # type: ignore[no-untyped-def]
                 WIDE,
             )
 
-    # The remaining own keys are masked by the rule of visibility.
+    # The remaining own keys are masked by the visibility rule.
     position = tl.load(queries + token * FIELDS, mask=is_row, other=0)
     step = tl.load(queries + token * FIELDS + 1, mask=is_row, other=0)
     for begin in range(done, own_length, BLOCK):
@@ -453,7 +456,8 @@ def _store(  # type: ignore[no-untyped-def]
 ):
     """Write the results of a block.
 
-    The item is read once more here: kept through the loops, it would take one register too many.
+    The item is read again here, because keeping it through the loops would take one register too
+    many.
     """
     token = (tl.load(item, volatile=True) + row // REPEAT).to(tl.int64)
     is_row = row < tl.load(item + 1, volatile=True) * REPEAT
@@ -465,7 +469,7 @@ def _store(  # type: ignore[no-untyped-def]
         if SPLIT:
             is_complete = is_row & (tl.load(item + 9) < 0)
         sink = tl.load(sinks + head, mask=is_row, other=0.0).to(mixed.dtype)
-        # Results that are merged later get their sinks then.
+        # Results that are merged later get their sinks during the merge.
         mixed *= tl.where(is_complete, 1 / (1 + tl.exp(sink - lse)), 1.0)[:, None]
     if SPLIT:
         split_row = tl.load(item + 9)
@@ -494,7 +498,7 @@ def _merge(  # type: ignore[no-untyped-def]
     VALUE_DIM: tl.constexpr,
     VALUE_BLOCK: tl.constexpr,
 ):
-    """Merge attention over parts of the keys by its log-sum-exps.
+    """Merge attention over parts of the keys, using its log-sum-exps.
 
     A program of the kernel merges one query and head.
     """
@@ -544,7 +548,7 @@ def _seen(  # type: ignore[no-untyped-def]
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Return which own keys the queries see by the rule of visibility, [ROWS, BLOCK]."""
+    """Return which own keys the queries see by the visibility rule, [ROWS, BLOCK]."""
     FIELDS: tl.constexpr = 2 + 2 * WORDS
     key_position = tl.load(key, mask=is_key, other=0)
     key_step = tl.load(key + 1, mask=is_key, other=0)

@@ -1,1 +1,1 @@
-"""The parts of which a device builds a layer. A builder of `models` chooses among them."""
+"""The parts from which a layer is built for a device. A builder in `models` chooses among them."""

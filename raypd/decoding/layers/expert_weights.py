@@ -1,4 +1,4 @@
-"""The weights of a mixture's experts, read from the modules of transformers."""
+"""The weights of a mixture's experts, read from transformers modules."""
 
 from dataclasses import dataclass
 from enum import IntEnum
@@ -8,15 +8,15 @@ import torch
 
 
 class GateKind(IntEnum):
-    """How gates multiply what they gate. native.c and triton know the numbers."""
+    """How a gate multiplies the gated values. native.c and the triton kernels use these numbers."""
 
     SWIGLU = 1  # silu(gate) * up
-    # gate * sigmoid(alpha * gate) * (up + 1), after both were bounded; gpt-oss has it.
+    # gate * sigmoid(alpha * gate) * (up + 1), after both were clamped, as in gpt-oss.
     CLAMPED = 2
     GELU = 3  # gelu(gate) * up, with gelu by tanh
 
 
-# The kinds of the classes of transformers that compute activations.
+# The gate kinds of transformers' activation classes.
 _KINDS = {
     "SiLU": GateKind.SWIGLU,
     "SiLUActivation": GateKind.SWIGLU,
@@ -25,7 +25,7 @@ _KINDS = {
 
 
 def gate_kind(activation: Any) -> GateKind | None:
-    """Return the kind of gate with an activation; None if the engine does not have it."""
+    """Return the kind of gate with an activation; None if the engine does not support it."""
     if activation is torch.nn.functional.silu:
         return GateKind.SWIGLU
     return _KINDS.get(type(activation).__name__)
@@ -35,11 +35,11 @@ class Gate(NamedTuple):
     """The activation of experts."""
 
     kind: GateKind
-    alpha: float = 0.0  # The factor of the gate in its sigmoid, if it is clamped.
-    limit: float = 0.0  # The bound of the gate and of what it gates, if it is clamped.
+    alpha: float = 0.0  # The factor of the gate inside the sigmoid, if it is clamped.
+    limit: float = 0.0  # The bound of the gate and of the gated values, if it is clamped.
 
     def __call__(self, joined: torch.Tensor) -> torch.Tensor:
-        """Compute the activation of gates and what they gate, [rows, 2 * dim] -> [rows, dim]."""
+        """Apply the activation to gates and gated values, [rows, 2 * dim] -> [rows, dim]."""
         gate, up = joined.chunk(2, -1)
         if self.kind == GateKind.SWIGLU:
             return torch.nn.functional.silu(gate) * up
@@ -52,11 +52,11 @@ class Gate(NamedTuple):
 
 @dataclass
 class ExpertWeights:
-    """The weights of all experts, or their codes in 8 bits.
+    """The weights of all experts, or their 8-bit codes.
 
     Attributes:
         gate: The activation.
-        gate_up: Gates and what they gate, [experts, 2 * intermediate size, hidden size].
+        gate_up: Gate and up weights, [experts, 2 * intermediate size, hidden size].
         down: [experts, hidden size, intermediate size]
         gate_up_bias: [experts, 2 * intermediate size]
         down_bias: [experts, hidden size]
@@ -74,7 +74,7 @@ class ExpertWeights:
 
 
 class QuantizedExperts(torch.nn.Module):
-    """Experts with codes in 8 bits, in the place of those of transformers."""
+    """Experts with 8-bit codes that replace those of transformers."""
 
     def __init__(self, weights: ExpertWeights) -> None:
         """
@@ -99,11 +99,11 @@ class QuantizedExperts(torch.nn.Module):
     def forward(
         self, x: torch.Tensor, numbers: torch.Tensor, weights: torch.Tensor
     ) -> torch.Tensor:
-        """Compute the experts as the module of transformers does, with weights in 16 bits again.
+        """Compute the same as the transformers module, with weights converted back to 16 bits.
 
         Args:
             x: [tokens, hidden size]
-            numbers: The numbers of the experts, [tokens, k].
+            numbers: The indices of the experts, [tokens, k].
             weights: [tokens, k]
 
         Returns:
@@ -126,12 +126,12 @@ class QuantizedExperts(torch.nn.Module):
 
 
 def is_silu(activation: Any) -> bool:
-    """Tell whether an activation of transformers is SiLU."""
+    """Return whether a transformers activation is SiLU."""
     return gate_kind(activation) is GateKind.SWIGLU
 
 
 def gate_of(experts: Any) -> Gate | None:
-    """Return the activation of experts of transformers; None if the engine does not have it."""
+    """Return the activation of transformers experts; None if the engine does not support it."""
     if isinstance(experts, QuantizedExperts):
         return experts.gate
     if not getattr(experts, "has_gate", False) or getattr(experts, "has_post_expert_norm", False):
@@ -145,7 +145,7 @@ def gate_of(experts: Any) -> Gate | None:
 
 
 def read_weights(experts: Any) -> ExpertWeights:
-    """Read the weights of experts whose activation the engine has, in its own layout."""
+    """Read the weights of experts with a supported activation, in the engine's own layout."""
     if isinstance(experts, QuantizedExperts):
         return experts.weights
     gate = gate_of(experts)
@@ -161,7 +161,7 @@ def read_weights(experts: Any) -> ExpertWeights:
         gate_up = gate_up.transpose(1, 2)
         down = down.transpose(1, 2)
     if not experts.is_concatenated:
-        # Gates and what they gate take turns.
+        # Gates and gated values are interleaved.
         gate_up = torch.cat([gate_up[:, ::2], gate_up[:, 1::2]], 1)
         if gate_up_bias is not None:
             gate_up_bias = torch.cat([gate_up_bias[:, ::2], gate_up_bias[:, 1::2]], 1)

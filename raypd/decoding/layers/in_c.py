@@ -1,7 +1,7 @@
-"""Parts of a layer by native.c, in bfloat16 on a CPU.
+"""Parts of a layer computed by native.c, in bfloat16 on a CPU.
 
-Sums in float32 may be added up in another order than in torch. One product computes queries, keys
-and values. Another one computes gate and up, and multiplies them in bfloat16.
+float32 sums may be added up in a different order than in torch. One product computes queries, keys
+and values. Another computes gate and up, and multiplies them in bfloat16.
 """
 
 from itertools import pairwise
@@ -68,7 +68,7 @@ AnyProduct = PanelLinear | PackedLinear | Int8Linear
 
 
 class CNorm(torch.nn.Module):
-    """An RMS norm by native.c."""
+    """An RMS norm computed by native.c."""
 
     def __init__(self, module: Any, style: NormStyle) -> None:
         super().__init__()
@@ -82,7 +82,7 @@ class CNorm(torch.nn.Module):
 
 
 class CProduct(Product):
-    """A linear layer whose products are packed."""
+    """A linear layer whose weight is packed."""
 
     def __init__(self, product: AnyProduct) -> None:
         torch.nn.Module.__init__(self)
@@ -100,7 +100,7 @@ def _add(product: Any, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
 
 
 class CAttention(Attention):
-    """An attention whose projections are one product."""
+    """An attention layer whose projections are one product."""
 
     def __init__(
         self,
@@ -112,8 +112,8 @@ class CAttention(Attention):
     ) -> None:
         """
         Args:
-            source: What it computes.
-            product: Gives queries, keys and values in the order of `Rope`.
+            source: What the layer computes.
+            product: Returns queries, keys and values in the order of `Rope`.
             query_norm: The norm of queries, or None.
             key_norm: The norm of keys, or None.
             value_norm: The norm of values, or None.
@@ -135,7 +135,7 @@ class CAttention(Attention):
         query, key, value = joined[:, :count].split([self.heads, kv_heads, kv_heads], 1)
         gate = joined[:, count:].flatten(1) if self.gated else None
         if self.rotated and (self.query_norm is None or self.norms_last):
-            # Queries and keys are neighbours, and are rotated in one call.
+            # Queries and keys are adjacent, so they are rotated in one call.
             native.rotate(joined[:, : self.heads + kv_heads], rope.cos, rope.sin)
         query = self._normed(query, self.query_norm, rope)
         if self.is_reader:
@@ -150,7 +150,7 @@ class CAttention(Attention):
         return out
 
     def _normed(self, x: torch.Tensor, norm: Any, rope: Rope) -> torch.Tensor:
-        """Norm queries or keys [tokens, heads, head_dim], and rotate them if they are not yet."""
+        """Norm queries or keys [tokens, heads, head_dim], and rotate them if still needed."""
         if norm is None:
             return x
         x = norm(x.flatten(1)).view(x.shape) if self.norms_all_heads else norm(x)
@@ -165,7 +165,7 @@ class CProducts(Products):
     def __init__(self, product: AnyProduct, sizes: list[int]) -> None:
         """
         Args:
-            product: Gives the outputs of all layers.
+            product: Returns the outputs of all layers.
             sizes: The number of outputs of each layer.
         """
         torch.nn.Module.__init__(self)
@@ -177,7 +177,7 @@ class CProducts(Products):
 
 
 class CHeadProduct(torch.nn.Module):
-    """A product of each head with a packed weight of its own."""
+    """A product of each head with its own packed weight."""
 
     def __init__(self, weight: torch.Tensor) -> None:
         """
@@ -196,7 +196,7 @@ class CHeadProduct(torch.nn.Module):
 
 
 class CLatentAttention(LatentAttention):
-    """Attention to latents whose rotation is by native.c."""
+    """Attention to latents whose rotation is computed by native.c."""
 
     def rotated(self, x: torch.Tensor, rope: Rope) -> torch.Tensor:
         if rope.cos.dtype != torch.bfloat16 or self.head_dim % 32:
@@ -214,11 +214,11 @@ class CMlp(Mlp):
     ) -> None:
         """
         Args:
-            source: What it computes.
-            gated: Gives gate and up; if it is a `PanelLinear` and native.c has the activation,
-                their product.
-            down: Reads that.
-            gate: The activation; None if native.c does not have it.
+            source: What the layer computes.
+            gated: Returns gate and up; if it is a `PanelLinear` and native.c supports the
+                activation, their product.
+            down: Reads the result.
+            gate: The activation; None if native.c does not support it.
         """
         torch.nn.Module.__init__(self)
         self.gated = gated
@@ -275,8 +275,8 @@ class CExperts(Experts):
             source: The router and the experts.
             router: Chooses the experts.
             shared: The MLP for all tokens, if there is one.
-            gate_up: The products up to and with the activation, as `GroupedPanels`.
-            down: Reads these.
+            gate_up: The products up to and including the activation, like `GroupedPanels`.
+            down: Reads the result.
         """
         super().__init__(source, router, shared)
         self.gate_up = gate_up
@@ -298,27 +298,27 @@ class CExperts(Experts):
         starts = torch.zeros(self.count + 1, dtype=torch.int64)
         torch.cumsum(numbers.flatten().bincount(minlength=self.count), 0, out=starts[1:])
         rows = self.down(self.gate_up(x.index_select(0, order // k), starts), starts)
-        # The row of each token's experts.
+        # The sorted row of each pair of token and expert.
         sorted_rows = torch.empty_like(order)
         sorted_rows[order] = torch.arange(len(order))
         return native.mix(rows, sorted_rows.view(numbers.shape), weights.float(), residual)
 
 
 class GroupedLoop(torch.nn.Module):
-    """Products one after the other, each of which reads rows of its own."""
+    """Products computed one after the other, each on its own rows."""
 
     def __init__(self, products: list[Any], gate: Gate | None) -> None:
         """
         Args:
             products: The products.
-            gate: The activation behind them, or None.
+            gate: The activation after them, or None.
         """
         super().__init__()
         self.products = torch.nn.ModuleList(products)
         self.gate = gate
 
     def forward(self, x: torch.Tensor, starts: torch.Tensor) -> torch.Tensor:
-        """Compute as `GroupedPanels.forward` does."""
+        """Compute the same as `GroupedPanels.forward`."""
         parts: list[torch.Tensor] = []
         for product, (start, end) in zip(self.products, pairwise(starts.tolist()), strict=True):
             if end > start:
@@ -332,7 +332,7 @@ class GroupedLoop(torch.nn.Module):
 
 
 class CBuilder(Builder):
-    """Builds the parts by native.c."""
+    """Builds the parts with native.c."""
 
     @property
     def is_stable(self) -> bool:
@@ -440,9 +440,9 @@ class CBuilder(Builder):
         """Build a recurrent layer.
 
         Args:
-            source: What it computes.
-            in_torch: Its kind in torch.
-            in_c: Its kind by native.c.
+            source: What the layer computes.
+            in_torch: The class that computes it in torch.
+            in_c: The class that computes it with native.c.
         """
         number = len(self.recurrences)
         part = in_torch(source, number)
@@ -479,7 +479,7 @@ class CBuilder(Builder):
 
     @staticmethod
     def _expert_refusal(source: ExpertsSource) -> str | None:
-        """Say why the experts are left to torch; None if they are not."""
+        """Return why the experts are left to torch; None if they are not."""
         name = type(source.experts).__name__
         if gate_of(source.experts) is None:
             return f"activation of {name}"
@@ -500,8 +500,8 @@ class CBuilder(Builder):
 
         Args:
             linears: The layers.
-            gate: How the first half of the outputs gates the second one, if the product does it.
-            rows: The order of the outputs, [outputs]; None for their own.
+            gate: How the first half of the outputs gates the second half, if the product does this.
+            rows: The order of the outputs, [outputs]; None to keep their order.
         """
         modules = linears.modules
         weight = torch.cat([module.weight.detach() for module in modules])
@@ -528,14 +528,14 @@ class CBuilder(Builder):
 
 
 class AmxBuilder(CBuilder):
-    """Builds the parts by native.c, except products, which oneDNN computes with AMX."""
+    """Builds the parts with native.c, except products, which oneDNN computes with AMX."""
 
     @property
     def is_stable(self) -> bool:
         return False
 
     def head_product(self, weight: torch.Tensor) -> torch.nn.Module:
-        # torch computes it by oneDNN.
+        # torch computes it with oneDNN.
         return HeadProduct(weight.contiguous())
 
     def linear(
@@ -557,7 +557,7 @@ class AmxBuilder(CBuilder):
 
 
 def _are_packable(linears: Linears) -> bool:
-    """Tell whether linear layers can be joined into a packed product."""
+    """Return whether linear layers can be joined into a packed product."""
     modules = linears.modules
     kinds = {type(module) for module in modules}
     biases = {module.bias is None for module in modules if hasattr(module, "bias")}
@@ -569,7 +569,7 @@ def _are_packable(linears: Linears) -> bool:
 
 
 def _gate_of(source: MlpSource) -> GateKind | None:
-    """Return the activation of an MLP; None if native.c does not have it for this size."""
+    """Return the activation of an MLP; None if native.c does not support it for this size."""
     return source.gate if source.inputs.outputs % 32 == 0 else None
 
 

@@ -1,7 +1,7 @@
 """Parts of a layer in torch, for any device and dtype.
 
-They call the modules of transformers, whatever these are (quantized, with an adapter). `Builder`
-makes them, and the builders of other devices override what these compute in another way.
+They call the transformers modules, whatever kind these are (quantized, with an adapter). `Builder`
+makes them, and the builders for other devices override whatever those devices compute differently.
 """
 
 from functools import partial
@@ -24,12 +24,12 @@ from raypd.decoding.layers.sources import (
 
 
 class Projected(NamedTuple):
-    """What attention reads of a pass.
+    """What attention reads in a pass.
 
     Attributes:
         query: [tokens, heads, head_dim]
-        key: [tokens, kv_heads, head_dim], or None if a kernel has put keys and values into the
-            cache already.
+        key: [tokens, kv_heads, head_dim], or None if a kernel has already stored keys and values in
+            the cache.
         value: [tokens, kv_heads, head_dim], or None likewise.
         gate: The gates of the outputs before the sigmoid, [tokens, heads * head_dim], if there are
             any.
@@ -42,7 +42,7 @@ class Projected(NamedTuple):
 
 
 class Norm(torch.nn.Module):
-    """A norm by its module of transformers."""
+    """A norm computed by its transformers module."""
 
     def __init__(self, module: Any) -> None:
         super().__init__()
@@ -55,7 +55,7 @@ class Norm(torch.nn.Module):
 
 
 class Product(torch.nn.Module):
-    """A linear layer by its module of transformers."""
+    """A linear layer computed by its transformers module."""
 
     # Whether it reads rows in FP8.
     reads_fp8 = False
@@ -70,7 +70,7 @@ class Product(torch.nn.Module):
         return out
 
     def add(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
-        """Return residual + outputs, [tokens, outputs]. It may be in the place of `residual`."""
+        """Return residual + outputs, [tokens, outputs]. It may overwrite `residual`."""
         return residual + self(x)
 
 
@@ -126,7 +126,7 @@ class Attention(torch.nn.Module):
         return out * torch.sigmoid(gate)
 
     def project(self, x: torch.Tensor, rope: Rope, step: Step) -> Projected:
-        """Compute what attention reads."""
+        """Return what attention reads."""
         outputs = self._linear_outputs(x)
         query = outputs[0]
         gate: torch.Tensor | None = None
@@ -159,9 +159,9 @@ class Attention(torch.nn.Module):
         return x
 
     def _linear_outputs(self, x: torch.Tensor) -> list[torch.Tensor]:
-        """Return what the layer computes of queries, keys and values, [tokens, outputs] each.
+        """Return the queries, keys and values that the layer computes, [tokens, outputs] each.
 
-        Gates are beside their queries.
+        Gates come next to their queries.
         """
         if self.is_reader or len(self.linears) > 1:
             outputs = [linear(x) for linear in self.linears]
@@ -188,7 +188,7 @@ def rotate(x: torch.Tensor, rope: Rope) -> torch.Tensor:
 
 
 class Products(torch.nn.Module):
-    """Linear layers that read the same inputs, by their modules of transformers."""
+    """Linear layers that read the same inputs, computed by their transformers modules."""
 
     # Whether they read rows in FP8.
     reads_fp8 = False
@@ -203,7 +203,7 @@ class Products(torch.nn.Module):
 
 
 class HeadProduct(torch.nn.Module):
-    """A product of each head with a weight of its own."""
+    """A product of each head with its own weight."""
 
     weight: torch.Tensor
 
@@ -221,11 +221,12 @@ class HeadProduct(torch.nn.Module):
 
 
 class LatentAttention(torch.nn.Module):
-    """Attention to latents (MLA), of which keys and values are never made.
+    """Attention to latents (MLA), without ever expanding them to keys and values.
 
-    A query attends to the latents themselves, after it was multiplied by the weight that would make
-    keys of them; what it gets is multiplied by the weight that would make values of them. So the
-    cache holds a latent and a rotated key per token, whatever the number of heads.
+    A query is first multiplied by the weight that would expand latents to keys, and then attends to
+    the latents themselves; the result is multiplied by the weight that would expand latents to
+    values. So the cache holds one latent and one rotated key per token, whatever the number of
+    heads.
     """
 
     def __init__(self, source: LatentSource, builder: "Builder") -> None:
@@ -269,7 +270,7 @@ class LatentAttention(torch.nn.Module):
     def project(
         self, x: torch.Tensor, rope: Rope, step: Step
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Compute queries and keys; the keys are None if they are in the cache already.
+        """Compute queries and keys; the keys are None if they are already in the cache.
 
         Returns:
             [tokens, heads, latent_dim + rope_dim] and [tokens, 1, latent_dim + rope_dim].
@@ -288,7 +289,8 @@ class LatentAttention(torch.nn.Module):
     def query_and_latents(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Compute queries [tokens, heads, plain_dim + rope_dim], and latents with rotated keys.
 
-        The latents [tokens, latent_dim + rope_dim] are not normed yet, and the keys not rotated.
+        The latents [tokens, latent_dim + rope_dim] are not normed yet, and the keys are not rotated
+        yet.
         """
         query, latents = self.inputs(x)
         if self.query is not None:
@@ -328,12 +330,12 @@ class Mlp(torch.nn.Module):
         return out
 
     def add(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
-        """Return residual + MLP(x), [tokens, hidden size]. It may be in the place of `residual`."""
+        """Return residual + MLP(x), [tokens, hidden size]. It may overwrite `residual`."""
         return residual + self(x)
 
 
 class Router(torch.nn.Module):
-    """The choice of each token's experts, by its module of transformers."""
+    """The choice of each token's experts, computed by its transformers module."""
 
     def __init__(self, source: ExpertsSource) -> None:
         super().__init__()
@@ -347,7 +349,7 @@ class Router(torch.nn.Module):
             x: [tokens, hidden size]
 
         Returns:
-            The weights and the numbers of each token's experts, [tokens, k] each.
+            The weights and the indices of each token's experts, [tokens, k] each.
         """
         *_, weights, numbers = self.module(x, *self.inputs)
         return weights, numbers
@@ -360,23 +362,23 @@ class Shared(torch.nn.Module):
         """
         Args:
             mlp: The MLP.
-            gate: Gives a number per token, whose sigmoid scales the MLP's outputs.
+            gate: Returns one number per token, whose sigmoid scales the MLP's outputs.
         """
         super().__init__()
         self.mlp = mlp
         self.gate = gate
 
     def add(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
-        """Return residual + outputs, [tokens, hidden size]; maybe in the place of `residual`."""
+        """Return residual + outputs, [tokens, hidden size]; it may overwrite `residual`."""
         if self.gate is None:
             return self.mlp.add(x, residual)
         return residual + torch.sigmoid(self.gate(x)) * self.mlp(x)
 
 
 class Experts(torch.nn.Module):
-    """A mixture of experts by transformers' code."""
+    """A mixture of experts computed by transformers' code."""
 
-    # It reads the same rows more than once, so they are not in FP8.
+    # It reads the same rows more than once, so it does not take them in FP8.
     reads_fp8 = False
 
     def __init__(self, source: ExpertsSource, router: Router, shared: Shared | None) -> None:
@@ -400,7 +402,7 @@ class Experts(torch.nn.Module):
         return self.add(x, torch.zeros_like(x))
 
     def add(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
-        """Return residual + the mixture, [tokens, hidden size]; maybe in the place of residual."""
+        """Return residual + the mixture, [tokens, hidden size]; it may overwrite `residual`."""
         weights, numbers = self.router(x)
         out = self.mix(x, weights, numbers, residual)
         if self.shared is None:
@@ -414,12 +416,12 @@ class Experts(torch.nn.Module):
         numbers: torch.Tensor,
         residual: torch.Tensor,
     ) -> torch.Tensor:
-        """Add what each token's experts give, times their weights.
+        """Add the outputs of each token's experts, times their weights.
 
         Args:
             x: [tokens, hidden size]
             weights: [tokens, k]
-            numbers: The numbers of the experts, [tokens, k].
+            numbers: The indices of the experts, [tokens, k].
             residual: [tokens, hidden size]
 
         Returns:
@@ -427,8 +429,8 @@ class Experts(torch.nn.Module):
         """
         forward = self.experts.forward
         if x.dtype == torch.float64:
-            # Grouped products have no float64. The code that transformers wraps has one product per
-            # expert.
+            # Grouped products do not support float64. The code that transformers wraps computes one
+            # product per expert.
             original = getattr(type(self.experts).forward, "__wrapped__", None)
             if original is not None:
                 forward = partial(original, self.experts)
@@ -440,7 +442,7 @@ class Builder:
     """Builds the parts of a layer in torch.
 
     Attributes:
-        fallbacks: The parts that a builder of another device has left to torch, and why.
+        fallbacks: The parts that the builder for another device left to torch, and why.
         recurrences: The recurrent layers that it built.
     """
 
@@ -462,9 +464,9 @@ class Builder:
         """Build a norm.
 
         Args:
-            module: The module of transformers.
+            module: The transformers module.
             style: How an RMS norm computes; None for a norm of another kind.
-            reader: The part that alone reads what it gives, or None.
+            reader: The only part that reads the norm's output, or None.
         """
         return Norm(module)
 
@@ -481,7 +483,7 @@ class Builder:
         return Products(linears)
 
     def head_product(self, weight: torch.Tensor) -> torch.nn.Module:
-        """Build a product of each head with a weight of its own, [heads, outputs, inputs]."""
+        """Build a product of each head with its own weight, [heads, outputs, inputs]."""
         return HeadProduct(weight)
 
     def mlp(self, source: MlpSource) -> Mlp:
@@ -500,7 +502,7 @@ class Builder:
         return self.counted(ShortConvolution(source, len(self.recurrences)))
 
     def counted(self, recurrence: Recurrence) -> Recurrence:
-        """Note a recurrent layer, and return it."""
+        """Record a recurrent layer, and return it."""
         self.recurrences.append(recurrence)
         return recurrence
 

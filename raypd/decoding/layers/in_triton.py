@@ -9,10 +9,10 @@
     silu(gate) * up
     down, which the product adds to the hidden states
 
-In FP8 there are twelve: the kernels before a product write its inputs in FP8, and a kernel of its
-own converts the output of attention.
+In FP8 there are twelve: the kernels before a product write its inputs in FP8, and a separate kernel
+converts the output of attention.
 
-The kernels compute in float32 and round once. The file needs triton.
+The kernels compute in float32 and round once. This file needs triton.
 """
 
 from typing import Any
@@ -84,7 +84,7 @@ class CudaNorm(torch.nn.Module):
 class CudaProduct(Product):
     """A linear layer that adds its outputs to the residual in place.
 
-    A pass does not read the residual again.
+    Nothing else in the pass reads the old residual.
     """
 
     def __init__(self, linear: torch.nn.Linear | Fp8Linear) -> None:
@@ -107,7 +107,7 @@ class CudaProduct(Product):
 
 
 class CudaAttention(Attention):
-    """An attention whose projections are one product.
+    """An attention layer whose projections are one product.
 
     One kernel norms and rotates queries and keys, and stores keys and values.
     """
@@ -115,8 +115,8 @@ class CudaAttention(Attention):
     def __init__(self, source: AttentionSource, linear: torch.nn.Linear | Fp8Linear) -> None:
         """
         Args:
-            source: What it computes.
-            linear: Gives queries, keys and values in the order of `Rope`.
+            source: What the layer computes.
+            linear: Returns queries, keys and values in the order of `Rope`.
         """
         super().__init__(source)
         self.projection = CudaProduct(linear)
@@ -129,14 +129,14 @@ class CudaAttention(Attention):
         self.norms_values = source.value_norm is not None
         if source.has_norms:
             query_norm = in_order(source.query_norm, source)
-            # A layer that reads the keys of another one has no norm of keys.
+            # A layer that reads the keys of another layer has no key norm.
             key_norm = query_norm if source.is_reader else in_order(source.key_norm, source)
             self.norms = (query_norm.weight.detach(), key_norm.weight.detach())
             self.eps = epsilon(query_norm)
 
     def project(self, x: Any, rope: Rope, step: Step) -> Projected:
-        # [tokens, heads + 2 * kv_heads, head_dim], or the queries alone, and as many heads with
-        # gates as there are queries.
+        # [tokens, heads + 2 * kv_heads, head_dim], or the queries alone; then, if there are gates,
+        # one more head of gates for each query head.
         joined = self.projection(x).unflatten(-1, (-1, self.head_dim))
         count = self.heads + 2 * self.kv_heads
         query = kernels.store_heads(
@@ -164,7 +164,7 @@ class CudaProducts(Products):
     def __init__(self, linear: torch.nn.Linear | Fp8Linear, sizes: list[int]) -> None:
         """
         Args:
-            linear: Gives the outputs of all layers.
+            linear: Returns the outputs of all layers.
             sizes: The number of outputs of each layer.
         """
         torch.nn.Module.__init__(self)
@@ -183,7 +183,7 @@ class CudaLatentAttention(LatentAttention):
     """
 
     def take_norm(self, source: LatentSource) -> None:
-        """Take what the kernel reads."""
+        """Take the weights that the kernel reads."""
         self.norm_weight = source.latent_norm.weight.detach()
         self.norm_eps = epsilon(source.latent_norm)
         self.norm_style = source.norm_style
@@ -219,8 +219,8 @@ class CudaMlp(Mlp):
     ) -> None:
         """
         Args:
-            source: What it computes.
-            gated: Gives gate and up.
+            source: What the layer computes.
+            gated: Returns gate and up.
             down: Reads their product.
         """
         torch.nn.Module.__init__(self)
@@ -261,7 +261,7 @@ class CudaRouter(Router):
 
 
 class CudaExperts(Experts):
-    """A mixture in five launches behind its router, in FP8 in seven."""
+    """A mixture in five launches after its router, or seven in FP8."""
 
     def take(self, source: ExpertsSource) -> None:
         weights = read_weights(source.experts)
@@ -290,7 +290,7 @@ class CudaExperts(Experts):
         return experts_kernels.add_entries(entries, k, residual)
 
     def _inputs(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Return rows as the products read them, and their scales in FP8."""
+        """Return rows in the form that the products read, and their scales in FP8."""
         if self.gate_up.scale is None:
             return x, None
         converted = kernels.rows_in_fp8(x)
@@ -298,7 +298,7 @@ class CudaExperts(Experts):
 
 
 class CudaBuilder(Builder):
-    """Builds the parts by triton and torch's products."""
+    """Builds the parts with triton kernels and torch's products."""
 
     def norm(
         self,
@@ -379,12 +379,12 @@ class CudaBuilder(Builder):
         return self.recurrence(CudaShortConvolution(source, len(self.recurrences)), source)
 
     def recurrence(self, part: Recurrence, source: RecurrentSource) -> Recurrence:
-        """Join the linear layers of a recurrent layer, as far as they are of one kind."""
+        """Join the linear layers of a recurrent layer if they are of the same kind."""
         groups = source.by_kind()
         if all(are_joinable(linears) for linears, _ in groups):
             products = [CudaProduct(joined(linears, order)) for linears, order in groups]
             part.projection = joined_parts(products)
-            # A factor of its inputs is applied before they are converted.
+            # A factor on the inputs has to be applied before they are converted.
             is_plain = len(products) == 1 and part.input_factor == 1.0
             part.reads_fp8 = is_plain and products[0].reads_fp8
         else:
@@ -393,7 +393,7 @@ class CudaBuilder(Builder):
 
 
 def are_joinable(linears: Linears) -> bool:
-    """Tell whether linear layers can be joined into one."""
+    """Return whether linear layers can be joined into one."""
     modules = linears.modules
     if len({module.bias is None for module in modules if hasattr(module, "bias")}) != 1:
         return False
@@ -405,7 +405,7 @@ def joined(linears: Linears, rows: torch.Tensor | None = None) -> torch.nn.Linea
 
     Args:
         linears: The layers.
-        rows: The order of the outputs, [outputs]; None for their own.
+        rows: The order of the outputs, [outputs]; None to keep their order.
     """
     modules = linears.modules
     weight = torch.cat([module.weight.detach() for module in modules])

@@ -1,9 +1,9 @@
 """Recurrent and convolution layers in torch, over the runs of a pass, up to their output product.
 
 The tokens of all runs go through the products together. A scan takes all runs at once (scans.py),
-or, on a GPU, in batches by the kernels of flash-linear-attention or mamba-ssm where they are
-installed. On a CPU native.c scans token by token, which keeps a head's state close to the
-processor.
+or, on a GPU, in batches with the kernels of flash-linear-attention or mamba-ssm if they are
+installed. On a CPU native.c scans token by token, which keeps a head's state in the processor's
+caches.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from raypd.decoding.recurrence.plan import RecurrentPass
 from raypd.decoding.recurrence.scans import DeltaInputs, MambaInputs, delta_chunks, mamba_chunks
 from raypd.decoding.recurrence.states import StateShape
 
-_NORM_EPS = 1e-6  # Of the gated delta rule's queries and keys.
+_NORM_EPS = 1e-6  # For the norm of the gated delta rule's queries and keys.
 
 
 @cache
@@ -34,7 +34,7 @@ def _is_installed(package: str) -> bool:
 
 
 class Projection(torch.nn.Module):
-    """What reads the hidden states, by the modules of transformers."""
+    """The layers that read the hidden states, computed by the transformers modules."""
 
     order: torch.Tensor | None
 
@@ -72,29 +72,29 @@ class Recurrence(torch.nn.Module):
     """A recurrent or convolution layer, up to its output product.
 
     Attributes:
-        number: Its number among the recurrent layers of the model.
-        projection: Computes what the layer reads of the hidden states.
+        number: Its index among the model's recurrent layers.
+        projection: Projects the hidden states to what the layer reads.
     """
 
     factors: torch.Tensor | None
     # Whether it reads rows in FP8.
     reads_fp8 = False
-    # The name of the convolution in the module of transformers.
+    # The name of the convolution in the transformers module.
     convolution: ClassVar[str] = "conv1d"
     projection: torch.nn.Module
 
     def __init__(self, source: RecurrentSource, number: int) -> None:
         """
         Args:
-            source: What it computes.
-            number: Its number among the recurrent layers of the model.
+            source: What the layer computes.
+            number: Its index among the model's recurrent layers.
         """
         super().__init__()
         self.number = number
         self.conv = getattr(source.module, self.convolution)
         self.input_factor = source.input_factor
         self.register_buffer("factors", source.factors, persistent=False)
-        # The file of transformers with the layer.
+        # The transformers module file that defines the layer.
         self.file = type(source.module).__module__
         self.take(source)
 
@@ -125,7 +125,7 @@ class Recurrence(torch.nn.Module):
         return self.mix(projected, work)
 
     def mix(self, projected: torch.Tensor, work: RecurrentPass) -> torch.Tensor:
-        """Compute what comes behind the projection, [tokens, outputs] -> [tokens, ...]."""
+        """Compute everything after the projection, [tokens, outputs] -> [tokens, ...]."""
         raise NotImplementedError
 
     @property
@@ -145,7 +145,7 @@ class Recurrence(torch.nn.Module):
         return work.convolve(self.number, values, self.conv.weight.squeeze(1), self.conv.bias)
 
     def function(self, name: str) -> Callable[..., Any]:
-        """Return a function of transformers beside the layer."""
+        """Return a function from the transformers file that defines the layer."""
         found: Callable[..., Any] = getattr(sys.modules[self.file], name)
         return found
 
@@ -157,15 +157,15 @@ class Recurrence(torch.nn.Module):
         return is_on_cpu and self.recurrent_shape[-1] % 16 == 0 and native.refusal() is None
 
     def has_package(self, package: str) -> bool:
-        """Tell whether a package's kernels take the place of transformers' functions here."""
+        """Return whether a package's kernels replace transformers' functions here."""
         return self.conv.weight.device.type == "cuda" and _is_installed(package)
 
 
 class GatedDelta(Recurrence):
     """A gated delta net of Qwen3.5, Qwen3.6 or Qwen3-Next.
 
-    The projection gives queries, keys, values, the gates of the outputs, and the rates of writing
-    and of forgetting before their activations.
+    The projection returns queries, keys, values, the gates of the outputs, and the rates of writing
+    and forgetting before their activations.
     """
 
     def take(self, source: RecurrentSource) -> None:
@@ -232,7 +232,7 @@ class GatedDelta(Recurrence):
     def _scan_by_kernel(
         self, work: RecurrentPass, mixed: torch.Tensor, decay: torch.Tensor, beta: torch.Tensor
     ) -> torch.Tensor:
-        """Scan the runs in batches by flash-linear-attention; see `_scan_in_chunks`."""
+        """Scan the runs in batches with flash-linear-attention; see `_scan_in_chunks`."""
         query, key, value = self._heads(mixed)
         out = torch.empty_like(value)
         states = work.states(self.number)
@@ -240,7 +240,7 @@ class GatedDelta(Recurrence):
             name = "torch_chunk_gated_delta_rule"
             if batch.length == 1:
                 name = "torch_recurrent_gated_delta_rule"
-            # With beta 0 and decay 0 padding leaves the state as it is.
+            # With beta 0 and decay 0, padding leaves the state unchanged.
             scanned, end = self.function(name)(
                 batch.take(query),
                 batch.take(key),
@@ -281,7 +281,7 @@ class GatedDelta(Recurrence):
             decay.float(),
             beta.float(),
         )
-        # Under autocast products would be in bfloat16.
+        # Under autocast, the products would be in bfloat16.
         with torch.autocast(value.device.type, enabled=False):
             scans = [delta_chunks(group, inputs) for group in work.chunks.groups]
             work.scan(self.number, scans, out)
@@ -296,8 +296,9 @@ def _normed(x: torch.Tensor) -> torch.Tensor:
 class Mamba2(Recurrence):
     """A Mamba-2 layer of Granite 4-H, Bamba, Falcon-H1 or Nemotron-H.
 
-    The projection gives the gates of the outputs, what is convolved, and step sizes before their
-    activation. The convolution gives inputs, what is written into the state and what is read of it.
+    The projection returns the gates of the outputs, the inputs of the convolution, and the step
+    sizes before their activation. The convolution returns the inputs, and what is written into (B)
+    and read from (C) the state.
     """
 
     def take(self, source: RecurrentSource) -> None:
@@ -322,7 +323,7 @@ class Mamba2(Recurrence):
 
     @property
     def group_size(self) -> int:
-        """How many numbers the norm, if there is one, divides by one root mean square."""
+        """How many elements the norm, if there is one, divides by the same root mean square."""
         if hasattr(self.norm, "group_size"):
             return int(self.norm.group_size)
         return self.heads * self.head_dim // int(getattr(self.norm, "n_groups", 1))
@@ -340,8 +341,8 @@ class Mamba2(Recurrence):
     def mix(self, projected: torch.Tensor, work: RecurrentPass) -> torch.Tensor:
         gates, values, steps = projected.split(self.sizes, -1)
         mixed = self.activation(self.convolve(values, work))
-        # As in a pass without a cache. transformers leaves the limits out where it decodes one
-        # token, so that its answers depend on how a text is split into passes.
+        # This is as in a pass without a cache. When it decodes a single token, transformers omits
+        # the limits, so its answers depend on how a text is split into passes.
         steps = softplus(steps.float() + self.offset.float()).clamp(*self.limits)
         rates = -self.decay.float().exp()
         if work.has_gradients:
@@ -363,14 +364,14 @@ class Mamba2(Recurrence):
         return self._gate(out.flatten(1), gates).to(projected.dtype)
 
     def _gate(self, out: torch.Tensor, gates: torch.Tensor) -> torch.Tensor:
-        """Norm and gate the scan's output [tokens, intermediate size]."""
+        """Norm and gate the scan's output, [tokens, intermediate size]."""
         if isinstance(self.norm, torch.nn.Identity):
             return out * silu(gates)
         return self.norm(out[None], gates[None])[0]
 
     def _parts(self, mixed: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Split [tokens, channels] into inputs [tokens, heads, head dimension], what is written
-        into the state, and what is read of it, [tokens, groups, state size] each.
+        """Split [tokens, channels] into inputs [tokens, heads, head dimension], and what is written
+        into and read from the state, [tokens, groups, state size] each.
         """
         key_size = self.key_groups * self.state_size
         sizes = [self.heads * self.head_dim, key_size, key_size]
@@ -384,12 +385,12 @@ class Mamba2(Recurrence):
     def _scan_by_kernel(
         self, work: RecurrentPass, mixed: torch.Tensor, steps: torch.Tensor, rates: torch.Tensor
     ) -> torch.Tensor:
-        """Scan the runs in batches by mamba-ssm; see `_scan_in_chunks`."""
+        """Scan the runs in batches with mamba-ssm; see `_scan_in_chunks`."""
         inputs, keys, queries = self._parts(mixed)
         out = torch.empty_like(inputs, dtype=torch.float32)
         states = work.states(self.number)
         for batch in work.batches:
-            # With a step of 0 padding leaves the state as it is.
+            # With a step of 0, padding leaves the state unchanged.
             scanned, end = self.function("mamba2_chunk_scan")(
                 batch.take(inputs),
                 batch.take_masked(steps),
@@ -412,8 +413,7 @@ class Mamba2(Recurrence):
 
         Args:
             work: The runs.
-            mixed: Inputs, what is written into the state and what is read of it, [tokens,
-                channels].
+            mixed: The inputs, and what is written into and read from the state, [tokens, channels].
             steps: [tokens, heads]
             rates: The rate of forgetting (A), [heads].
 
@@ -431,7 +431,7 @@ class Mamba2(Recurrence):
             queries.float().repeat_interleave(repeat, 1),
             rates,
         )
-        # Under autocast products would be in bfloat16.
+        # Under autocast, the products would be in bfloat16.
         with torch.autocast(wide.device.type, enabled=False):
             scans = [mamba_chunks(group, scan_inputs) for group in work.chunks.groups]
             work.scan(self.number, scans, out)
@@ -442,7 +442,7 @@ class Mamba2(Recurrence):
 class ShortConvolution(Recurrence):
     """A gated short convolution of LFM2.
 
-    The projection gives the gates of its inputs, those of its outputs, and its inputs.
+    The projection returns the gates of the inputs, those of the outputs, and the inputs.
     """
 
     convolution = "conv"

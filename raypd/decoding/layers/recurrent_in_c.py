@@ -1,8 +1,8 @@
-"""Recurrent and convolution layers by native.c, in bfloat16 on a CPU.
+"""Recurrent and convolution layers computed by native.c, in bfloat16 on a CPU.
 
-Behind one product for all that a layer reads of the hidden states there are four calls: the
-convolution, the rates, the scan, and the gated norm. Between them numbers stay in float32, so that
-they are rounded less often than by transformers.
+One product computes everything that a layer reads from the hidden states. Four calls follow: the
+convolution, the rates, the scan, and the gated norm. Between these calls values stay in float32, so
+they are rounded less often than in transformers.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from raypd.decoding.recurrence.plan import RecurrentPass
 
 
 class _Convolution:
-    """A causal convolution by native.c."""
+    """A causal convolution computed by native.c."""
 
     def __init__(self, recurrence: Recurrence, silu: bool) -> None:
         """
@@ -42,7 +42,7 @@ class _Convolution:
 
 
 class CGatedDelta(GatedDelta):
-    """A gated delta net by native.c."""
+    """A gated delta net computed by native.c."""
 
     def take(self, source: RecurrentSource) -> None:
         super().take(source)
@@ -60,7 +60,7 @@ class CGatedDelta(GatedDelta):
 
 
 class CMamba2(Mamba2):
-    """A Mamba-2 layer by native.c."""
+    """A Mamba-2 layer computed by native.c."""
 
     def take(self, source: RecurrentSource) -> None:
         super().take(source)
@@ -90,7 +90,7 @@ class CMamba2(Mamba2):
 
 
 class CShortConvolution(ShortConvolution):
-    """A gated short convolution by native.c."""
+    """A gated short convolution computed by native.c."""
 
     def take(self, source: RecurrentSource) -> None:
         super().take(source)
@@ -103,7 +103,7 @@ class CShortConvolution(ShortConvolution):
 
 
 def refusal(recurrence: Recurrence) -> str | None:
-    """Say why a layer is left to torch; None if native.c computes it."""
+    """Return why a layer is left to torch; None if native.c computes it."""
     conv = recurrence.conv
     name = type(recurrence).__name__
     if not has_pairs(conv.weight[:, 0, :2]) or conv.in_channels % 16:

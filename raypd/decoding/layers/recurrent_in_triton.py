@@ -1,6 +1,6 @@
 """Recurrent and convolution layers on GPUs: a product, a convolution, a scan and a gated norm.
 
-A pass in which each token is a run of its own, as in decoding, can be captured as a CUDA graph. The
+A pass in which each token is its own run, as in decoding, can be captured as a CUDA graph. This
 file needs triton.
 """
 
@@ -15,7 +15,7 @@ from raypd.decoding.recurrence.plan import RecurrentPass
 
 
 class CudaGatedDelta(GatedDelta):
-    """A gated delta net in three launches behind its product."""
+    """A gated delta net in three launches after its product."""
 
     def mix(self, projected: torch.Tensor, work: RecurrentPass) -> torch.Tensor:
         if not work.is_single and self.has_package("fla"):
@@ -37,7 +37,7 @@ class CudaGatedDelta(GatedDelta):
 
 
 class CudaMamba2(Mamba2):
-    """A Mamba-2 layer in three launches behind its product."""
+    """A Mamba-2 layer in three launches after its product."""
 
     def mix(self, projected: torch.Tensor, work: RecurrentPass) -> torch.Tensor:
         if not work.is_single and self.has_package("mamba_ssm"):
@@ -64,7 +64,7 @@ class CudaMamba2(Mamba2):
 
 
 class CudaShortConvolution(ShortConvolution):
-    """A gated short convolution in three launches behind its product."""
+    """A gated short convolution in three launches after its product."""
 
     def mix(self, projected: torch.Tensor, work: RecurrentPass) -> torch.Tensor:
         entering, leaving, values = projected.chunk(3, -1)

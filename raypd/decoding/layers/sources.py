@@ -1,6 +1,6 @@
-"""What a family tells a builder about a layer: the modules of transformers, and how they compute.
+"""What a family tells a builder about a layer: its transformers modules and how they compute.
 
-A builder takes the weights out of these modules, so that the model does not hold them twice.
+A builder removes the weights from these modules, so that the model does not hold them twice.
 """
 
 from __future__ import annotations
@@ -20,32 +20,32 @@ from raypd.decoding.layers.expert_weights import GateKind, gate_kind
 class Rope(NamedTuple):
     """The rotary embedding of a pass.
 
-    The first half of a head's numbers is rotated with the second one. Numbers that are not rotated
-    have a cosine of 1 and a sine of 0.
+    The first half of a head's elements is rotated with the second half. Elements that are not
+    rotated have a cosine of 1 and a sine of 0.
     """
 
     cos: torch.Tensor  # [tokens, head_dim]
     sin: torch.Tensor  # [tokens, head_dim]
-    # By what queries are multiplied behind the rotation, [tokens, 1, 1].
+    # The factor of queries after the rotation, [tokens, 1, 1].
     query_scale: torch.Tensor | None = None
 
 
 class NormStyle(IntEnum):
-    """Where an RMS norm rounds, and what its weight is. native.c and triton know the numbers."""
+    """Where an RMS norm rounds, and what its weight is. native.c and triton use these numbers."""
 
-    ROUND_FIRST = 0  # Rounds x / rms to 16 bits, and multiplies by the weight.
+    ROUND_FIRST = 0  # Rounds x / rms to 16 bits, then multiplies by the weight.
     ROUND_ONCE = 1  # Multiplies by the weight in float32.
     OFFSET = 2  # Multiplies by 1 + weight in float32.
 
 
 class Linears:
-    """Linear layers that read the same inputs, and can be joined into one."""
+    """Linear layers that read the same inputs and can be joined into one."""
 
     def __init__(self, owner: Any, *names: str) -> None:
         """
         Args:
-            owner: The module of transformers that has them.
-            names: Their names in it, in the order of their outputs.
+            owner: The transformers module that has them.
+            names: Their attribute names in it, in the order of their outputs.
         """
         self.owner = owner
         self.names = names
@@ -60,7 +60,7 @@ class Linears:
         return sum(int(module.weight.shape[0]) for module in self.modules)
 
     def by_kind(self) -> list[Linears]:
-        """Split the layers where their kind changes: some may be quantized, and others not."""
+        """Split the layers where their kind changes, because only some may be quantized."""
         groups: list[list[str]] = []
         last_kind: type | None = None
         for name in self.names:
@@ -72,41 +72,41 @@ class Linears:
         return [Linears(self.owner, *names) for names in groups]
 
     def drop(self) -> None:
-        """Remove the layers from their owner, after their weights were copied."""
+        """Remove the layers from their owner after their weights have been copied."""
         for name in self.names:
             delattr(self.owner, name)
 
 
 @dataclass
 class AttentionSource:
-    """An attention: projection, norms of queries and keys, and rotation."""
+    """An attention layer: projection, norms of queries and keys, and rotation."""
 
     layer: AttentionLayer
-    # Queries, keys and values, or one layer that gives all of them; without those that the layer
-    # does not compute.
+    # The layers for queries, keys and values, or one layer for all of them; without those that this
+    # attention does not compute.
     linears: Linears
     heads: int
     kv_heads: int
     head_dim: int
     query_norm: Any = None
     key_norm: Any = None
-    # A norm of values, which has no weight.
+    # The norm of values, which has no weight.
     value_norm: Any = None
     norm_style: NormStyle = NormStyle.ROUND_FIRST
-    # Whether the norms reach over all heads of a token, instead of over each of them.
+    # Whether the norms span all heads of a token instead of each head separately.
     norms_all_heads: bool = False
-    # Whether the norms come behind the rotation.
+    # Whether the norms come after the rotation.
     norms_last: bool = False
     # Whether queries and keys are rotated.
     rotated: bool = True
-    # The order in which `Rope` expects the numbers of a head, [head_dim]; None for their own.
-    # Queries and keys change their order alike, so scores stay the same.
+    # The order in which `Rope` expects the elements of a head, [head_dim]; None if that is their
+    # own. Queries and keys are reordered in the same way, so scores stay the same.
     order: torch.Tensor | None = None
-    # Whether each query head comes with a gate of its size, whose sigmoid scales the head's output.
+    # Whether each query head comes with a gate of the same size, whose sigmoid scales its output.
     gated: bool = False
-    # Whether values are what keys are before their norm and rotation.
+    # Whether the values are the keys before norm and rotation.
     values_are_keys: bool = False
-    # Whether it reads the keys and values that an earlier layer, `layer.number`, has stored.
+    # Whether it reads the keys and values that an earlier layer, `layer.number`, stored.
     is_reader: bool = False
 
     @property
@@ -115,7 +115,7 @@ class AttentionSource:
 
     @property
     def stored_heads(self) -> int:
-        """Heads of keys that the layer computes, and heads of values."""
+        """The number of key and value heads that the layer computes."""
         return 0 if self.is_reader else self.kv_heads
 
     @property
@@ -129,19 +129,19 @@ class AttentionSource:
 
 @dataclass
 class LatentSource:
-    """An attention whose keys and values are made of one latent per token (MLA).
+    """An attention layer whose keys and values are computed from one latent per token (MLA).
 
         query = q_b(norm(q_a(x))), or q(x)    [heads, plain_dim + rope_dim]
         latent, rotated key = kv_a(x)         [latent_dim], [rope_dim]
         keys, values = kv_b(norm(latent))     [heads, plain_dim], [heads, value_dim]
 
-    The last numbers of a query and the one key that all heads share are rotated.
+    The last elements of a query and the one key that all heads share are rotated.
     """
 
     layer: AttentionLayer
     # q_a, or q, and kv_a.
     inputs: Linears
-    # q_b, behind its norm; None if `inputs` give the queries.
+    # q_b, which follows the norm; None if `inputs` return the queries.
     query: Linears | None
     query_norm: Any
     latent_norm: Any
@@ -153,11 +153,11 @@ class LatentSource:
     value_dim: int
     latent_dim: int
     norm_style: NormStyle = NormStyle.ROUND_FIRST
-    # The order in which `Rope` expects the rotated numbers, [rope_dim]; None for their own.
+    # The order in which `Rope` expects the rotated elements, [rope_dim]; None if that is their own.
     order: torch.Tensor | None = None
 
     def absorbed_weights(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the weights by which kv_b moves from keys to queries, and from values to outputs.
+        """Return the weights that move kv_b from keys to queries, and from values to outputs.
 
         Returns:
             [heads, latent_dim, plain_dim] and [heads, value_dim, latent_dim].
@@ -173,35 +173,35 @@ class LatentSource:
 class MlpSource:
     """A gated MLP: down(activation(gate(x)) * up(x))."""
 
-    # Gate and up, or one layer that gives both of them.
+    # Gate and up, or one layer for both.
     inputs: Linears
     down: Linears
     activation: Callable[[torch.Tensor], torch.Tensor]
 
     @property
     def gate(self) -> GateKind | None:
-        """The kind of the activation; None if only `activation` computes it."""
+        """The kind of the activation; None if only `activation` can compute it."""
         return gate_kind(self.activation)
 
 
 @dataclass
 class RecurrentSource:
-    """A recurrent or convolution layer of transformers, up to its output product."""
+    """A recurrent or convolution layer from transformers, up to its output product."""
 
     # The module, which has a convolution, rates and a norm.
     module: Any
     # The layers that read the hidden states.
     linears: Linears
-    # The order of their outputs in which they are computed on, [outputs]; None for their own.
+    # The order in which the rest of the layer reads their outputs, [outputs]; None for their own.
     order: torch.Tensor | None = None
-    # The factors of the layer's inputs and of what the linear layers give, [outputs].
+    # The factors of the layer's inputs, and of the outputs of the linear layers, [outputs].
     input_factor: float = 1.0
     factors: torch.Tensor | None = None
 
     def by_kind(self) -> list[tuple[Linears, torch.Tensor | None]]:
         """Split the linear layers where their kind changes, each with the order of its outputs.
 
-        Outputs change their places only within a layer.
+        Outputs are reordered only within a linear layer.
         """
         groups: list[tuple[Linears, torch.Tensor | None]] = []
         begin = 0
@@ -215,11 +215,11 @@ class RecurrentSource:
 
 @dataclass
 class SoftmaxRouter:
-    """A router that chooses the experts with the largest softmax of a linear layer."""
+    """A router that chooses the experts with the largest softmax of a linear layer's outputs."""
 
     weight: torch.Tensor  # [experts, hidden size]
     bias: torch.Tensor | None
-    k: int  # Experts per token.
+    k: int  # The number of experts per token.
     # Whether the weights of a token's experts are divided by their sum.
     renormalizes: bool
 
@@ -228,28 +228,28 @@ class SoftmaxRouter:
 class ExpertsSource:
     """A mixture of experts: a router and its experts."""
 
-    # The module that computes the weights [tokens, k] and the numbers [tokens, k] of each token's
-    # experts, behind something else.
+    # The module that computes the weights [tokens, k] and the indices [tokens, k] of each token's
+    # experts. They come after another result.
     router: Any
-    # The module of transformers with the weights of all experts.
+    # The transformers module with the weights of all experts.
     experts: Any
-    # What else the router's module is called with.
+    # Further arguments for the router's module.
     router_inputs: tuple[Any, ...] = ()
     # The router, if it is of this kind.
     softmax: SoftmaxRouter | None = None
-    # An MLP for all tokens, whose result is added.
+    # An MLP that all tokens go through, whose result is added.
     shared: MlpSource | None = None
     # A linear layer whose sigmoid scales the result of `shared`.
     shared_gate: Linears | None = None
 
     def drop(self) -> None:
-        """Remove the weights from the module of the experts, after they were copied."""
+        """Remove the weights from the experts' module after they have been copied."""
         for name in [name for name, _ in self.experts.named_parameters()]:
             delattr(self.experts, name)
 
 
 def epsilon(module: Any) -> float:
-    """Return what an RMS norm of transformers adds to the mean square."""
+    """Return what a transformers RMS norm adds to the mean square."""
     if hasattr(module, "variance_epsilon"):
         return float(module.variance_epsilon)
     return float(module.eps)
@@ -258,10 +258,10 @@ def epsilon(module: Any) -> float:
 def projected_rows(source: AttentionSource) -> torch.Tensor | None:
     """Return which outputs of `linears` are queries, keys and values in the order of `Rope`.
 
-    The gates of the queries, which stand beside their heads, come last.
+    The gates of the queries, which are next to their heads in the layer, come last.
 
     Returns:
-        [outputs], or None if all of them are, in their own order.
+        [outputs], or None if that is all of them in their own order.
     """
     head_dim = source.head_dim
     if source.order is None and not source.values_are_keys and not source.gated:
@@ -301,11 +301,11 @@ def dense_weight(linear: Any, dtype: torch.dtype) -> torch.Tensor:
 
 
 def with_unit_weight(norm: Any, dim: int, like: torch.Tensor) -> Any:
-    """Return a norm without weight as one whose weight is 1.
+    """Return a norm without weight as a norm with a weight of 1.
 
     Args:
-        norm: The norm of transformers.
-        dim: Numbers of its inputs.
+        norm: The transformers norm.
+        dim: The size of its inputs.
         like: A tensor with the dtype and the device of the weight.
     """
     weighted = copy.deepcopy(norm)

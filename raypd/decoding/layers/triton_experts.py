@@ -1,9 +1,9 @@
 """Kernels of a mixture of experts, for GPUs.
 
-Nothing is sorted or copied on the host: `counts` has the rows of each expert, and each kernel finds
-out from them where an expert's rows begin. So a CUDA graph can hold them. An entry is a token and
-one of its experts, numbered token by token. A sorted row is the row of an entry once the entries
-are sorted by expert.
+Nothing is sorted or copied on the host: `counts` has the number of rows of each expert, from which
+each kernel computes where an expert's rows begin. The kernels can therefore be part of a CUDA
+graph. An entry is a pair of a token and one of its experts; entries are numbered token by token. A
+sorted row is the row of an entry after the entries are sorted by expert.
 """
 
 from typing import NamedTuple
@@ -16,25 +16,25 @@ from raypd.decoding.attention.plan import power_of_two
 from raypd.decoding.layers.expert_weights import Gate, GateKind
 from raypd.decoding.layers.triton_gates import activated
 
-# Entries that a program of `_rank` and `_sort` computes.
+# The number of entries that one program of `_rank` or `_sort` processes.
 _ENTRIES = 64
-# Numbers that a program of `_mix` computes.
+# The number of elements that one program of `_mix` computes.
 _BLOCK = 1024
 
 
 class ExpertOrder(NamedTuple):
     """The entries of a pass, sorted by expert."""
 
-    counts: torch.Tensor  # The entries of each expert, int32 [experts].
+    counts: torch.Tensor  # The number of entries of each expert, int32 [experts].
     order: torch.Tensor  # The entry of each sorted row, int32 [entries].
 
 
 class GroupedWeights(NamedTuple):
-    """Linear layers side by side."""
+    """The linear layers of all experts."""
 
     weight: torch.Tensor  # [experts, outputs, inputs], with any strides.
     bias: torch.Tensor | None  # [experts, outputs]
-    scale: torch.Tensor | None  # Of codes in FP8, float32 [experts, outputs].
+    scale: torch.Tensor | None  # The scales of FP8 codes, float32 [experts, outputs].
 
 
 def choose(logits: torch.Tensor, k: int, renormalizes: bool) -> tuple[torch.Tensor, torch.Tensor]:
@@ -42,11 +42,11 @@ def choose(logits: torch.Tensor, k: int, renormalizes: bool) -> tuple[torch.Tens
 
     Args:
         logits: [tokens, experts]
-        k: Experts per token.
+        k: The number of experts per token.
         renormalizes: Whether the weights of a token's experts are divided by their sum.
 
     Returns:
-        Weights [tokens, k] in float32 at least, and numbers int32 [tokens, k].
+        Weights [tokens, k] in at least float32, and expert indices int32 [tokens, k].
     """
     tokens, experts = logits.shape
     wide = torch.promote_types(logits.dtype, torch.float32)
@@ -61,7 +61,7 @@ def choose(logits: torch.Tensor, k: int, renormalizes: bool) -> tuple[torch.Tens
 
 
 def sort_by_expert(numbers: torch.Tensor, experts: int) -> ExpertOrder:
-    """Sort entries by expert; `numbers` are the experts of each token, [tokens, k]."""
+    """Sort entries by expert; `numbers` are the indices of each token's experts, [tokens, k]."""
     entries = numbers.numel()
     counts = torch.zeros(experts, dtype=torch.int32, device=numbers.device)
     ranks = torch.empty(entries, dtype=torch.int32, device=numbers.device)
@@ -85,14 +85,14 @@ def gated_rows(
     gate: Gate,
     dtype: torch.dtype,
 ) -> torch.Tensor:
-    """Compute the products up to and with the activation.
+    """Compute the products up to and including the activation.
 
     Args:
-        x: [tokens, inputs], maybe in FP8.
+        x: [tokens, inputs], possibly in FP8.
         x_scale: The scales of rows in FP8, float32 [tokens, 1].
-        k: Experts per token.
+        k: The number of experts per token.
         expert_order: The entries, sorted by expert.
-        weights: Gates first, then what they gate.
+        weights: The weights of gates, then those of the gated values.
         gate: The activation.
         dtype: The dtype of the result.
 
@@ -113,10 +113,10 @@ def weighted_rows(
     weights: GroupedWeights,
     dtype: torch.dtype,
 ) -> torch.Tensor:
-    """Compute the products behind the activation, times the weights of the entries.
+    """Compute the products after the activation, times the weights of the entries.
 
     Args:
-        x: [sorted rows, inputs], maybe in FP8.
+        x: [sorted rows, inputs], possibly in FP8.
         x_scale: The scales of rows in FP8, float32 [sorted rows, 1].
         entry_weights: [tokens, k]
         expert_order: The entries, sorted by expert.
@@ -158,7 +158,7 @@ def _launch(
         return
     experts, _, inputs = weights.weight.shape
     outputs = out.shape[1]
-    # A block has few rows where an expert has few, and a GPU reads its weights once anyway.
+    # If experts have few rows, small blocks suffice, and a GPU reads the weights only once anyway.
     rows = 16 if entries <= 16 * experts or x.element_size() > 2 else 64
     columns = 64
     depth = max(32, min(128, 128 // x.element_size()))
@@ -166,7 +166,7 @@ def _launch(
     with torch.cuda.device_of(x):
         _grouped[blocks, triton.cdiv(outputs, columns)](
             x,
-            # What is missing is not read, but needs some tensor in its place.
+            # What is missing is not read, but a tensor must still be passed for it.
             expert_order.counts if x_scale is None else x_scale,
             weights.weight,
             expert_order.counts if weights.scale is None else weights.scale,
@@ -235,7 +235,7 @@ def _choose(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _rank(numbers, ranks, counts, entries, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Count the entries of each expert, and number them in any order."""
+    """Count the entries of each expert, and number them in arbitrary order."""
     entry = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     is_entry = entry < entries
     number = tl.load(numbers + entry, mask=is_entry, other=0)
@@ -254,7 +254,7 @@ def _sort(  # type: ignore[no-untyped-def]
     EXPERT_BLOCK: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Write each entry to its sorted row."""
+    """Write the index of each entry to its sorted row."""
     entry = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     is_entry = entry < entries
     number = tl.load(numbers + entry, mask=is_entry, other=0)
@@ -297,8 +297,8 @@ def _grouped(  # type: ignore[no-untyped-def]
 ):
     """Compute a block of an expert's rows.
 
-    With a gate, x has a row per token and `out` the sorted rows; the weights have 2 * OUTPUTS rows.
-    If WEIGHTED, x has the sorted rows and `out` a row per entry.
+    With a gate, x has one row per token and `out` has the sorted rows; the weights have 2 * OUTPUTS
+    rows. If WEIGHTED, x has the sorted rows and `out` has one row per entry.
     """
     WIDE: tl.constexpr = tl.float64 if x.dtype.element_ty == tl.float64 else tl.float32
     PARTS: tl.constexpr = 2 if GATE else 1

@@ -1,4 +1,4 @@
-"""Activations of gates in kernels for GPUs."""
+"""Activations of gates for the GPU kernels."""
 
 import triton
 import triton.language as tl
@@ -14,7 +14,7 @@ def activated(gate, GATE: tl.constexpr, WIDE: tl.constexpr):  # type: ignore[no-
     inner = gate
     if GATE == _GELU:
         # gelu(x) = x * sigmoid(2 * sqrt(2 / pi) * (x + 0.044715 * x^3)). The constants have the
-        # dtype of the sums, since triton takes plain numbers as float32.
+        # dtype of the sums, because triton treats plain numbers as float32.
         cubic = tl.full([1], 0.044715, WIDE)
         factor = tl.full([1], 1.5957691216057308, WIDE)
         inner = factor * (gate + cubic * gate * gate * gate)

@@ -1,7 +1,7 @@
 """Kernels around the products of a layer, for GPUs.
 
-Before a product in FP8 they write its inputs in FP8. `_store_heads` writes no FP8, because
-attention reads 16 bits. In triton's interpreter they run on a CPU.
+A kernel before an FP8 product writes the product's inputs in FP8. `_store_heads` writes no FP8,
+because attention reads 16 bits. In triton's interpreter the kernels run on a CPU.
 """
 
 import torch
@@ -15,16 +15,16 @@ from raypd.decoding.layers.sources import NormStyle, Rope
 from raypd.decoding.layers.triton_gates import activated
 from raypd.decoding.quantized import E4M3, Fp8Rows
 
-# Heads of a token that a program of `_store_heads` computes.
+# The number of heads of a token that one program of `_store_heads` processes.
 _HEADS = 16
-# Numbers that a program of `_gated` computes.
+# The number of elements that one program of `_gated` computes.
 _BLOCK = 1024
 
 
 def rms_norm(
     x: torch.Tensor, weight: torch.Tensor, eps: float, style: NormStyle, fp8: bool = False
 ) -> torch.Tensor | Fp8Rows:
-    """Apply an RMS norm to x [rows, dim], whose rows may be apart; the result may be in FP8."""
+    """Apply an RMS norm to x [rows, dim], of any row stride; the result may be in FP8."""
     dim = x.shape[-1]
     out, scale = _new_outputs(x, dim, fp8)
     if len(x):
@@ -51,16 +51,16 @@ def store_heads(
     """Norm and rotate queries and keys, and store keys and values in the cache.
 
     Args:
-        joined: Queries, keys and values, [tokens, heads + 2 * kv_heads, head_dim], or queries alone
+        joined: Queries, keys and values, [tokens, heads + 2 * kv_heads, head_dim], or only queries
             if an earlier layer has stored the keys and values.
-        heads: Query heads.
+        heads: The number of query heads.
         rope: The rotary embedding; None if nothing is rotated.
         norms: The weights of the norms of queries and keys, [head_dim] each; None for no norms.
         eps: What the norms add to mean squares.
         style: How the norms compute.
         norms_values: Whether values are normed too, without a weight.
         step: The pass.
-        number: The layer's number in the cache.
+        number: The layer's index in the cache.
 
     Returns:
         Queries, [tokens, heads, head_dim].
@@ -68,7 +68,7 @@ def store_heads(
     kv_heads = (joined.shape[1] - heads) // 2
     key = joined[:, heads : heads + kv_heads]
     keys, values = step.cache.layer(number, key, key)
-    # Without norms or rotation the kernel reads none, but needs some tensor in their place.
+    # Without norms or rotation the kernel reads nothing there, but a tensor must still be passed.
     query_weight, key_weight = norms or (joined, joined)
     cos = joined if rope is None else rope.cos
     sin = joined if rope is None else rope.sin
@@ -115,17 +115,18 @@ def store_latents(
 
     Args:
         query: [tokens, heads, plain_dim + rope_dim]
-        latents: Latents and keys, [tokens, latent_dim + rope_dim]; rows may be apart.
-        order: The numbers of queries and keys in the order of `Rope`, int32 [rope_dim].
+        latents: Latents and keys, [tokens, latent_dim + rope_dim], of any row stride.
+        order: The indices of the elements of queries and keys in the order of `Rope`, int32
+            [rope_dim].
         rope: The rotary embedding.
         weight: The weight of the norm, [latent_dim].
         eps: What the norm adds to mean squares.
         style: How the norm computes.
         step: The pass.
-        number: The layer's number in the cache.
+        number: The layer's index in the cache.
 
     Returns:
-        Queries [tokens, heads, latent_dim + rope_dim], of which only the rotated numbers are set.
+        Queries [tokens, heads, latent_dim + rope_dim], of which only the rotated elements are set.
     """
     tokens, heads, query_dim = query.shape
     latent_dim = len(weight)
@@ -165,8 +166,8 @@ def gated(joined: torch.Tensor, gate: GateKind, fp8: bool) -> torch.Tensor | Fp8
     """Compute silu(gate) * up or gelu(gate) * up.
 
     Args:
-        joined: Gate and up, one behind the other, [rows, 2 * dim].
-        gate: Which of them.
+        joined: Gate and up, concatenated, [rows, 2 * dim].
+        gate: Which of the two.
         fp8: Whether the result is in FP8.
 
     Returns:
@@ -177,7 +178,7 @@ def gated(joined: torch.Tensor, gate: GateKind, fp8: bool) -> torch.Tensor | Fp8
     block = _BLOCK
     warps = 4
     if fp8:
-        # One program computes a whole row, because the scale depends on all of it.
+        # One program computes a whole row, because the scale depends on the entire row.
         block = power_of_two(dim)
         warps = 16
     with torch.cuda.device_of(joined):
@@ -190,7 +191,7 @@ def gated(joined: torch.Tensor, gate: GateKind, fp8: bool) -> torch.Tensor | Fp8
 
 
 def rows_in_fp8(x: torch.Tensor) -> Fp8Rows:
-    """Convert [rows, dim] as `quantized.in_fp8` does, in one launch."""
+    """Convert [rows, dim] like `quantized.in_fp8`, in one launch."""
     dim = x.shape[1]
     out, scale = _new_outputs(x, dim, True)
     with torch.cuda.device_of(x):
@@ -199,9 +200,9 @@ def rows_in_fp8(x: torch.Tensor) -> Fp8Rows:
 
 
 def _new_outputs(x: torch.Tensor, dim: int, fp8: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    """Allocate outputs [rows, dim] for x [rows, ...], and scales [rows, 1] for them in FP8.
+    """Allocate outputs [rows, dim] for x [rows, ...] and, in FP8, their scales [rows, 1].
 
-    Without FP8 the kernels write no scales, and get the outputs in their place.
+    Without FP8 the kernels write no scales, and are passed the outputs instead.
     """
     if fp8:
         out = x.new_empty(len(x), dim, dtype=E4M3)
@@ -212,7 +213,7 @@ def _new_outputs(x: torch.Tensor, dim: int, fp8: bool) -> tuple[torch.Tensor, to
 
 @triton.jit
 def _store(row, target, scale, is_inside, FP8: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Store a row; in FP8, store what `in_fp8` makes of it."""
+    """Store a row; in FP8, convert it like `in_fp8` first."""
     if FP8:
         row = row.to(tl.float32)
         factor = tl.maximum(tl.div_rn(tl.max(tl.abs(row), 0), 448.0), 1e-30)
@@ -223,9 +224,9 @@ def _store(row, target, scale, is_inside, FP8: tl.constexpr):  # type: ignore[no
 
 @triton.jit
 def _as_cached(numbers, target):  # type: ignore[no-untyped-def]
-    """Convert keys or values to what the cache at `target` holds.
+    """Convert keys or values to the dtype of the cache at `target`.
 
-    In 8 bits, numbers beyond the range become its largest ones, as by `kv_cache.in_8_bits`.
+    In 8 bits, numbers outside the range are clamped to it, as in `kv_cache.in_8_bits`.
     """
     if target.dtype.element_ty == tl.float8e4nv:
         numbers = numbers.to(tl.float32)
@@ -304,11 +305,10 @@ def _store_heads(  # type: ignore[no-untyped-def]
 ):
     """Process some heads of a token: queries, keys and values.
 
-    Queries are normed and rotated in place. Keys are normed, rotated and put into the cache. Values
-    are put there as they are, or normed without a weight. Shapes: joined [tokens, HEADS + 2 *
-    KV_HEADS, 2 * HALF], its tokens `token_stride` apart, cos and sin [tokens, 2 * HALF], keys and
-    values [slots, KV_HEADS, 2 *
-    HALF].
+    Queries are normed and rotated in place. Keys are normed, rotated and stored in the cache.
+    Values are stored there unchanged, or normed without a weight. Shapes: joined [tokens, HEADS + 2
+    * KV_HEADS, 2 * HALF], its tokens `token_stride` apart, cos and sin [tokens, 2 * HALF], keys and
+    values [slots, KV_HEADS, 2 * HALF].
     """
     TYPE: tl.constexpr = joined.dtype.element_ty
     WIDE: tl.constexpr = tl.float64 if tl.float64 == TYPE else tl.float32
@@ -326,7 +326,8 @@ def _store_heads(  # type: ignore[no-untyped-def]
     first = loaded_first.to(WIDE)
     second = loaded_second.to(WIDE)
     if NORM:
-        # Values are normed too, but are stored as they were loaded, unless NORM_VALUES.
+        # The norm is computed for values too, but they are stored unchanged unless NORM_VALUES is
+        # set.
         square_sum = tl.sum(first * first, 1) + tl.sum(second * second, 1)
         factor = 1 / tl.sqrt(square_sum / (2 * HALF) + eps)
         first = first * factor[:, None]
@@ -421,7 +422,7 @@ def _store_latents(  # type: ignore[no-untyped-def]
     second_sine = tl.load(sin + token * sin_stride + HALF + half).to(WIDE)[None, :]
     is_key = tl.program_id(1) == 0
     if is_key:
-        # The two branches have no name in common, since its type would differ.
+        # The two branches share no variable name, because its type would differ between them.
         latent_row = latents + token * latent_stride
         slot = keys + tl.load(slots + token).to(tl.int64) * key_slot
         number = tl.arange(0, LATENT_DIM)

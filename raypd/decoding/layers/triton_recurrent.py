@@ -1,8 +1,8 @@
 """Kernels of recurrent and convolution layers, for GPUs: a convolution, a scan and a gated norm.
 
-A scan goes through the tokens of a run one after the other, with a part of a head's state in
-registers. That suits decoding, in which a run has one token; for prompts flash-linear-attention is
-faster. In triton's interpreter they run on a CPU.
+A scan goes through the tokens of a run one by one, with a part of a head's state in registers. This
+suits decoding, where a run has one token; for prompts, flash-linear-attention is faster. In
+triton's interpreter the kernels run on a CPU.
 """
 
 import torch
@@ -12,11 +12,11 @@ import triton.language as tl
 from raypd.decoding.attention.plan import power_of_two
 from raypd.decoding.recurrence.plan import RecurrentPass
 
-# Channels that a program of a convolution computes.
+# The number of channels that one program of a convolution computes.
 _CHANNELS = 512
-# Values of a state that a program of a scan holds, with all keys.
+# The number of values of a state that one program of a scan holds, for all keys.
 _VALUES = 32
-_NORM_EPS = 1e-6  # Of the gated delta rule's queries and keys.
+_NORM_EPS = 1e-6  # For the norm of the gated delta rule's queries and keys.
 
 
 def convolve(
@@ -29,10 +29,10 @@ def convolve(
 ) -> torch.Tensor:
     """Apply a causal convolution along the chains, and store its last inputs.
 
-    It is one launch if each token is a run of its own, and else three.
+    This takes one launch if each token is its own run, and three otherwise.
 
     Args:
-        number: Number of the recurrent layer.
+        number: The index of the recurrent layer.
         values: [tokens, channels], with a last stride of 1.
         weight: [channels, inputs + 1], contiguous.
         bias: [channels]
@@ -55,7 +55,7 @@ def convolve(
             numbers,
             work.runs.ends,
             weight,
-            # Without a bias the kernel reads none, but needs some tensor in its place.
+            # Without a bias the kernel reads none, but a tensor must still be passed.
             weight if bias is None else bias,
             out,
             values.stride(0),
@@ -68,7 +68,8 @@ def convolve(
         )
         if not work.is_single:
             taps = work.taps(inputs)
-            # The old inputs may be read for other states, so the new ones go there at the end.
+            # The old inputs may still be read for other states, so the new ones are copied at the
+            # end.
             scratch = store.new_empty(len(taps.ends), inputs, channels)
             grid = (len(taps.ends) * inputs, triton.cdiv(channels, _CHANNELS))
             _gather[grid](values, store, taps.last, scratch, values.stride(0), channels, _CHANNELS)
@@ -90,12 +91,12 @@ def delta_scan(
 
     Args:
         states: float32 [slots, heads, key_dim, value_dim]
-        mixed: Queries, keys and values, one behind the other, [tokens, channels].
+        mixed: Queries, keys and values, concatenated, [tokens, channels].
         writing: The rate of writing before the sigmoid, [tokens, heads].
         forgetting: The rate of forgetting before the softplus, with the strides of `writing`.
-        decay: The logarithm of the softplus' factor, [heads].
+        decay: The logarithm of the factor of the softplus, [heads].
         offset: What is added before the softplus, [heads].
-        key_heads: Heads of queries and keys.
+        key_heads: The number of heads of queries and keys.
         work: The runs.
 
     Returns:
@@ -145,14 +146,14 @@ def mamba_scan(
 
     Args:
         states: float32 [slots, heads, head_dim, state size]
-        mixed: Inputs, what is written into the state and what is read of it, one behind the other,
+        mixed: The inputs, what is written into the state and what is read from it, concatenated,
             [tokens, channels].
         steps: Step sizes before the softplus, [tokens, heads].
         decay: The logarithm of the rate of forgetting, [heads].
         offset: What is added before the softplus, [heads].
         through: The share of the inputs that goes to the output (D), [heads].
         limits: The smallest and the largest step.
-        key_groups: Groups of heads that read and write alike.
+        key_groups: The number of groups of heads that share what they read and write.
         work: The runs.
 
     Returns:
@@ -193,14 +194,14 @@ def gated_norm(
     eps: float,
     gate_first: bool,
 ) -> torch.Tensor:
-    """Multiply parts of rows by SiLU of a gate, and divide them by their root mean square.
+    """Multiply parts of rows by the SiLU of a gate, and divide them by their root mean square.
 
     Args:
         x: float32 [rows, parts, dim], contiguous.
         gate: [rows, parts * dim], with a last stride of 1.
         weight: [dim], or [parts * dim] for a weight of each part; None for no norm.
         eps: Added to the mean squares.
-        gate_first: Whether the gate comes before the norm.
+        gate_first: Whether the gate is applied before the norm.
 
     Returns:
         [rows, parts * dim], in the dtype of the gate.
@@ -227,7 +228,7 @@ def gated_norm(
 
 
 def sigmoid_gate(x: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
-    """Return x [rows, dim] times the sigmoid of a gate, whose rows may be apart."""
+    """Return x [rows, dim] times the sigmoid of a gate, of any row stride."""
     out = torch.empty_like(x)
     rows, dim = x.shape
     with torch.cuda.device_of(x):
@@ -314,7 +315,7 @@ def _gather(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _softplus(x):  # type: ignore[no-untyped-def]
-    """Return log(1 + e^x), as torch has it."""
+    """Return log(1 + e^x) as torch computes it."""
     return tl.where(x > 20, x, tl.log(1 + tl.exp(tl.minimum(x, 20.0))))
 
 
@@ -343,7 +344,7 @@ def _delta_scan(  # type: ignore[no-untyped-def]
     KEY_BLOCK: tl.constexpr,
     VALUE_BLOCK: tl.constexpr,
 ):
-    """Let some values of a head's states go through the runs of a group, one after the other."""
+    """Advance some values of a head's states through the runs of a group, one by one."""
     group = tl.program_id(0)
     head = tl.program_id(1)
     key = tl.arange(0, KEY_BLOCK)
@@ -405,7 +406,7 @@ def _mamba_scan(  # type: ignore[no-untyped-def]
     DIM_BLOCK: tl.constexpr,
     STATE_BLOCK: tl.constexpr,
 ):
-    """Let some rows of a head's states go through the runs of a group, one after the other."""
+    """Advance some rows of a head's states through the runs of a group, one by one."""
     group = tl.program_id(0)
     head = tl.program_id(1)
     dim = tl.program_id(2) * DIM_BLOCK + tl.arange(0, DIM_BLOCK)
@@ -480,7 +481,7 @@ def _gated_norm(  # type: ignore[no-untyped-def]
 def _sigmoid_gate(  # type: ignore[no-untyped-def]
     x, gate, out, stride, DIM: tl.constexpr, BLOCK: tl.constexpr
 ):
-    """Scale some numbers of a row by the sigmoid of their gates."""
+    """Scale some elements of a row by the sigmoid of their gates."""
     TYPE: tl.constexpr = x.dtype.element_ty
     WIDE: tl.constexpr = tl.float64 if tl.float64 == TYPE else tl.float32
     row = tl.program_id(0).to(tl.int64)

@@ -1,15 +1,15 @@
 """APAR: a model that forks its own decoding ("APAR: LLMs Can Do Auto-Parallel Auto-Regressive
 Decoding", section 2, algorithm 1).
 
-The model writes [Fork] where what follows is detail that can be decoded beside the next paragraph.
-In the pass behind it the thread goes on with its next paragraph, and a copy of the thread gets a
-[Child] and begins the detail. Paragraphs are the nodes of a binary tree (first_child,
-next_sibling). A token sees only the paragraphs on its path to the root.
+The model writes [Fork] where the text that follows is detail that can be decoded in parallel with
+the next paragraph. In the pass after that, the thread continues with its next paragraph, and a copy
+of the thread is given a [Child] and begins the detail. Paragraphs are the nodes of a binary tree
+(first_child, next_sibling). A token sees only the paragraphs on its path to the root.
 
 With Medusa heads every thread drafts (section 3.2, Medusa-APAR): a pass holds each thread's last
-token and under it a tree of guesses, which see the thread's path. The accepted tokens go through
-algorithm 1 one by one. The paragraphs are the same, token for token; only where the maximum of
-tokens or threads is reached, they are cut or begun in another order.
+token and, below it, a tree of guesses, which see the thread's path. The accepted tokens go through
+algorithm 1 one by one. The paragraphs are the same, token for token; only when the maximum of
+tokens or threads is reached are they cut or begun in a different order.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from raypd.decoding.visibility import Reach
 class Paragraph:
     """A node of the paragraph tree: PNODE of algorithm 1.
 
-    `tokens` begin with [Child] and end with [Fork] or the end token where these were decoded.
+    `tokens` begin with [Child], and end with [Fork] or the end token, if these were decoded.
     [Child] has the log-probability 0.
     """
 
@@ -40,12 +40,13 @@ class Paragraph:
 
 @dataclass
 class AparCost:
-    """What decoding took, of a tree or of its text one token after the other (section 3.4).
+    """What it took to decode a tree, or its text one token at a time (section 3.4).
 
     Attributes:
         steps: Forward passes.
-        max_cached_tokens: Most tokens in the cache at the same time, the prompt included.
-        attended_tokens: Tokens seen when a token was predicted, the mean over all predictions.
+        max_cached_tokens: The largest number of tokens in the cache at the same time, including the
+            prompt.
+        attended_tokens: The number of tokens seen by a prediction, averaged over all predictions.
     """
 
     steps: int = 0
@@ -58,15 +59,16 @@ class AparAnswer:
     """A decoded paragraph tree.
 
     Attributes:
-        tokens: The text: root, first_child, next_sibling, without control tokens.
-        cut: Tokens to the end of the first paragraph whose thread was cut or has a child that
-            never began; None if all threads ended.
-        threads: Threads that ever ran.
-        unstarted_threads: Children that were forked with no tokens left for them.
-        cost: Of this decoding.
-        flattened: Of decoding the same text autoregressively.
-        decoded: Tokens of the model, in all threads.
-        accepted: Tokens among them that were guessed; None if nothing was drafted.
+        tokens: The text in the order root, first_child, next_sibling, without control tokens.
+        cut: The number of tokens up to the end of the first paragraph whose thread was cut or has a
+            child that never began; None if all threads ended.
+        threads: The number of threads that ran.
+        unstarted_threads: The number of children that were forked when no tokens were left for
+            them.
+        cost: The cost of this decoding.
+        flattened: The cost of decoding the same text autoregressively.
+        decoded: The number of tokens that the model wrote, in all threads.
+        accepted: How many of them were guessed; None if nothing was drafted.
     """
 
     root: Paragraph
@@ -107,13 +109,13 @@ class AparAnswer:
 
 @dataclass(eq=False)
 class AparNode:
-    """A paragraph while it is decoded.
+    """A paragraph while it is being decoded.
 
     Attributes:
-        segment: Of its tokens.
+        segment: The segment of its tokens.
         parent: The paragraph above it on the path to the root.
-        rows: Row indices of its tokens in the cache.
-        users: Unfinished threads that have it on their path.
+        rows: The row indices of its tokens in the cache.
+        users: The number of unfinished threads that have it on their path.
     """
 
     paragraph: Paragraph
@@ -133,17 +135,17 @@ class AparNode:
 class Tree:
     """Which guesses are tried together.
 
-    Each path names the rank of the guess at every head from the first on: (0,) is head 1's best
-    guess, (0, 2) is head 2's third best behind it. All lists are in the order of the nodes, by
-    depth.
+    Each path gives the rank of the guess for every head, starting with the first: (0,) is head 1's
+    best guess, (0, 2) is head 2's third-best guess after that. All lists are in the order of the
+    nodes, by depth.
 
     Attributes:
-        ranks: [nodes] rank of each node's guess.
-        depths: [nodes] from 1.
-        parents: [nodes] node above, -1 for the text's last token.
-        runs: [nodes] number of the run that the node is in. Nodes in a row without branches are one
-            run and share a segment.
-        visible_runs: [runs] the runs that a run's nodes see, itself included.
+        ranks: [nodes], the rank of each node's guess.
+        depths: [nodes], starting at 1.
+        parents: [nodes], the node above; -1 for the text's last token.
+        runs: [nodes], the index of the run that the node is in. A sequence of nodes without
+            branches is one run and shares a segment.
+        visible_runs: [runs], the runs that a run's nodes see, including itself.
 
     Raises:
         ValueError: If a path is empty, has a negative rank, or lacks the path above it.
@@ -174,15 +176,16 @@ class Tree:
             self.visible_runs.append([*runs_above, new_run])
 
     def size(self, max_depth: int) -> int:
-        """Count the nodes, which come first, that are not deeper than `max_depth`."""
+        """Count the nodes that are not deeper than `max_depth`. They come first."""
         return sum(depth <= max_depth for depth in self.depths)
 
     def accepted(self, guesses: Sequence[int], sampled: Sequence[int]) -> list[int]:
-        """Return the nodes, from the top down, whose guess is what was sampled above them.
+        """Return the nodes, from the top down, whose guess matches what was sampled above them.
 
         Args:
-            guesses: [n] token ids of the first n nodes.
-            sampled: [1 + n] token ids sampled behind the text's last token and behind each guess.
+            guesses: [n], the token ids of the first n nodes.
+            sampled: [1 + n], the token ids sampled after the text's last token and after each
+                guess.
         """
         accepted: list[int] = []
         node: int | None = self._child(-1, sampled[0], guesses)
@@ -203,14 +206,14 @@ class Tree:
 class _Drafts:
     """A thread's guesses.
 
-    A new thread takes over those of a thread that has ended, so that no segments are added without
-    need.
+    A new thread takes over the guesses of a thread that has ended, so that no segments are added
+    unnecessarily.
 
     Attributes:
-        segments: Segment of each run of the tree.
-        path: The segments that these reach.
-        guesses: [n] token ids of the tree's first n nodes.
-        root: Row index of the thread's last token; the guesses are in the rows behind it.
+        segments: The segment of each run of the tree.
+        path: The segments that these segments reach.
+        guesses: [n], the token ids of the tree's first n nodes.
+        root: The row index of the thread's last token; the guesses are in the rows after it.
     """
 
     segments: range
@@ -222,7 +225,7 @@ class _Drafts:
         return self.root + 1 + node
 
     def follow(self, thread: AparSequence) -> dict[tuple[int, int], Reach]:
-        """Return the pairs that let the guesses see the path of `thread` and nothing but it."""
+        """Return the pairs that let the guesses see the path of `thread` and nothing else."""
         path = {node.segment for node in thread.current_node.path()}
         pairs: dict[tuple[int, int], Reach] = {}
         for segment in self.segments:
@@ -240,9 +243,9 @@ class AparSequence:
 
     Attributes:
         last_token: Its last token, which is not fed yet.
-        position: Of `last_token`.
+        position: The position of `last_token`.
         current_node: Its leaf of the paragraph tree.
-        drafts: Its guesses; None if nothing is guessed or the thread was not fed yet.
+        drafts: Its guesses; None if nothing is guessed or the thread has not been fed yet.
     """
 
     last_token: int
@@ -253,7 +256,7 @@ class AparSequence:
 
 @dataclass
 class _Rows:
-    """The tokens of a feed as it is put together."""
+    """The tokens of a feed that is being assembled."""
 
     tokens: list[int] = field(default_factory=list)
     positions: list[int] = field(default_factory=list)
@@ -271,17 +274,18 @@ class AparGroup:
     """The paragraph tree and the threads that have not finished: G of algorithm 1.
 
     Attributes:
-        stops: Whether a paragraph's tokens are the last ones of its thread.
-        max_threads: Most threads that run at the same time.
-        tree: Of each thread's guesses.
+        stops: Whether a paragraph's tokens end its thread.
+        max_threads: The largest number of threads that run at the same time.
+        tree: The tree of each thread's guesses.
         waiting: Threads that were forked beyond `max_threads`; what they see stays in the cache.
-        free: Drafts of threads that have ended.
-        used: Tokens in all threads, each [Child] included.
-        attended: Tokens seen when a token was predicted, summed over all predictions.
-        predicted: Tokens predicted; `accepted` of them were guesses.
-        segments: Segments so far.
-        fed: Tokens fed so far; `cached` of them are in the cache.
-        reach, drop, move: Of the next feed. Accepted guesses move to the segment of their thread.
+        free: The drafts of threads that have ended.
+        used: The number of tokens in all threads, including each [Child].
+        attended: The number of tokens seen by a prediction, summed over all predictions.
+        predicted: The number of predicted tokens; `accepted` of them were guesses.
+        segments: The number of segments so far.
+        fed: The number of tokens fed so far; `cached` of them are in the cache.
+        reach, drop, move: The values for the next feed. Accepted guesses move to the segment of
+            their thread.
     """
 
     prompt: Prompt
@@ -315,10 +319,10 @@ class AparGroup:
         """Decode until every thread has ended or no token is left (lines 8 and 9).
 
         Args:
-            heads: They guess, where the tree has nodes.
+            heads: The heads that guess, if the tree has nodes.
         """
         while self.sequences and self.used < self.max_new_tokens:
-            # With fewer tokens left than threads, the older threads get them.
+            # If fewer tokens are left than threads, the older threads get them.
             decoding = self.sequences[: self.max_new_tokens - self.used]
             predictions = yield self.feed(decoding)
             self.used += len(decoding)
@@ -327,7 +331,7 @@ class AparGroup:
                 self.take(decoding, predictions)
                 continue
             drafting = self.take_accepted(decoding, predictions)
-            # A guess is of use only if two more tokens may come.
+            # A guess is useful only if two more tokens may come.
             if drafting and self.used + 1 < self.max_new_tokens:
                 assert predictions.hidden is not None
                 hidden = [predictions.hidden[index] for _, index in drafting]
@@ -336,7 +340,7 @@ class AparGroup:
                     drafts.guesses = guesses
 
     def feed(self, decoding: list[AparSequence]) -> Feed:
-        """Return each thread's last token, in the first pass the prompt, and its guesses."""
+        """Return each thread's last token and its guesses; in the first pass, the prompt."""
         is_first = self.fed == 0
         rows = _Rows()
         if is_first:
@@ -348,7 +352,7 @@ class AparGroup:
                 rows.append(thread.last_token, thread.position, thread.current_node.segment)
             rows.sample_at.append(len(rows.tokens) - 1)
             if self.tree.paths:
-                # Guesses may use what is left beyond the one token of each thread.
+                # Guesses may use the tokens that are left beyond one token per thread.
                 spare = self.max_new_tokens - self.used - len(decoding)
                 self._feed_guesses(thread, rows, self.tree.size(spare))
         self.fed += len(rows.tokens)
@@ -374,7 +378,7 @@ class AparGroup:
         return feed
 
     def _feed_guesses(self, thread: AparSequence, rows: _Rows, limit: int) -> None:
-        """Append at most `limit` guesses behind the thread's last token."""
+        """Append at most `limit` guesses after the thread's last token."""
         if thread.drafts is None:
             thread.drafts = self._new_drafts()
         drafts = thread.drafts
@@ -404,10 +408,10 @@ class AparGroup:
     def take_accepted(
         self, decoding: list[AparSequence], predictions: Predictions
     ) -> list[tuple[_Drafts, int]]:
-        """Give each thread the longest right path of its guesses and the token behind it.
+        """Give each thread the longest correct path of its guesses and the token after it.
 
         Returns:
-            For each thread that goes on its drafts, and the index of its last token in the
+            For each thread that continues, its drafts and the index of its last token in the
             predictions.
         """
         drafting: list[tuple[_Drafts, int]] = []
@@ -433,17 +437,18 @@ class AparGroup:
         predictions: Predictions,
         first: int,
     ) -> int | None:
-        """Give one thread the tokens sampled above and behind the right guesses.
+        """Give one thread the tokens sampled above and after the correct guesses.
 
         Args:
-            thread: It decoded.
+            thread: The thread that decoded.
             drafts: Its guesses.
-            nodes: The right ones, from the top down.
-            predictions: Of the whole pass.
-            first: Index of the prediction behind the thread's last token.
+            nodes: The nodes of the correct guesses, from the top down.
+            predictions: The predictions of the whole pass.
+            first: The index of the prediction after the thread's last token.
 
         Returns:
-            Index of the prediction that became its last token; None if it does not go on.
+            The index of the prediction that became its last token; None if the thread does not
+            continue.
         """
         kept: set[int] = set()
         last: int | None = None
@@ -460,7 +465,7 @@ class AparGroup:
                 self.free.append(drafts)
                 break
             if is_guess:
-                # This token is in the cache already, as a guess.
+                # This token is already in the cache, as a guess.
                 kept.add(nodes[i])
                 row = drafts.row(nodes[i])
                 self.move[row] = thread.current_node.segment
@@ -471,8 +476,8 @@ class AparGroup:
         return last
 
     def append(self, s: AparSequence, x: int, logprob: float) -> None:
-        """Append the sampled x to a thread (lines 19 to 33). It is counted in `used` already."""
-        # A path has no gaps, so a token sees as many tokens as its position says.
+        """Append the sampled x to a thread (lines 19 to 33). `used` already counts it."""
+        # A path has no gaps, so the position of a token gives the number of tokens that it sees.
         self.attended += s.position + 1
         self.predicted += 1
         if s.last_token == self.fork:
@@ -487,7 +492,7 @@ class AparGroup:
         self._start_waiting()
 
     def _fork(self, s: AparSequence) -> None:
-        """Open the next paragraph and the detail beside it (lines 20 to 29)."""
+        """Open the next paragraph, and the detail that is decoded in parallel (lines 20 to 29)."""
         above = s.current_node
         sibling = self._new_node(above)
         detail = self._new_node(above)
@@ -508,9 +513,9 @@ class AparGroup:
         return AparNode(Paragraph(), segment, above)
 
     def _start_waiting(self) -> None:
-        """Give waiting children their [Child] while a thread may start.
+        """Give waiting children their [Child] while threads may start.
 
-        Beside [Child] there must be a token left that the child samples next.
+        Besides [Child], there must be a token left for the child to sample next.
         """
         while (
             self.waiting
@@ -525,10 +530,10 @@ class AparGroup:
             self.answer.threads += 1
 
     def finish(self, ends: frozenset[int]) -> AparAnswer:
-        """Put the text together (line 11) and count what it took.
+        """Put the text together (line 11) and count its cost.
 
         Args:
-            ends: Ids that end a thread.
+            ends: The ids that end a thread.
         """
         answer = self.answer
         all_ended = not self.sequences and not self.waiting
@@ -544,7 +549,8 @@ class AparGroup:
                 answer.cut = len(answer.tokens)
         if self.predicted:
             answer.cost.attended_tokens = self.attended / self.predicted
-        # Autoregressively, the text and, if it came to that, one end token are predicted.
+        # Decoded autoregressively, the text and, if all threads ended, one end token would be
+        # predicted.
         predictions = len(answer.tokens) + all_ended
         if predictions:
             begin = len(self.prompt.tokens)
@@ -566,20 +572,21 @@ def apar(
     heads: Any = None,
     tree: Tree | None = None,
 ) -> Program[AparAnswer]:
-    """Decode until every thread has come to its end (algorithm 1).
+    """Decode until every thread has ended (algorithm 1).
 
-    No position passes len(prompt.tokens) + max_new_tokens.
+    No position exceeds len(prompt.tokens) + max_new_tokens.
 
     Args:
-        prompt: What the text follows on.
-        max_new_tokens: Most tokens in all threads together, each [Child] included.
-        fork: Id of [Fork].
-        child: Id of [Child].
-        ends: Ids that end a thread.
-        max_threads: Most threads that run at the same time. A child beyond them waits until a
-            thread has ended.
-        heads: `MedusaHeads` that draft; None: each pass decodes one token of each thread.
-        tree: Which guesses are tried together; None: the heads' own.
+        prompt: The prompt that the text continues.
+        max_new_tokens: The largest number of tokens in all threads together, including each
+            [Child].
+        fork: The id of [Fork].
+        child: The id of [Child].
+        ends: The ids that end a thread.
+        max_threads: The largest number of threads that run at the same time. Further children wait
+            until a thread has ended.
+        heads: The `MedusaHeads` that draft; None for passes that decode one token of each thread.
+        tree: Which guesses are tried together; None for the heads' own tree.
 
     Raises:
         ValueError: If the tree is deeper than there are heads.
@@ -624,7 +631,7 @@ def _release_cache(finished: AparSequence) -> list[int]:
 
 
 class AparText(TextMethod):
-    """APAR for text, with Medusa heads where the model has them."""
+    """APAR for text, with Medusa heads if the model has them."""
 
     def program(self, prompt: Prompt, stops: Stops, seed: int) -> Program[Any]:
         fork, child = self.model.control_tokens

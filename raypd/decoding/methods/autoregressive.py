@@ -1,4 +1,4 @@
-"""Autoregressive decoding, one token after the other: every other method is measured against it."""
+"""Autoregressive decoding, one token at a time. Every other method is measured against it."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,12 +11,12 @@ from raypd.decoding.text import Decode, GeneratedText, Prompt, Stops, TextMethod
 
 @dataclass
 class Continuation:
-    """The tokens decoded behind a prompt.
+    """The tokens decoded after a prompt.
 
-    `stopped` is False where the text was cut at its maximum number of tokens.
+    `stopped` is False if the text was cut at its maximum number of tokens.
     """
 
-    # The fields and properties that are reported beside a generated text.
+    # The fields and properties that are reported along with a generated text.
     COUNTERS: ClassVar[tuple[str, ...]] = ()
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
@@ -35,9 +35,9 @@ class Continuation:
 
 @dataclass
 class DraftedContinuation(Continuation):
-    """A text decoded in `steps` forward passes, the prompt's included.
+    """A text decoded in `steps` forward passes, including that of the prompt.
 
-    `accepted` of its tokens were drafted before the model was asked for them.
+    `accepted` of its tokens were drafted before the model predicted them.
     """
 
     COUNTERS: ClassVar[tuple[str, ...]] = ("steps", "accepted", "average_accepted_tokens")
@@ -50,12 +50,12 @@ class DraftedContinuation(Continuation):
 
     @property
     def average_accepted_tokens(self) -> float:
-        """Tokens decoded per forward pass (SPACE, section 4.1); 1 is autoregressive."""
+        """Tokens decoded per forward pass (SPACE, section 4.1); autoregressive decoding has 1."""
         return len(self.tokens) / self.steps if self.steps else 0.0
 
 
 def count_leading(passed: Iterable[bool]) -> int:
-    """Count the drafts that passed before the first one that did not."""
+    """Count the drafts that passed before the first one that failed."""
     count = 0
     for draft_passed in passed:
         if not draft_passed:
@@ -75,13 +75,13 @@ def autoregressive(
     """Decode one token per forward pass. The last token is not fed.
 
     Args:
-        prompt: What the text follows on.
-        max_new_tokens: Tokens after which the text is cut.
+        prompt: The prompt that the text continues.
+        max_new_tokens: The number of tokens after which the text is cut.
         stops: Whether the tokens decoded so far are a complete text.
-        allowed_token_ids: The tokens that may follow on those decoded so far; None: all.
+        allowed_token_ids: The tokens that may follow those decoded so far; None for all.
         pattern: As `Feed.pattern`.
-        forced: The tokens that must follow on those decoded so far, whatever the model predicts.
-            They take no pass.
+        forced: The tokens that must follow those decoded so far, whatever the model predicts. They
+            take no pass.
     """
     answer = Continuation(list(forced([])))
     answer.logprobs += [0.0] * len(answer.tokens)

@@ -1,8 +1,8 @@
-"""Guided decoding: the keys of an answer are given, its values are decoded one after the other.
+"""Guided decoding: the keys of an answer are given; its values are decoded one after the other.
 
-Other engines call this structured output with jump-forward: a token that the schema determines
-takes no pass, within a value neither. Every value sees the whole answer before it, which makes it
-the yardstick for HPD where a model's own JSON breaks off.
+Other engines call this structured output with jump-forward decoding: a token that the schema
+determines takes no pass, even within a value. Every value sees the whole answer before it, which
+makes this method the yardstick for HPD when a model's own JSON breaks off.
 """
 
 from collections.abc import Sequence
@@ -15,12 +15,12 @@ from raypd.decoding.program import Feed, Predictions, Program
 def guided(prompt: SlottedPrompt, max_value_tokens: int) -> Program[list[Value]]:
     """Decode one value per slot, each complete before the next begins.
 
-    A value stands whole in the text that the next one sees: its tokens but the last are followed
-    by the grammar's `closing`, and what `behind` counts leaves the cache.
+    The text that the next value sees contains each value complete: its tokens except the last are
+    followed by the grammar's `closing`, and the tokens that `behind` counts leave the cache.
 
     Args:
-        prompt: Instruction, document and the answer's keys, each slot behind its key.
-        max_value_tokens: Tokens after which a value is cut.
+        prompt: The instruction, the document and the answer's keys, with each slot after its key.
+        max_value_tokens: The number of tokens after which a value is cut.
     """
     values: list[Value] = []
     fed = 0  # tokens fed so far
@@ -62,10 +62,10 @@ def guided(prompt: SlottedPrompt, max_value_tokens: int) -> Program[list[Value]]
 def _extend(
     value: Value, slot: Slot, state: int, predictions: Predictions, remaining: int
 ) -> tuple[int, list[int]]:
-    """Append the predicted token to a value, and the tokens that it forces.
+    """Append the predicted token to a value, followed by the tokens that it forces.
 
     Returns:
-        The grammar's state behind them, and the appended tokens.
+        The grammar's state after them, and the appended tokens.
     """
     state = slot.grammar.advance(state, predictions.tokens[0])
     forced = slot.grammar.forced(state, remaining - 1)

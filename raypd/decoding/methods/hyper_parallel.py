@@ -1,9 +1,9 @@
 """HPD, hyper-parallel decoding: all values of all stacked documents at once ("Breaking the
 Autoregressive Chain", sections 4.2 and 4.3, algorithms 1 and 2).
 
-The prompt ends in a skeleton that names every attribute and leaves its value out. A gap of K_max
-positions behind each attribute keeps room for the value. The tokens of the values enter the cache
-in the order in which they are decoded, but their positions are those behind their attribute.
+The prompt ends in a skeleton that names every attribute and omits its value. A gap of K_max
+positions after each attribute leaves room for the value. The tokens of the values enter the cache
+in the order in which they are decoded, but their positions are those after their attribute.
 """
 
 from collections.abc import Sequence
@@ -17,10 +17,10 @@ from raypd.decoding.visibility import Reach
 
 @dataclass
 class Slot:
-    """Where a value is to be decoded.
+    """A place where a value is to be decoded.
 
     Attributes:
-        end: Index in the prompt of the token before the value.
+        end: The index in the prompt of the token before the value.
         grammar: What may be decoded.
     """
 
@@ -44,9 +44,9 @@ class Value:
     """The tokens decoded in a slot.
 
     Attributes:
-        completion: The value's text where it was clear before its end (null, the only choice left
-            of an enum).
-        closed: False where the value was cut at K_max tokens.
+        completion: The value's text if it was determined before its end (null, or the only
+            remaining choice of an enum).
+        closed: False if the value was cut at K_max tokens.
     """
 
     tokens: list[int] = field(default_factory=list)
@@ -56,7 +56,7 @@ class Value:
 
 
 def _slot_positions(prompt: SlottedPrompt, max_value_tokens: int) -> list[int]:
-    """Return the prompt's positions with a gap of K_max behind every slot (algorithm 2)."""
+    """Return the prompt's positions with a gap of K_max after every slot (algorithm 2)."""
     positions: list[int] = []
     begin = 0
     gaps = 0
@@ -71,14 +71,15 @@ def _slot_positions(prompt: SlottedPrompt, max_value_tokens: int) -> list[int]:
 def hyper_parallel(
     prompt: SlottedPrompt, max_value_tokens: int, isolate_values: bool = False
 ) -> Program[list[Value]]:
-    """Decode all values together, each until it is complete (algorithm 1).
+    """Decode all values in parallel, each until it is complete (algorithm 1).
 
     Args:
         prompt: The documents and the skeletons of their answers.
-        max_value_tokens: K_max, tokens after which a value is cut, and the length of its gap.
-        isolate_values: Give each value a segment of its own. Otherwise, as in the paper, a value
-            sees the tokens of earlier attributes' values that are decoded by then. Recurrent layers
-            need it, as tokens that arrive in parallel have no order.
+        max_value_tokens: K_max, the number of tokens after which a value is cut, and the length of
+            its gap.
+        isolate_values: Give each value its own segment. Otherwise, as in the paper, a value sees
+            the tokens of earlier attributes' values that have been decoded by then. Recurrent
+            layers need isolation, because tokens that arrive in parallel have no order.
 
     Returns:
         The values in the order of the slots.

@@ -4,8 +4,8 @@
 
 A prompt is a tree: an instruction, contexts under it, questions under each context. Every
 (instruction, context, question) has the positions that it would have alone and sees nothing else,
-and the tokens of an answer follow, by position, on their question. So every answer is the one that
-its question would get in a prompt of its own.
+and the positions of an answer's tokens follow those of its question. So every answer is the one
+that its question would get in a separate prompt.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,11 +20,11 @@ from raypd.decoding.visibility import Reach
 
 @dataclass
 class Question:
-    """A question and the rules of its answer, which are given the tokens decoded so far.
+    """A question and the rules for its answer, which are functions of the tokens decoded so far.
 
     Attributes:
-        stops: Whether the answer is complete; its last token is then not fed.
-        allowed_token_ids: The tokens that may come next; None: all.
+        stops: Whether the answer is complete; if so, its last token is not fed.
+        allowed_token_ids: The tokens that may come next; None for all.
     """
 
     tokens: Sequence[int]
@@ -51,10 +51,10 @@ class PromptTree:
 def header(prompt: PromptTree) -> Feed:
     """Lay the prompt out as one sequence (equation 1), sampled at the end of every question.
 
-    Positions are virtual (equations 3 to 5). Segment 0 is the instruction; then come one for each
-    context, each followed by one for each of its questions. The mask is equation 9, with ALL for
-    what lies above a token in the tree: there every position is lower than the token's own, so
-    equation 6 always holds. Contexts without questions are left out, since nothing reads them.
+    Positions are virtual (equations 3 to 5). Segment 0 is the instruction; after it, there is one
+    segment per context, each followed by one per question on it. The mask is equation 9, with ALL
+    for everything above a token in the tree: every position there is lower than the token's own, so
+    equation 6 always holds. Contexts without questions are left out, because nothing reads them.
 
     Raises:
         ValueError: If a question has no tokens; nothing could be sampled at its end.
@@ -68,14 +68,14 @@ def header(prompt: PromptTree) -> Feed:
     contexts: list[int] = []
 
     def append(piece: Sequence[int], position: int, segment: int) -> int:
-        """Append a piece of the tree; return the position behind it."""
+        """Append a piece of the tree; return the position after it."""
         tokens.extend(piece)
         positions.extend(range(position, position + len(piece)))
         segments.extend([segment] * len(piece))
         return position + len(piece)
 
     def begin(segment: int, row: int) -> None:
-        """Let a segment continue from a row, unless it is at the beginning."""
+        """Let a segment continue from a row, unless the segment is at the beginning."""
         if row >= 0:
             continues[segment] = row
 
@@ -120,7 +120,7 @@ def intra_prompt(prompt: PromptTree, max_answer_tokens: int) -> Program[list[Con
 
     Args:
         prompt: The tree of instruction, contexts and questions.
-        max_answer_tokens: Tokens after which an answer is cut.
+        max_answer_tokens: The number of tokens after which an answer is cut.
 
     Returns:
         The answers, context by context.
@@ -147,8 +147,8 @@ def intra_prompt(prompt: PromptTree, max_answer_tokens: int) -> Program[list[Con
     try:
         predictions = yield feed
     except StatesFull as full:
-        # The questions are answered in groups, one after the other. No answer sees another.
-        # Each question may have a context of its own, which needs a state, too.
+        # The questions are answered in groups, one after the other. No answer sees another. Each
+        # question may have its own context, which needs a state, too.
         has_one_context = len(head.closed) == 2
         parts = Parts(whole, full.segments - 1 if has_one_context else full.segments // 2)
         feed = parts.next(0)

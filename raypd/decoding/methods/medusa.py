@@ -1,13 +1,14 @@
-"""Medusa: heads on the last hidden state draft the tokens behind the next one, as a tree that one
-pass verifies (Cai et al. 2023). APAR's section 3.2 combines it with APAR; the heads are those of
-its appendix A.2.
+"""Medusa: heads on the last hidden state draft the tokens after the next one, as a tree that one
+pass verifies (Cai et al. 2023). Section 3.2 of the APAR paper combines it with APAR; the heads are
+those of its appendix A.2.
 
 Head d reads the hidden state from which the model predicts token t, and guesses token t + d. A pass
-holds the text's last token, which is certain, and under it the tree of guesses: each sees the text,
-its ancestors and itself. The model's prediction behind the last token picks the child that guessed
-it, if there is one, and so on down the tree. So every token is one that the model predicts behind
-exactly the text before it, for any heads. That holds for sampled texts too, since drafts are fixed
-before the draw. Typical acceptance, which changes the distribution, is not built.
+holds the text's last token, which is certain, and below it the tree of guesses: each sees the text,
+its ancestors and itself. The model's prediction after the last token picks the child that guessed
+it, if there is one, and so on down the tree. So every token is the one that the model predicts
+after exactly the text before it, whatever the heads guess. This holds for sampled texts too,
+because drafts are fixed before the draw. Typical acceptance, which changes the distribution, is not
+implemented.
 """
 
 import itertools
@@ -35,7 +36,7 @@ def cartesian_tree(*widths: int) -> Tree:
 
 
 class ResidualBlock(torch.nn.Module):
-    """x + SiLU(W x + b). W and b begin as zero, which is the identity."""
+    """x + SiLU(W x + b). W and b start as zero, which makes it the identity."""
 
     def __init__(self, hidden_size: int) -> None:
         super().__init__()
@@ -63,12 +64,12 @@ class MedusaHeads(torch.nn.Module):
     """Several heads of residual blocks and a linear layer each.
 
     Args:
-        count: Number of heads.
-        layers: Residual blocks of a head.
-        hidden_size: Of the model.
-        vocabulary: Of the model.
-        base_model: Name of the model that the heads are for.
-        tree: The guesses that suit the heads; None: a small tree.
+        count: The number of heads.
+        layers: The number of residual blocks per head.
+        hidden_size: The hidden size of the model.
+        vocabulary: The vocabulary size of the model.
+        base_model: The name of the model that the heads are for.
+        tree: The guesses that suit the heads; None for a small tree.
     """
 
     def __init__(
@@ -100,7 +101,7 @@ class MedusaHeads(torch.nn.Module):
         base_model: str = "",
         tree: Tree | None = None,
     ) -> Self:
-        """Return untrained heads, each of which begins as the model's own output embeddings."""
+        """Return untrained heads, each of which starts as the model's own output embeddings."""
         weight = model.get_output_embeddings().weight
         vocabulary, hidden_size = weight.shape
         heads = cls(count, layers, hidden_size, vocabulary, base_model, tree)
@@ -112,7 +113,7 @@ class MedusaHeads(torch.nn.Module):
         return heads
 
     def suited(self, tree: Tree | None) -> Tree:
-        """Return `tree`, or the heads' own if it is None.
+        """Return `tree`, or the heads' own tree if it is None.
 
         Raises:
             ValueError: If it is deeper than there are heads.
@@ -129,7 +130,7 @@ class MedusaHeads(torch.nn.Module):
 
     @torch.no_grad()
     def draft(self, contexts: Sequence[torch.Tensor], plan: Tree) -> list[list[int]]:
-        """Guess behind each hidden state [hidden size], one token for each node of the tree."""
+        """Guess after each hidden state [hidden size], one token for each node of the tree."""
         hidden = list(contexts)
         tree = plan
         if not tree.paths or not hidden:
@@ -147,19 +148,19 @@ def medusa(
     tree: Tree | None = None,
     stops: Stops = lambda tokens: False,
 ) -> Program[DraftedContinuation]:
-    """Decode what `autoregressive` decodes, in fewer passes.
+    """Decode the same text as `autoregressive`, in fewer passes.
 
     Args:
-        prompt: What the text follows on.
-        max_new_tokens: Tokens after which the text is cut.
-        heads: They draft the guesses.
-        tree: Which guesses are tried together; None: the heads' own.
+        prompt: The prompt that the text continues.
+        max_new_tokens: The number of tokens after which the text is cut.
+        heads: The heads that draft the guesses.
+        tree: Which guesses are tried together; None for the heads' own tree.
         stops: Whether the tokens decoded so far are a complete text.
 
     Raises:
         ValueError: If the tree is deeper than there are heads.
     """
-    # It is APAR with a single thread, which never forks because no token is [Fork].
+    # This is APAR with a single thread that never forks, because no token is [Fork].
     no_token = -1
     group = AparGroup(
         prompt,

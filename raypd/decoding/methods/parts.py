@@ -1,4 +1,4 @@
-"""Feed a prompt in parts, where a model's recurrent states do not fit for all of its samples."""
+"""Feed a prompt in parts if there are not enough recurrent states for all of its samples."""
 
 from bisect import bisect_right
 from collections.abc import Sequence
@@ -9,33 +9,34 @@ from raypd.decoding.program import Feed
 
 
 class Parts:
-    """A first feed, cut into several that sample a few tokens each.
+    """A first feed, cut into several feeds that sample a few tokens each.
 
-    A part ends at its last sample, and the last one at the end of the feed. Segments that begin in
-    the feed are named in the part where they do, others in the part with the row from which they
-    continue. A segment is closed in the last part that holds tokens of it or names it.
+    A part ends at its last sample, and the last part at the end of the feed. A segment that begins
+    in the feed is named in the part where it begins, and any other segment in the part with the row
+    from which it continues. A segment is closed in the last part that contains its tokens or names
+    it.
     """
 
     def __init__(self, whole: Feed, samples: int | None = None) -> None:
         """
         Args:
             whole: A first feed, whose samples are in the order of its tokens.
-            samples: The most samples of a part; None leaves the feed whole.
+            samples: The largest number of samples of a part; None leaves the feed whole.
         """
         self._whole = whole
         count = len(whole.sample_at)
         self._size = count if samples is None else max(1, samples)
         firsts = range(self._size, count, max(1, self._size))
-        # One more than the last row of each part, as the rows of the whole feed are numbered.
+        # One more than the last row of each part, numbered as in the whole feed.
         self._ends = [whole.sample_at[first - 1] + 1 for first in firsts] + [len(whole.tokens)]
-        # What to add to the rows of each part that was fed: other tokens were fed between them.
+        # What to add to the rows of each fed part, because other tokens were fed in between.
         self._shifts: list[int] = []
 
     def __len__(self) -> int:
         return len(self._ends)
 
     def samples(self, number: int) -> range:
-        """Return the numbers of the samples of part `number`."""
+        """Return the indices of the samples of part `number`."""
         count = len(self._whole.sample_at)
         return range(number * self._size, min(count, (number + 1) * self._size))
 
@@ -43,7 +44,7 @@ class Parts:
         """Return the next part.
 
         Args:
-            fed: Tokens that the program has fed so far.
+            fed: The number of tokens that the program has fed so far.
         """
         whole = self._whole
         number = len(self._shifts)

@@ -1,17 +1,18 @@
 """PASTA: the interpreter of PASTA-LANG ("Learning to Keep a Promise", section 3 and figure 2;
 positions: section 6.2).
 
-The main thread writes <promise topic= tokens=/> for content that nothing else needs, and goes on as
-if it were there already, its positions moved on by the promised length. A child thread sees the
-main thread up to the promise, is given an <async>, and decodes beside it until </async>. At <sync/>
-the main thread waits for its children; from then on it sees them. Children see neither each other
-nor what the main thread writes behind their promise.
+The main thread writes <promise topic= tokens=/> for content that nothing else needs, and continues
+as if it were already there, with its positions advanced by the promised length. A child thread sees
+the main thread up to the promise, is given an <async>, and decodes in parallel until </async>. At
+<sync/> the main thread waits for its children; from then on it sees them. Children see neither each
+other nor what the main thread writes after their promise.
 
-Where the markup is not as in the paper, the answer has a warning. When the main thread ends, its
-children go on to their end; when tokens run out, all end where they are, cut. A token is never
-split. One that ends a promise and has text behind it is part of what the child sees; its text comes
-behind the child's content. One that ends a <sync/> waits with the main thread. If a promise ended
-in the same token, it does not wait, and the interpreter writes a <sync/> after the wait.
+If the markup deviates from the paper, the answer has a warning. When the main thread ends, its
+children continue to their end; when tokens run out, all threads are cut where they are. A token is
+never split. A token that ends a promise and has text after it is part of what the child sees; its
+text comes after the child's content. A token that ends a <sync/> waits with the main thread. If a
+promise ended in the same token, the token does not wait, and the interpreter writes a <sync/> after
+the wait.
 """
 
 from collections import deque
@@ -45,17 +46,17 @@ class _Row(NamedTuple):
 
 @dataclass(eq=False)
 class _RunningThread:
-    """A thread while it is decoded.
+    """A thread while it is being decoded.
 
     Attributes:
-        record: What the answer says of it.
+        record: What the answer reports about it.
         segment: The segment of its next token.
-        position: Of its next token.
+        position: The position of its next token.
         path: The closed segments that it sees.
         lexer: Finds the tags in what it writes.
-        depth: Tokens that had to be decoded one after the other to get here.
+        depth: The number of tokens that had to be decoded one after the other up to here.
         state: "waiting" is the main thread at a <sync/>.
-        queue: Its tokens that are not fed yet.
+        queue: Its tokens that have not been fed yet.
         written: What it wrote.
     """
 
@@ -82,16 +83,18 @@ class Interpreter:
     In each step `feed` returns the next tokens of all threads, and `take` the predicted ones.
 
     Args:
-        prompt: What the text follows on.
-        max_new_tokens: Most tokens that are decoded, in all threads together.
+        prompt: The prompt that the text continues.
+        max_new_tokens: The largest number of tokens to decode, in all threads together.
         texts: The bytes that every token id adds to a text.
         encode: Turns a tag that the interpreter writes itself into token ids.
-        ends: Ids that end a thread.
+        ends: The ids that end a thread.
         promised: Where the length of a promise comes from: its `tokens` attribute (Pred-10X and
-            Pred-1X), `fixed_length`, or, as a bound on what is possible, from what the child takes.
-        fixed_length: Positions of a fixed promise, and of one that names no number.
-        max_async_tokens: Most tokens that are decoded of one child.
-        max_threads: Most threads that decode in one step; of more, the youngest wait.
+            Pred-1X), `fixed_length`, or, as an upper bound on what is possible, the length that the
+            child turns out to have.
+        fixed_length: The positions of a fixed promise, and of one that gives no number.
+        max_async_tokens: The largest number of tokens to decode for one child.
+        max_threads: The largest number of threads that decode in one step; if there are more, the
+            youngest wait.
         max_position: The model's context length: no token has this position or a higher one.
     """
 
@@ -126,7 +129,7 @@ class Interpreter:
         self.unjoined: list[_RunningThread] = []
         # The last tokens of joined children, which are fed before the main thread's.
         self.closing: list[_Row] = []
-        # Pieces of the main thread that were not acted on yet.
+        # Pieces of the main thread that have not been acted on yet.
         self.unread: deque[MarkupPiece] = deque()
         # The token that ended the <sync/> at which the main thread waits, and its position.
         self.sync_token: tuple[int, int] | None = None
@@ -230,7 +233,7 @@ class Interpreter:
             self._end_main()
 
     def _promise(self, tag: Tag) -> None:
-        """Open a child, and go on in another segment, behind the promised length."""
+        """Open a child, and continue in another segment, after the promised length."""
         main = self.main
         number = 1 + len(self.children)
         lexer = Lexer(self._warner(f"async {number} ({tag.topic})"))
@@ -267,7 +270,7 @@ class Interpreter:
         elif self.promised == "fixed":
             length = self.fixed_length
         else:
-            # More than that a child cannot take.
+            # A child cannot take more than this.
             limit = self.max_async_tokens + len(self.open)
             length = tag.promised_length(number, self.fixed_length, limit, main.lexer.warn)
         remaining = self._remaining_positions(main)
@@ -279,7 +282,7 @@ class Interpreter:
         return max(0, int(remaining) // 2)
 
     def _measure(self, child: _RunningThread) -> None:
-        """Set the oracle's length of a promise: what its child took, whatever that length is."""
+        """Set the oracle's length of a promise to the length that its child took."""
         main = self.main
         self.measured = None
         child.record.promised = child.position - main.position
@@ -299,7 +302,8 @@ class Interpreter:
         main.state = "waiting"
         last = main.queue[-1]
         self.sync_token = None
-        # In another segment, a promise ended in this token too, and its child needs it at once.
+        # If the segment differs, a promise ended in this token too, and its child needs it
+        # immediately.
         if last.segment == main.segment:
             main.queue.pop()
             self.sync_token = (last.token, last.position)
@@ -364,7 +368,7 @@ class Interpreter:
             self._close_child(child)
 
     def _drop_trailing(self, child: _RunningThread, pieces: Sequence[MarkupPiece]) -> None:
-        """Leave out what comes behind </async> in the same token."""
+        """Drop what comes after </async> in the same token."""
         trailing = "".join(piece.text for piece in pieces) + child.lexer.begun
         child.lexer.begun = ""
         if trailing.strip():
@@ -375,7 +379,7 @@ class Interpreter:
         child.written.pieces += child.lexer.close()
 
     def _close_child(self, child: _RunningThread) -> None:
-        """End a child that wrote no </async>, and write it in its place."""
+        """End a child that wrote no </async>, and write the tag for it."""
         self._end_child(child)
         child.enqueue(self.close)
         child.written.pieces.append(MarkupPiece(CLOSE, Tag("close")))
@@ -408,7 +412,7 @@ class Interpreter:
         return warn
 
     def answer(self) -> PastaAnswer:
-        """Put the text together. Threads that have not ended are cut where they are."""
+        """Put the text together. Threads that have not ended are cut at this point."""
         for child in self.children:
             if child.state != "ended":
                 if child.record.tokens:

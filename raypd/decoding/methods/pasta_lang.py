@@ -1,17 +1,17 @@
 """PASTA-LANG, the markup that a PASTA model writes ("Learning to Keep a Promise", section 3).
 
-A lexer finds the tags in a text that grows token by token; `Written` puts together what the threads
+A lexer finds the tags in a text that grows token by token; `Written` combines what the threads
 wrote.
 
     <promise topic="coordinates" tokens="20"/>   <async> ... </async>   <sync/>
 
-A model's markup is not always well-formed. The lexer is lenient, with warnings, and every character
-of the text comes out of it once, in a tag or as text. A quoted value ends at the quote behind which
-the tag ends or the next attribute begins, so a topic may hold ">", "<", "/>" and quotes. A known
-tag that is not closed within its line, within 256 characters, or (outside quotes) before the next
-"<" is text, and its characters behind the "<" are read again. Text here is bytes read as latin-1,
-one character per byte, because a token may hold a part of a character; `readable` turns it into
-text for people.
+A model's markup is not always well-formed. The lexer is lenient but warns, and it returns every
+character of the text exactly once, in a tag or as text. A quoted value ends at the quote after
+which the tag ends or the next attribute begins, so a topic may contain ">", "<", "/>" and quotes. A
+known tag that is not closed within its line, within 256 characters, or (outside quotes) before the
+next "<" is treated as text, and its characters after the "<" are read again. Text here is bytes
+read as latin-1, one character per byte, because a token may contain only part of a character;
+`readable` turns it into readable text.
 """
 
 import html
@@ -25,7 +25,7 @@ from raypd.decoding.text import Decode, GeneratedText
 
 LONGEST_TAG = 256  # characters
 
-# (slash in front of the name, name) -> how the tag is understood
+# (slash before the name, name) -> the kind of the tag
 _KINDS = {
     (False, "promise"): "promise",
     (False, "sync"): "sync",
@@ -47,9 +47,9 @@ class Tag:
     """A tag.
 
     Attributes:
-        kind: promise, sync, open, close, stray (such as </promise>, which means nothing), or cut,
-            which is no markup but marks where a thread was cut.
-        attributes: Their values as they are written.
+        kind: promise, sync, open, close, stray (such as </promise>, which has no meaning), or cut,
+            which is not markup but marks where a thread was cut.
+        attributes: The values of the attributes, as written.
     """
 
     kind: str
@@ -57,7 +57,7 @@ class Tag:
 
     @property
     def topic(self) -> str:
-        """The topic as text for people, its entities resolved."""
+        """The topic as readable text, with entities resolved."""
         return html.unescape(readable(self.attributes.get("topic", "")))
 
     def promised_length(
@@ -68,9 +68,9 @@ class Tag:
         They include its child's tags.
 
         Args:
-            number: Of the promise, from 1, for warnings.
-            otherwise: The length if the promise names none.
-            limit: The maximum.
+            number: The number of the promise, from 1, for warnings.
+            otherwise: The length if the promise gives none.
+            limit: The maximum length.
             warn: Called with each flaw.
         """
         value = self.attributes.get("tokens")
@@ -97,7 +97,7 @@ class MarkupPiece:
 
 
 def readable(text: str) -> str:
-    """Return text of the lexer as Unicode; bytes that form no character become U+FFFD."""
+    """Return text from the lexer as Unicode; bytes that form no character become U+FFFD."""
     return text.encode("latin-1").decode("utf-8", "replace")
 
 
@@ -116,7 +116,7 @@ class Lexer:
     def feed(self, text: str) -> list[MarkupPiece]:
         """Return the pieces that are complete with `text`.
 
-        A tag is complete as soon as its ">" was read.
+        A tag is complete as soon as its ">" has been read.
         """
         pieces: list[MarkupPiece] = []
         unread = deque(text)
@@ -131,7 +131,7 @@ class Lexer:
                 pieces.append(MarkupPiece(self.begun, tag))
                 self.begun = ""
             elif not self._may_be_tag():
-                # Its "<" is text, and the characters behind it are read again.
+                # Its "<" is text, and the characters after it are read again.
                 _append(pieces, MarkupPiece("<"))
                 unread.extendleft(reversed(self.begun[1:]))
                 self.begun = ""
@@ -151,7 +151,7 @@ class Lexer:
         return pieces
 
     def _finished_tag(self) -> Tag | None:
-        """Return the tag that the last character ended, if it did."""
+        """Return the tag that the last character ended, or None."""
         if not self.begun.endswith(">"):
             return None
         begin = _BEGIN.match(self.begun)
@@ -201,13 +201,13 @@ class Lexer:
 
 @dataclass
 class _ParsedTag:
-    """What was read of a tag.
+    """What has been read of a tag.
 
     Attributes:
-        junk: Characters of no attribute were skipped.
-        ended: Its ">" was read.
-        slash: It ends in "/>".
-        quoted: The text ends within a quoted value.
+        junk: Whether characters that belong to no attribute were skipped.
+        ended: Whether its ">" was read.
+        slash: Whether it ends in "/>".
+        quoted: Whether the text ends within a quoted value.
     """
 
     attributes: dict[str, str] = field(default_factory=dict)
@@ -266,7 +266,7 @@ def _closing_quote(text: str, begin: int, quote: str) -> int | None:
         if _BEHIND_VALUE.match(text, offset + 1):
             return offset
         offset = text.find(quote, offset + 1)
-    # Words of no use may come between the quote and the end of the tag.
+    # Superfluous words may come between the quote and the end of the tag.
     last = text.rfind(quote, begin)
     if last >= 0 and text.endswith("/>"):
         return last
@@ -274,14 +274,14 @@ def _closing_quote(text: str, begin: int, quote: str) -> int | None:
 
 
 def _append(pieces: list[MarkupPiece], piece: MarkupPiece) -> None:
-    """Append a piece; neighbouring pieces of text become one."""
+    """Append a piece; adjacent pieces of text are joined."""
     if pieces and pieces[-1].tag is None and piece.tag is None:
         pieces[-1].text += piece.text
     else:
         pieces.append(piece)
 
 
-# Marks where a thread ended that did not come to its own end.
+# Marks where a thread was cut instead of ending by itself.
 CUT = MarkupPiece("", Tag("cut"))
 
 
@@ -291,9 +291,9 @@ class PastaThread:
 
     Attributes:
         topic: What the child's promise says; None for the main thread.
-        promised: Positions that the main thread skipped for the child.
-        tokens: Its decoded tokens, tags and end token included.
-        stopped: It came to its own end (an end token, </async>) and was not closed or cut.
+        promised: The positions that the main thread skipped for the child.
+        tokens: Its decoded tokens, including tags and end token.
+        stopped: Whether it ended by itself (an end token, </async>) and was not closed or cut.
     """
 
     topic: str | None = None
@@ -308,16 +308,17 @@ class PastaAnswer:
     """What PASTA decoded, with the counters of section 5.1.
 
     Attributes:
-        text: Every child's content behind its promise, without tags.
+        text: The text without tags, with every child's content after its promise.
         raw: The same with tags.
         warnings: The flaws of the markup.
         threads: The main thread, then the children in the order of their promises.
-        cut: Characters of `text` before the first place where a thread was cut; None: all ended.
-        tokens: Decoded in all threads.
-        steps: Forward passes.
-        longest_path: Most tokens, end token and tags included, that had to be decoded one after
-            the other.
-        content_tokens: Decoded tokens that hold text and not only tags.
+        cut: The number of characters of `text` before the first place where a thread was cut; None
+            if all ended.
+        tokens: The number of tokens decoded in all threads.
+        steps: The number of forward passes.
+        longest_path: The largest number of tokens, including end token and tags, that had to be
+            decoded one after the other.
+        content_tokens: The number of decoded tokens that contain text and not only tags.
     """
 
     text: str
@@ -355,16 +356,16 @@ class PastaAnswer:
 
 @dataclass
 class Written:
-    """What a thread wrote: text, tags, and in their places what its children wrote.
+    """What a thread wrote: text, tags and, in the right places, what its children wrote.
 
-    `undecoded` characters at the beginning were not decoded: a child's <async>.
+    The first `undecoded` characters were not decoded: a child's <async>.
     """
 
     pieces: "list[MarkupPiece | Written]" = field(default_factory=list)
     undecoded: int = 0
 
     def ends_with_promise(self) -> bool:
-        """Return whether nothing but blanks comes behind the last child."""
+        """Return whether only blanks come after the last child."""
         for piece in reversed(self.pieces):
             if isinstance(piece, Written):
                 return True
@@ -386,7 +387,7 @@ class Written:
         return readable("".join(piece.text for piece in self._in_order()))
 
     def cut(self) -> int | None:
-        """Return the characters of the text before the first CUT; None if there is none."""
+        """Return the number of characters before the first CUT; None if there is none."""
         pieces = list(self._in_order())
         if CUT not in pieces:
             return None
@@ -395,14 +396,14 @@ class Written:
     def content_tokens(
         self, tokens: Sequence[int], texts: Sequence[bytes], ends: Collection[int]
     ) -> int:
-        """Count the thread's decoded tokens that hold text and not only tags.
+        """Count the thread's decoded tokens that contain text and not only tags.
 
         Tokens of its children do not count.
 
         Args:
-            tokens: Decoded by the thread.
+            tokens: The tokens that the thread decoded.
             texts: The bytes of every token.
-            ends: Ids that end a thread.
+            ends: The ids that end a thread.
         """
         is_text: list[bool] = []  # of each character
         for piece in self.pieces:

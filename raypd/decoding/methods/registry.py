@@ -1,5 +1,6 @@
-"""Every decoding method: what it does, needs, and what its answers depend on; the one place that
-names methods. No torch here, since the configuration reads it, too: what brings torch is named.
+"""Every decoding method: what it does and needs, and what its answers depend on. Methods are named
+only here. This module does not import torch, because the configuration reads it, too; classes that
+import torch are given by name.
 """
 
 from dataclasses import dataclass, field
@@ -15,7 +16,7 @@ def option(default: Any, description: str, **limits: float) -> Any:
     """Declare an option of a decoding method, which is a key of `decoding.options`.
 
     Args:
-        default: Its value where the configuration does not set it.
+        default: Its value if the configuration does not set it.
         description: What `raypd config show` says about it.
         **limits: Bounds of a number by their names in pydantic, such as ge=1.
     """
@@ -71,7 +72,7 @@ class PastaOptions:
         "tokens; fixed: fixed_length; oracle: those that its child takes, for which the main "
         "thread waits (a baseline for the others, no faster than one thread)",
     )
-    # A promise that says no number takes it under `promised_length: predicted`, too.
+    # Under `promised_length: predicted`, a promise without a number takes this value, too.
     fixed_length: int = option(
         40, "Positions of every promise (fixed), or of one without a number (predicted)", ge=1
     )
@@ -100,7 +101,7 @@ class AparMedusaOptions(AparOptions, MedusaOptions):
 
 @dataclass(frozen=True)
 class SkeletonOfThoughtOptions:
-    """Options of `skeleton_of_thought`; its two stages have decoding.max_new_tokens together."""
+    """Options of `skeleton_of_thought`; its two stages share decoding.max_new_tokens."""
 
     max_skeleton_tokens: int = option(200, "Tokens after which a skeleton is cut", ge=1)
     max_point_tokens: int = option(128, "Tokens after which a point is cut", ge=1)
@@ -108,33 +109,33 @@ class SkeletonOfThoughtOptions:
 
 @dataclass(frozen=True)
 class MethodSpec:
-    """What is known of a method without running it.
+    """What is known about a method without running it.
 
-    `answer_keys`: for each kind of task that it does, the keys of section `decoding` that can
-    change an answer or another value of an output row (the counters too), beside the method, its
-    options and how tokens are sampled. What merely rounds in another order, as engine.max_num_seqs
-    does, changes no answer.
+    `answer_keys`: for each kind of task that the method supports, the keys of section `decoding`
+    that can change an answer or another value of an output row (including the counters), besides
+    the method, its options and how tokens are sampled. A key that only changes the order of
+    rounding, such as engine.max_num_seqs, does not count as changing an answer.
     """
 
     answer_keys: dict[str, tuple[str, ...]]
     # Declares the keys of `decoding.options`. All of them can change an answer.
     options: type[Any] = NoOptions
-    # "module:class" of its `TextMethod` (decoding/text.py), where it does task `generation`.
+    # "module:class" of its `TextMethod` (decoding/text.py), if it supports task `generation`.
     text_method: str = ""
-    control_tokens: tuple[str, ...] = ()  # those that a model is given for it
-    own_tokens: bool = False  # it cannot do without them in the tokenizer
-    # The option that says how many of them it uses: with 0 it does without.
+    control_tokens: tuple[str, ...] = ()  # the tokens that are added to a model for it
+    own_tokens: bool = False  # whether the tokenizer must have them
+    # The option that says how many of them it uses; with 0 it needs none.
     tokens_option: str = ""
-    # Its control tokens are part of the text that is decoded, not special to the tokenizer.
+    # Whether its control tokens are part of the decoded text instead of special tokens.
     markup: bool = False
     heads: bool = False  # needs trained Medusa heads
-    # Drafts with the model that `decoding.options.draft_model` names, or without one.
+    # Whether it drafts, with the model that `decoding.options.draft_model` names or without one.
     drafts: bool = False
-    whole_record: bool = False  # the model writes a record whole, its keys too
-    # Decodes the parts of one answer at the same time, so that `raypd tune` tries it.
+    whole_record: bool = False  # the model writes a whole record, including its keys
+    # Whether it decodes the parts of one answer at the same time, so that `raypd tune` tries it.
     parallel: bool = False
-    # Each of its tokens continues from a single earlier one, as recurrent layers need it;
-    # `hyper_parallel` with isolated values alone.
+    # Whether each of its tokens continues from a single earlier one, as recurrent layers need it;
+    # for `hyper_parallel` this is so only with isolated values.
     recurrent: bool = False
 
     def required_tokens(self, options: Any) -> tuple[str, ...]:
@@ -143,7 +144,7 @@ class MethodSpec:
         return self.control_tokens if self.own_tokens and not unused else ()
 
 
-# The first that does a kind of task is its default.
+# The first method that supports a kind of task is the default for it.
 REGISTRY = {
     "hyper_parallel": MethodSpec(
         {"extraction": ("max_value_tokens", "isolate", "stacked_documents", "skeleton")},
@@ -182,7 +183,7 @@ REGISTRY = {
     "pasta": MethodSpec(
         {"generation": ("max_new_tokens",)},
         PastaOptions,
-        # Which else are spelt.
+        # If the tokenizer lacks these control tokens, they are spelled out in ordinary tokens.
         "raypd.decoding.methods.pasta:PastaText",
         (PROMISE, OPEN, CLOSE, SYNC),
         markup=True,

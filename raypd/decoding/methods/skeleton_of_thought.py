@@ -2,10 +2,10 @@
 Thought", section 2; PASTA, sections 1 and 5).
 
 The model is first asked for a skeleton, a numbered list of short points, which is decoded one token
-after the other. Then all points are expanded in parallel. Each has a request of its own in the
-following turn and is a segment that sees the question and the skeleton, which stay in the cache,
-but no other point. (In the paper question and skeleton are written into a new prompt for every
-point.) The model only has to follow instructions.
+at a time. Then all points are expanded in parallel. Each has its own request in the following turn,
+and is a segment that sees the question and the skeleton, which stay in the cache, but no other
+point. (In the paper, question and skeleton are written into a new prompt for every point.) The
+model only has to follow instructions.
 """
 
 import re
@@ -18,7 +18,7 @@ from raypd.decoding.program import Feed, Program
 from raypd.decoding.text import Decode, GeneratedText, Prompt, Stops, TextMethod, TextModel
 from raypd.decoding.visibility import Reach
 
-# The paper's requests (section 2.1), without the examples of the first.
+# The paper's requests (section 2.1), without the examples in the first one.
 SKELETON_REQUEST = (
     "You're an organizer responsible for only giving the skeleton (not the full content) for "
     "answering the question. Provide the skeleton in a list of points (numbered 1., 2., 3., etc.) "
@@ -26,7 +26,7 @@ SKELETON_REQUEST = (
     "very short with only 3 to 5 words. Generally, the skeleton should have 3 to 10 points.\n\n"
     "Question:\n{question}\n\nNow, please provide the skeleton for this question."
 )
-# The answer to it begins so.
+# The beginning of the answer to it.
 SKELETON_BEGINNING = "1."
 POINT_REQUEST = (
     "Continue and only continue the writing of point {number}. Write it very shortly in 1 to 2 "
@@ -41,12 +41,13 @@ class SkeletonPoint:
     """A point of the skeleton.
 
     Attributes:
-        number: As the model wrote it.
-        heading: The point in the skeleton.
-        tokens: What expands it, an end token included.
-        stopped: It ended by itself; False where it was cut or there were no tokens left for it.
-        segment: Of its request and its tokens.
-        position: Of its first token.
+        number: Its number, as the model wrote it.
+        heading: The text of the point in the skeleton.
+        tokens: The tokens that expand it, including an end token.
+        stopped: Whether it ended by itself; False if it was cut or there were no tokens left for
+            it.
+        segment: The segment of its request and its tokens.
+        position: The position of its first token.
     """
 
     number: int
@@ -63,14 +64,14 @@ class SkeletonAnswer:
     """A skeleton and its expanded points.
 
     Attributes:
-        text: A line for each point, its heading and what expands it; the skeleton itself if it has
+        text: One line per point, with its heading and its expansion; the skeleton itself if it has
             no points.
-        skeleton: Its tokens, an end token included.
-        cut: Characters of `text` to the end of the first point that was cut, or of all points if
-            the skeleton was; None: all ended.
-        steps: Forward passes.
-        longest_path: Most tokens that were decoded one after the other.
-        content_tokens: Decoded tokens without end tokens.
+        skeleton: The tokens of the skeleton, including an end token.
+        cut: The number of characters of `text` up to the end of the first point that was cut, or of
+            all points if the skeleton was cut; None if all ended.
+        steps: The number of forward passes.
+        longest_path: The largest number of tokens that were decoded one after the other.
+        content_tokens: The number of decoded tokens without end tokens.
     """
 
     text: str
@@ -117,16 +118,17 @@ def skeleton_of_thought(
     """Decode a skeleton, then all its points in parallel.
 
     Args:
-        prompt: It asks for the skeleton.
-        max_new_tokens: Most tokens of skeleton and points together. With fewer left than points,
-            the earlier points get them.
+        prompt: The prompt that asks for the skeleton.
+        max_new_tokens: The largest number of tokens of skeleton and points together. If fewer
+            tokens are left than points, the earlier points get them.
         request: Returns the ids between the skeleton and a point's text: the end of the model's
             turn, the request, and the beginning of the answer.
         decode: Turns ids into text.
-        ends: Ids that end the skeleton and each point.
-        beginning: What the prompt ends with that is already a part of the skeleton.
-        max_skeleton_tokens: Tokens after which the skeleton is cut. Its last line is then no point.
-        max_point_tokens: Tokens after which a point is cut.
+        ends: The ids that end the skeleton and each point.
+        beginning: The end of the prompt that is already part of the skeleton.
+        max_skeleton_tokens: The number of tokens after which the skeleton is cut. Its last line
+            then does not count as a point.
+        max_point_tokens: The number of tokens after which a point is cut.
 
     Raises:
         ValueError: If `request` returns no tokens.
@@ -139,7 +141,7 @@ def skeleton_of_thought(
     if skeleton.stopped:
         written = written[:-1]
     else:
-        # The last token was not fed, since the decoding ended with it.
+        # The last token was not fed, because decoding ended with it.
         unfed = written[-1:]
     text = beginning + decode(written)
     points = points_of(text if skeleton.stopped else text.rpartition("\n")[0])
@@ -186,16 +188,17 @@ def _expand(
     max_point_tokens: int,
     ends: frozenset[int],
 ) -> Program[int]:
-    """Decode all points side by side and return the number of passes.
+    """Decode all points in parallel and return the number of passes.
 
     Args:
-        points: Point n gets segment n + 1 and sees segment 0, which is prompt and skeleton.
-        requests: Ids before the text of each point.
+        points: Point n gets segment n + 1 and sees segment 0, which contains the prompt and the
+            skeleton.
+        requests: The ids before the text of each point.
         unfed: The end of the skeleton that is not in the cache yet.
-        start: Position behind the skeleton.
-        remaining: Tokens that may be decoded.
-        max_point_tokens: Tokens after which a point is cut.
-        ends: Ids that end a point.
+        start: The position after the skeleton.
+        remaining: The number of tokens that may be decoded.
+        max_point_tokens: The number of tokens after which a point is cut.
+        ends: The ids that end a point.
     """
     if not all(requests):
         raise ValueError("request gives no tokens to begin a point with")
@@ -238,7 +241,7 @@ def _expand(
 def _first_cut(
     points: Sequence[SkeletonPoint], lines: Sequence[str], length: int, skeleton_stopped: bool
 ) -> int | None:
-    """Return the characters of the text to the end of the first point that was cut."""
+    """Return the number of characters of the text up to the end of the first point that was cut."""
     for n, point in enumerate(points):
         if not point.stopped:
             return len("\n".join(lines[: n + 1]))

@@ -2,16 +2,17 @@
 next ones ("Generation Meets Verification", section 3.2, algorithm 1, equations 4 to 7, appendix
 A.3).
 
-A pass holds the text, k candidates in a chain, and behind the text and behind each candidate a
-group of k mask tokens. The outputs of a group draft what may follow if everything before the group
-is accepted. The text is what the model would write one token at a time: greedily token for token,
-sampled in distribution, for any model, trained to draft or not.
+A pass holds the text, k candidates in a chain, and a group of k mask tokens after the text and
+after each candidate. The outputs of a group draft what may follow if everything before the group is
+accepted. The text is what the model would write one token at a time: identical under greedy
+decoding, and with the same distribution when sampled. This holds for any model, trained to draft or
+not.
 
-Two things differ from the paper. Line 18 samples the extra token from Q even behind a rejected
-candidate, which would favour what the draft favours. Here it comes from the residual
+Two things differ from the paper. Line 18 samples the extra token from Q even after a rejected
+candidate, which would favour the tokens that the draft favours. Here it comes from the residual
 max(0, Q - P), normalised, so that the output has Q's distribution (Leviathan et al. 2023, theorem
-1); P is what the candidate was drawn from, temperature, top-k and top-p included. And where fewer
-than k more tokens are wanted, fewer are drafted.
+1); P is what the candidate was drawn from, temperature, top-k and top-p included. And if fewer than
+k more tokens are wanted, fewer are drafted.
 """
 
 from collections.abc import Sequence
@@ -32,7 +33,8 @@ from raypd.decoding.visibility import Reach
 class SpaceAnswer(DraftedContinuation):
     """A text of accepted candidates, and of the model's tokens in place of rejected ones.
 
-    Candidates behind a rejected one, or behind the end of the text, count as neither.
+    Candidates after a rejected one, or after the end of the text, count neither as accepted nor as
+    rejected.
     """
 
     COUNTERS = ("steps", "accepted", "rejected", "average_accepted_tokens")
@@ -41,9 +43,9 @@ class SpaceAnswer(DraftedContinuation):
 
 @dataclass
 class Candidates:
-    """The candidates L_c, [c] token ids.
+    """The candidates L_c: [c] token ids.
 
-    When sampling, `chance` is P_c [c, vocabulary], the distributions that they were drawn from.
+    When sampling, `chance` is P_c [c, vocabulary], the distributions from which they were drawn.
     """
 
     tokens: list[int] = field(default_factory=list)
@@ -52,10 +54,10 @@ class Candidates:
 
 @dataclass
 class _PassInput:
-    """The input of a pass (equation 4) without the tokens that come before it in the cache.
+    """The input of a pass (equation 4), without the earlier tokens in the cache.
 
     Attributes:
-        ends: Index of the token that each mask group stands behind: the last one of the text, then
+        ends: The index of the token that each mask group follows: the last token of the text, then
             the candidates.
         groups: The indices of each group's mask tokens.
     """
@@ -79,7 +81,7 @@ class _PassInput:
         return [*self.ends, *(index for group in self.groups for index in group)]
 
     def predictions_of(self, group: int) -> range:
-        """Return where the predictions of a group are, in the order of `sample_at`."""
+        """Return the indices of a group's predictions, in the order of `sample_at`."""
         begin = len(self.ends) + sum(len(earlier) for earlier in self.groups[:group])
         return range(begin, begin + len(self.groups[group]))
 
@@ -87,7 +89,7 @@ class _PassInput:
 def segments_seen(k: int) -> dict[tuple[int, int], Reach]:
     """Return equation 5 as segments.
 
-    The text is segment 0, candidate i is i, and mask group g (behind candidate g) is k + 1 + g.
+    The text is segment 0, candidate i is i, and mask group g (after candidate g) is k + 1 + g.
     """
     reach: dict[tuple[int, int], Reach] = {}
     for i in range(k + 1):
@@ -102,15 +104,16 @@ def segments_seen(k: int) -> dict[tuple[int, int], Reach]:
 def _layout(
     text: Sequence[int], position: int, candidates: list[int], k: int, mask: int, remaining: int
 ) -> _PassInput:
-    """Lay out the text, the candidates, and a mask group behind each (equation 4).
+    """Lay out the text, the candidates, and a mask group after each (equation 4).
 
     Args:
-        text: What is fed of the text in this pass.
-        position: Position of its first token.
+        text: The part of the text that is fed in this pass.
+        position: The position of its first token.
         candidates: The drafted tokens.
-        k: Mask tokens of a group.
-        mask: Id of the mask token.
-        remaining: Tokens that may still be decoded; groups shrink where fewer than k are wanted.
+        k: The number of mask tokens of a group.
+        mask: The id of the mask token.
+        remaining: The number of tokens that may still be decoded; groups shrink if fewer than k are
+            wanted.
     """
     layout = _PassInput()
     end = position + len(text)
@@ -137,12 +140,12 @@ def space(
     """Decode with auto-correct decoding (algorithm 1).
 
     Args:
-        prompt: What the text follows on.
-        max_new_tokens: Tokens after which the text is cut.
-        k: Mask tokens of a group; 0 is autoregressive decoding.
-        mask_token: Id of the mask token. Where it is drafted it is a candidate like any other.
-        sampling: Where it is not greedy, all draws are made here, none by the engine.
-        seed: Of these draws.
+        prompt: The prompt that the text continues.
+        max_new_tokens: The number of tokens after which the text is cut.
+        k: The number of mask tokens of a group; 0 is autoregressive decoding.
+        mask_token: The id of the mask token. If it is drafted, it is a candidate like any other.
+        sampling: If it is not greedy, all draws are made here and none by the engine.
+        seed: The seed of these draws.
         stops: Whether the tokens decoded so far are a complete text.
 
     Raises:
@@ -152,12 +155,12 @@ def space(
         raise ValueError(f"k is {k}: the number of mask tokens cannot be negative")
     answer = SpaceAnswer()
     random = np.random.Generator(np.random.Philox(key=seed))
-    # What is fed of the text in this pass, and the position of its first token.
+    # The part of the text that is fed in this pass, and the position of its first token.
     text = list(prompt.tokens)
     position = 0
     candidates = Candidates()
     first_row = 0  # of this feed
-    # What becomes of the rows of the feed before.
+    # What happens to the rows of the previous feed.
     drop: list[int] = []
     move: dict[int, int] = {}
     while True:
@@ -205,9 +208,9 @@ def _verify(
     sampling: Sampling,
     random: np.random.Generator,
 ) -> list[int]:
-    """Return the accepted candidates and the one extra token (lines 6 to 19).
+    """Return the accepted candidates and one extra token (lines 6 to 19).
 
-    Q is in the first predictions: behind the text and behind each candidate.
+    Q is in the first predictions: after the text and after each candidate.
     """
     count = len(candidates.tokens)
     if predictions.logits is None:
@@ -225,7 +228,7 @@ def _verify(
     extra = q[accepted]
     if accepted < count and candidates.chance is not None:
         residual = (extra - candidates.chance[accepted]).clamp_min(0)
-        # Nothing is left where P and Q are equal but for rounding.
+        # Nothing is left if P and Q differ only by rounding.
         extra = torch.where(residual.sum() > 0, residual, extra)
     picked = pick(extra[None], _draws(random, extra[None]))
     return [*candidates.tokens[:accepted], *picked.tolist()]
@@ -234,13 +237,13 @@ def _verify(
 def _draft(
     predictions: Predictions, group: range, sampling: Sampling, random: np.random.Generator
 ) -> Candidates:
-    """Return the next candidates, from the mask group behind what was accepted (lines 23 and 24).
+    """Return the next candidates, from the mask group after what was accepted (lines 23 and 24).
 
     Args:
-        predictions: Those of the whole pass.
+        predictions: The predictions of the whole pass.
         group: Which of them are the group's.
-        sampling: What the candidates are drawn with.
-        random: Of these draws.
+        sampling: How the candidates are drawn.
+        random: The source of these draws.
     """
     if not group or predictions.logits is None:
         return Candidates([predictions.tokens[i] for i in group])

@@ -1,13 +1,14 @@
-"""Speculative decoding: a cheap drafter guesses the next tokens and one pass of the model verifies
-all of them (Leviathan et al. 2023, algorithm 1; the baseline of HPD's table 3 and SPACE's table 2).
+"""Speculative decoding: a cheap drafter guesses the next tokens, and one pass of the model verifies
+them all (Leviathan et al. 2023, algorithm 1; the baseline of HPD's table 3 and SPACE's table 2).
 
-The drafter is a smaller model of the same tokenizer, or prompt lookup (Saxena 2023), which copies
-what followed the text's last tokens where they occurred before and needs no model. A pass holds the
-text's last token, which is certain, and the drafts behind it. A draft is accepted if the model
-predicts it, and the first prediction that differs takes the place of the draft. So every token is
-one that the model predicts behind exactly the text before it: greedily token for token, and sampled
-in distribution. The paper draws the drafts and accepts them with min(1, q/p); here they are the
-drafter's most likely tokens, fixed before the model's draw, which has the same distribution.
+The drafter is a smaller model with the same tokenizer, or prompt lookup (Saxena 2023), which needs
+no model and copies what followed an earlier occurrence of the text's last tokens. A pass holds the
+text's last token, which is certain, and the drafts after it. A draft is accepted if the model
+predicts it, and the first prediction that differs replaces the draft. So every token is one that
+the model predicts after exactly the text before it: the text is identical under greedy decoding,
+and has the same distribution when sampled. The paper draws the drafts and accepts them with
+probability min(1, q/p); here they are the drafter's most likely tokens, fixed before the model's
+draw, which gives the same distribution.
 """
 
 from collections.abc import Sequence
@@ -21,7 +22,7 @@ from raypd.decoding.text import Prompt, Stops, TextMethod, TextModel
 
 @dataclass
 class SpeculativeAnswer(DraftedContinuation):
-    """A text of accepted drafts, and of the model's tokens behind or in place of them."""
+    """A text of accepted drafts, and of the model's own tokens after or in place of them."""
 
     COUNTERS = ("steps", "drafted", "accepted", "average_accepted_tokens")
     drafted: int = 0
@@ -41,7 +42,7 @@ class TextDrafter(Protocol):
         """Return the `DraftedText` of a prompt."""
 
     def draft(self, contexts: Sequence[Any], plan: Any) -> list[list[int]]:
-        """Return at most `max_drafts` drafts behind each text."""
+        """Return at most `max_drafts` drafts that continue each text."""
 
     def close(self, text: Any) -> None:
         """Forget a text."""
@@ -54,20 +55,20 @@ def speculative(
     drafter: TextDrafter,
     max_drafts: int,
 ) -> Program[SpeculativeAnswer]:
-    """Decode what `autoregressive` decodes, in fewer passes.
+    """Decode the same text as `autoregressive`, in fewer passes.
 
     Args:
-        prompt: What the text follows on.
-        max_new_tokens: Tokens after which the text is cut.
+        prompt: The prompt that the text continues.
+        max_new_tokens: The number of tokens after which the text is cut.
         stops: Whether the tokens decoded so far are a complete text.
-        drafter: It guesses the next tokens.
-        max_drafts: Most drafts that one pass verifies.
+        drafter: The drafter that guesses the next tokens.
+        max_drafts: The largest number of drafts that one pass verifies.
     """
     text = drafter.open(prompt)
     try:
         return (yield from _decode(prompt, max_new_tokens, stops, drafter, text, max_drafts))
     finally:
-        # Also where the program is cancelled.
+        # This also happens if the program is cancelled.
         drafter.close(text)
 
 
@@ -80,7 +81,7 @@ def _decode(
     max_drafts: int,
 ) -> Program[SpeculativeAnswer]:
     answer = SpeculativeAnswer()
-    # Certain tokens that are not fed yet, the position of the first, and the drafts behind them.
+    # The certain tokens that are not fed yet, the position of the first, and the drafts after them.
     tokens = list(prompt.tokens)
     position = 0
     drafts: list[int] = []
@@ -118,7 +119,7 @@ def _decode(
         tokens = verified[-1:]
         unknown += verified
         drafts = []
-        # One of the tokens that are left is the model's own, behind the drafts.
+        # One of the remaining tokens is the model's own, after the drafts.
         limit = min(max_drafts, max_new_tokens - len(answer.tokens) - 1)
         if limit > 0:
             text.extend(unknown, limit)
@@ -132,10 +133,10 @@ class LookupText:
     """A text, and where its n-grams occurred.
 
     Attributes:
-        tokens: The prompt and what was verified behind it.
-        ends: For each n-gram, the index behind its last occurrence. The n-grams at the end of the
-            text are not entered yet.
-        indexed: The n-grams that end at this index, or before it, are entered.
+        tokens: The prompt and the verified tokens after it.
+        ends: For each n-gram, the index after its last occurrence. The n-grams at the end of the
+            text are not indexed yet.
+        indexed: The n-grams that end at or before this index are indexed.
     """
 
     tokens: list[int] = field(default_factory=list)
@@ -149,10 +150,10 @@ class LookupText:
 
 
 class PromptLookup:
-    """Drafts what followed the text's last tokens where they occurred last.
+    """Drafts what followed the previous occurrence of the text's last tokens.
 
     Args:
-        max_ngram: Most tokens that are looked up; of several matches the longest counts.
+        max_ngram: The largest number of tokens to look up; of several matches the longest counts.
     """
 
     def __init__(self, max_ngram: int) -> None:
@@ -172,13 +173,13 @@ class PromptLookup:
         for size in range(min(self.max_ngram, len(text.tokens)), 0, -1):
             begin = text.ends.get(tuple(text.tokens[-size:]))
             if begin is not None:
-                # Where the copy reaches the end of the text, it repeats itself.
+                # If the copy reaches the end of the text, it repeats itself.
                 period = len(text.tokens) - begin
                 return [text.tokens[begin + i % period] for i in range(text.max_drafts)]
         return []
 
     def _index(self, text: LookupText) -> None:
-        """Enter the n-grams that end before the last token."""
+        """Index the n-grams that end before the last token."""
         for end in range(text.indexed + 1, len(text.tokens)):
             for size in range(1, min(self.max_ngram, end) + 1):
                 text.ends[tuple(text.tokens[end - size : end])] = end

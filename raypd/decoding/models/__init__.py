@@ -1,1 +1,1 @@
-"""The families of models that the engine computes, one file each; `registry` lists them."""
+"""The families of models that the engine computes, mostly one file each; `registry` lists them."""

@@ -1,4 +1,4 @@
-"""AFMoE, of which Arcee's Trinity models are: gated attention, and norms around all parts.
+"""AFMoE, the family of Arcee's Trinity models: gated attention, and norms around all parts.
 
 normed = norm(hidden)
 hidden += norm(output(attention(normed) * sigmoid(gate(normed))))
@@ -19,12 +19,12 @@ from raypd.decoding.models.llama import attention_of, mlp_of
 
 
 class BatchRouter(torch.nn.Module):
-    """A router of transformers that takes batches of texts."""
+    """A transformers router that takes batches of texts."""
 
     def __init__(self, router: Any) -> None:
         """
         Args:
-            router: The module of transformers.
+            router: The transformers module.
         """
         super().__init__()
         self.router = router
@@ -48,7 +48,7 @@ class AfmoeLayer(SandwichLayer):
 
     def __init__(self, source: Any, builder: Builder) -> None:
         super().__init__(source, builder)
-        # Its result is read by attention and by the gate, so that it is not in FP8.
+        # Both attention and the gate read its result, so the result is not in FP8.
         self.input_norm = builder.norm(source.input_layernorm, self.norm_style)
         self.gate = builder.product(Linears(source.self_attn, "gate_proj"))
 
@@ -89,7 +89,7 @@ class AfmoeLayer(SandwichLayer):
 
 
 class Afmoe(DecoderModel):
-    """AFMoE around its layers."""
+    """What AFMoE computes around its layers."""
 
     norm_style = NormStyle.ROUND_ONCE
 

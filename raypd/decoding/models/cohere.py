@@ -1,4 +1,4 @@
-"""Command R and A (Cohere): attention and MLP read the same norm, and neighbours are rotated.
+"""Command R and A (Cohere): attention and MLP read the same norm, and adjacent pairs are rotated.
 
 normed = norm(hidden)
 hidden += output(attention(normed)) + mlp(normed)
@@ -22,7 +22,7 @@ class ParallelLayer(DecoderLayer):
     def __init__(self, source: Any, builder: Builder) -> None:
         """
         Args:
-            source: The layer of transformers.
+            source: The transformers layer.
             builder: Builds its parts.
         """
         super().__init__()
@@ -41,7 +41,7 @@ class ParallelLayer(DecoderLayer):
 
     @staticmethod
     def is_rotated(attention: Any) -> bool:
-        """Tell whether an attention of transformers rotates queries and keys."""
+        """Return whether a transformers attention module rotates queries and keys."""
         return True
 
     def forward(
@@ -62,7 +62,7 @@ class ParallelLayer(DecoderLayer):
 
 
 class Cohere2Layer(ParallelLayer):
-    """A layer of Cohere 2, whose sliding layers alone rotate."""
+    """A layer of Cohere 2, in which only layers with a sliding window rotate."""
 
     @staticmethod
     def is_rotated(attention: Any) -> bool:
@@ -70,13 +70,13 @@ class Cohere2Layer(ParallelLayer):
 
 
 class Cohere(DecoderModel):
-    """Cohere around its layers."""
+    """What Cohere computes around its layers."""
 
     norm_style = None
 
     def ropes(self, hidden: torch.Tensor, positions: torch.Tensor) -> dict[str, Rope]:
         cos, sin = self.rotary(hidden[None], positions[None])
-        # It has each number twice, side by side.
+        # The embedding has each number twice, side by side.
         return {ONE_ROPE: Rope(cos[0, :, ::2].repeat(1, 2), sin[0, :, ::2].repeat(1, 2))}
 
     def finished(self, logits: torch.Tensor) -> torch.Tensor:
@@ -84,7 +84,7 @@ class Cohere(DecoderModel):
 
 
 def _has_no_query_norm(config: Any) -> bool:
-    # Norms of queries and keys are layer norms with weights of their own for each head.
+    # Norms of queries and keys are layer norms with separate weights for each head.
     return not config.use_qk_norm
 
 

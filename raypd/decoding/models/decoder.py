@@ -1,13 +1,13 @@
-"""A model written out in the engine's terms, of which a family says what a layer computes.
+"""A model written out in the engine's terms; each family defines what a layer computes.
 
-The tokens of many sequences lie in one row:
+The tokens of many sequences are packed into one row:
 
     hidden = embed(ids)                      [tokens, hidden size]
     hidden = layer(hidden, ropes, step)      for each layer
     logits = head(norm(hidden))              [tokens, vocabulary]
 
-The last layer computes what comes behind its attention only for the tokens behind which a next one
-is wanted; of the others a pass needs keys and values alone.
+In the last layer, everything after attention is computed only for the tokens that need a next-token
+prediction; of the other tokens, a pass needs only keys and values.
 """
 
 from collections.abc import Callable
@@ -28,9 +28,9 @@ NO_ROPE = Rope(torch.empty(0), torch.empty(0))
 
 
 class DecoderLayer(torch.nn.Module):
-    """A layer of a family. Subclasses build their parts by a `Builder` and compute with them."""
+    """A layer of a family. Subclasses build their parts with a `Builder` and compute with them."""
 
-    # The attention; None in a layer that does not attend.
+    # The attention part; None in a layer without attention.
     attention: Any
 
     def __init__(self) -> None:
@@ -50,7 +50,7 @@ class DecoderLayer(torch.nn.Module):
             hidden: [tokens, hidden size]
             ropes: The model's rotary embeddings, by name.
             step: The pass.
-            sample_rows: In the last layer, the rows that are needed behind attention, [samples].
+            sample_rows: In the last layer, the rows that are needed after attention, [samples].
 
         Returns:
             [tokens, hidden size], or [samples, hidden size] in the last layer.
@@ -61,13 +61,13 @@ class DecoderLayer(torch.nn.Module):
 class DecoderModel(torch.nn.Module):
     """A model of a registered family.
 
-    A subclass overrides what its family computes in another way around the layers.
+    A subclass overrides whatever its family computes differently around the layers.
     """
 
-    # The style of the last norm; None for a norm that is not an RMS norm.
+    # The style of the last norm; None if it is not an RMS norm.
     norm_style: NormStyle | None = NormStyle.ROUND_FIRST
-    # The names of the embedding, the last norm and the rotary embedding in the module of
-    # transformers. A model that does not rotate has no such embedding.
+    # The names of the embedding, the last norm and the rotary embedding in the transformers module.
+    # A model that does not rotate has no such embedding.
     embedding_name = "embed_tokens"
     norm_name = "norm"
     rotary_name = "rotary_emb"
@@ -77,8 +77,8 @@ class DecoderModel(torch.nn.Module):
     ) -> None:
         """
         Args:
-            model: The model of transformers, whose modules it uses.
-            layer: Builds a layer from one of transformers.
+            model: The transformers model, whose modules it uses.
+            layer: Builds a layer from a transformers layer.
             builder: Builds the parts of the layers.
         """
         super().__init__()
@@ -92,7 +92,7 @@ class DecoderModel(torch.nn.Module):
         self.norm = builder.norm(getattr(model.model, self.norm_name), self.norm_style)
         layers = [layer(source, builder) for source in model.model.layers]
         self.layers = torch.nn.ModuleList(layers)
-        # The recurrent layers, which number their states in this order.
+        # The recurrent layers, whose states are numbered in this order.
         self.recurrences = list(builder.recurrences)
         attentions = [made.attention for made in layers if made.attention is not None]
         self.head_dim = int(attentions[0].head_dim) if attentions else 0
@@ -103,7 +103,7 @@ class DecoderModel(torch.nn.Module):
     @property
     def is_stable(self) -> bool:
         """Whether a token's logits have the same bits in every pass."""
-        # Scans add up in chunks, which depend on what else is in a pass.
+        # Scans add up in chunks, which depend on what else is in the pass.
         return self.builder.is_stable and not self.recurrences
 
     def forward(
@@ -120,8 +120,9 @@ class DecoderModel(torch.nn.Module):
             ids: Token ids, [tokens].
             positions: [tokens]
             step: The pass.
-            full_count: How many of `step.sample_rows` need logits, from the first on; None for all.
-            want_hidden: Not used, since hidden states are there anyway.
+            full_count: How many of `step.sample_rows`, starting with the first, need logits; None
+                for all.
+            want_hidden: Not used, because hidden states are always computed.
 
         Returns:
             Logits [full_count, vocabulary], and last hidden states [samples, hidden size].
@@ -166,14 +167,14 @@ class DecoderModel(torch.nn.Module):
         return {ONE_ROPE: widened(rope.cos, rope.sin, self.head_dim)}
 
     def finished(self, logits: torch.Tensor) -> torch.Tensor:
-        """Scale or bound what the output embeddings give, [rows, tokens]."""
+        """Scale or bound the logits from the output embeddings, [rows, tokens]."""
         return logits
 
 
 def needed(
     attended: torch.Tensor, hidden: torch.Tensor, sample_rows: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the rows of both tensors that are needed behind attention."""
+    """Return the rows of both tensors that are needed after attention."""
     if sample_rows is None:
         return attended, hidden
     return attended[sample_rows], hidden[sample_rows]
@@ -188,14 +189,14 @@ class Family:
     """A family of models.
 
     Attributes:
-        name: What people call its models.
-        classes: The names of transformers' classes of its models.
-        layer: Builds a layer from one of transformers.
-        model: What is computed around the layers.
-        small: Keys of the configuration of a small model, beside those that all families have.
-        layer_types: The types of layers that it has beside attention, as `layer_types` of a
+        name: The common name of its models.
+        classes: The names of its models' classes in transformers.
+        layer: Builds a layer from a transformers layer.
+        model: Computes what is around the layers.
+        small: Configuration keys of a small model, besides those that all families have.
+        layer_types: The types of layers that it has besides attention, as `layer_types` of a
             configuration names them.
-        takes: Tells by the configuration whether the layer computes a model of these classes.
+        takes: Returns, for a configuration, whether the layer can compute a model of these classes.
     """
 
     name: str
@@ -207,5 +208,5 @@ class Family:
     layer_types: frozenset[str] = frozenset()
 
     def build(self, model: Any, builder: Builder) -> DecoderModel:
-        """Build a model of the family out of one of transformers, whose weights are taken."""
+        """Build a model of the family from a transformers model, whose weights are taken."""
         return self.model(model, self.layer, builder)

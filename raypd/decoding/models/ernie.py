@@ -1,4 +1,4 @@
-"""ERNIE 4.5, dense and with experts, which rotates neighbours in a head."""
+"""ERNIE 4.5, dense and with experts, which rotates adjacent pairs in a head."""
 
 from typing import Any
 

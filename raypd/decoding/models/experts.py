@@ -1,4 +1,4 @@
-"""Mixtures of experts whose other parts are those of Llama: Qwen2-MoE, Qwen3-MoE, Mixtral, ...
+"""Mixtures of experts that otherwise equal Llama: Qwen2-MoE, Qwen3-MoE, Mixtral, ...
 
     hidden += output(attention(norm(hidden)))
     hidden += experts(norm(hidden))
@@ -19,7 +19,8 @@ from raypd.decoding.models.decoder import Family
 from raypd.decoding.models.llama import PreNormLayer, attention_of, mlp_of
 from raypd.decoding.models.rotation import halves_order, rotary_dim
 
-# The routers that choose by softmax. Those of the second kind always divide by the sum of weights.
+# The routers that choose by softmax. Those of the second kind always divide by the sum of the
+# weights.
 _SOFTMAX = {
     "OlmoeTopKRouter",
     "Qwen2MoeTopKRouter",
@@ -35,7 +36,7 @@ _RENORMALIZING = {
     "MixtralTopKRouter",
     "Qwen3_5MoeTopKRouter",
 }
-# A small mixture uses all its experts, so that no rounding sends a token to another one.
+# A small mixture uses all its experts, so that no rounding sends a token to a different one.
 SMALL = {
     "num_experts": 4,
     "num_local_experts": 4,
@@ -44,7 +45,7 @@ SMALL = {
     "shared_expert_intermediate_size": 256,
     "mlp_only_layers": [],
 }
-# What a small mixture has whose experts are chosen in groups, and whose first layers are dense.
+# The keys of a small mixture whose experts are chosen in groups and whose first layers are dense.
 SMALL_WITH_GROUPS = {
     **SMALL,
     "n_routed_experts": 4,
@@ -56,7 +57,7 @@ SMALL_WITH_GROUPS = {
 
 
 class ExpertsLayer(PreNormLayer):
-    """A layer with experts in the place of the MLP."""
+    """A layer with experts in place of the MLP."""
 
     @staticmethod
     def build_mlp(source: Any, builder: Builder) -> Any:
@@ -67,7 +68,7 @@ class ExpertsLayer(PreNormLayer):
 
 
 class MixtralLayer(ExpertsLayer):
-    """A layer of Mixtral, which has one window for all layers, in its configuration."""
+    """A layer of Mixtral, whose configuration has one window for all layers."""
 
     @staticmethod
     def attention_source(source: Any) -> AttentionSource:
@@ -89,7 +90,7 @@ class CorrectedExpertsLayer(ExpertsLayer):
 
 
 class MiniMaxM2Layer(CorrectedExpertsLayer):
-    """A layer of MiniMax-M2, which rotates a part of each head and norms all heads together."""
+    """A layer of MiniMax-M2, which rotates part of each head and norms all heads together."""
 
     @staticmethod
     def attention_source(source: Any) -> AttentionSource:
@@ -100,7 +101,7 @@ class MiniMaxM2Layer(CorrectedExpertsLayer):
 
 
 def experts_of(block: Any) -> ExpertsSource:
-    """Describe a mixture by the names that most of transformers' modules have."""
+    """Describe a mixture, using the attribute names of most transformers modules."""
     router = block.router if hasattr(block, "router") else block.gate
     source = ExpertsSource(router=router, experts=block.experts, softmax=softmax_router(router))
     if hasattr(block, "shared_expert"):
@@ -112,7 +113,7 @@ def experts_of(block: Any) -> ExpertsSource:
 
 
 def softmax_router(router: Any) -> SoftmaxRouter | None:
-    """Describe a router of transformers if it is of this kind."""
+    """Describe a transformers router if it is of this kind."""
     name = type(router).__name__
     if name in _RENORMALIZING:
         renormalizes = True

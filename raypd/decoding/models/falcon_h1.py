@@ -1,4 +1,4 @@
-"""Falcon-H1: attention and Mamba-2 read the same norm side by side, and everything has a factor.
+"""Falcon-H1: attention and Mamba-2 read the same norm in parallel, and everything has a factor.
 
 normed = norm(hidden)
 hidden += a * output(mamba(normed)) + b * output(attention(c * normed))
@@ -19,7 +19,7 @@ from raypd.decoding.models.recurrences import build_recurrence
 
 
 class ScaledActivation(torch.nn.Module):
-    """An activation of inputs that have a factor."""
+    """An activation whose inputs are multiplied by a factor."""
 
     def __init__(self, activation: Any, factor: float) -> None:
         super().__init__()
@@ -37,13 +37,13 @@ class FalconH1Layer(DecoderLayer):
     def __init__(self, source: Any, builder: Builder) -> None:
         """
         Args:
-            source: The layer of transformers.
+            source: The transformers layer.
             builder: Builds its parts.
         """
         super().__init__()
         attention = source.self_attn
         attention_source = attention_of(attention)
-        # A factor of all keys is one of all scores.
+        # A factor of all keys is also a factor of all scores.
         scale = attention_source.layer.scale * float(attention.key_multiplier)
         attention_source.layer = attention_source.layer._replace(scale=scale)
         self.attention = builder.attention(attention_source)
@@ -57,7 +57,7 @@ class FalconH1Layer(DecoderLayer):
         self.mlp = builder.mlp(
             MlpSource(Linears(mlp, "gate_proj", "up_proj"), Linears(mlp, "down_proj"), activation)
         )
-        # Both attention and the recurrence read it.
+        # Both attention and the recurrence read its result.
         self.input_norm = builder.norm(source.input_layernorm)
         self.post_norm = builder.norm(source.pre_ff_layernorm)
         self.attention_in = float(source.attention_in_multiplier)
@@ -86,7 +86,7 @@ class FalconH1Layer(DecoderLayer):
 
 
 class FalconH1(DecoderModel):
-    """Falcon-H1 around its layers."""
+    """What Falcon-H1 computes around its layers."""
 
     norm_name = "final_layernorm"
 

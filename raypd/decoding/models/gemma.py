@@ -1,4 +1,4 @@
-"""Gemma: norms whose weights are offsets from 1. Gemma 2 and 3 have norms behind all parts, too.
+"""Gemma: norms whose weights are offsets from 1. Gemma 2 and 3 also have norms after all parts.
 
 hidden += norm(output(attention(norm(hidden))))
 hidden += norm(mlp(norm(hidden)))
@@ -28,10 +28,10 @@ class GemmaLayer(PreNormLayer):
 
 
 class SandwichLayer(DecoderLayer):
-    """A layer with norms before and behind attention and MLP."""
+    """A layer with norms before and after attention and MLP."""
 
     norm_style = NormStyle.OFFSET
-    # The norms of transformers' layer: before and behind attention, before and behind the MLP.
+    # The norms of the transformers layer: before and after attention, before and after the MLP.
     norms = (
         "input_layernorm",
         "post_attention_layernorm",
@@ -42,7 +42,7 @@ class SandwichLayer(DecoderLayer):
     def __init__(self, source: Any, builder: Builder) -> None:
         """
         Args:
-            source: The layer of transformers.
+            source: The transformers layer.
             builder: Builds its parts.
         """
         super().__init__()
@@ -58,17 +58,17 @@ class SandwichLayer(DecoderLayer):
 
     @staticmethod
     def rope_name(source: Any) -> str:
-        """Return which of the model's rotary embeddings a layer of transformers reads."""
+        """Return which of the model's rotary embeddings a transformers layer reads."""
         return ONE_ROPE
 
     @staticmethod
     def attention_source(source: Any) -> AttentionSource:
-        """Describe the attention of a layer of transformers."""
+        """Describe the attention of a transformers layer."""
         return attention_of(source.self_attn, norm_style=NormStyle.OFFSET)
 
     @staticmethod
     def build_mlp(source: Any, builder: Builder) -> Any:
-        """Build what follows attention, from a layer of transformers."""
+        """Build what follows attention, from a transformers layer."""
         return builder.mlp(mlp_of(source.mlp))
 
     def forward(
@@ -95,20 +95,20 @@ class Gemma3Layer(SandwichLayer):
 
 
 class Gemma(DecoderModel):
-    """The first Gemma around its layers."""
+    """What the first Gemma computes around its layers."""
 
     norm_style = NormStyle.OFFSET
 
 
 class Gemma2(Gemma):
-    """Gemma 2 around its layers."""
+    """What Gemma 2 computes around its layers."""
 
     def finished(self, logits: torch.Tensor) -> torch.Tensor:
         return bounded(logits, self.text_config.final_logit_softcapping)
 
 
 class Gemma3(LayerRopes):
-    """Gemma 3 around its layers."""
+    """What Gemma 3 computes around its layers."""
 
     norm_style = NormStyle.OFFSET
 

@@ -1,8 +1,8 @@
-"""Gemma 3n: several streams of hidden states, of which each layer computes one and corrects all.
+"""Gemma 3n: several streams of hidden states; each layer computes one and corrects all.
 
-A layer predicts the streams, computes attention and MLP on one of them as Gemma 3 does, and adds
-what its prediction missed to all of them (AltUp). Layers share keys and values, and have inputs of
-their own (layer_inputs.py).
+A layer predicts the streams, computes attention and MLP on one of them as in Gemma 3, and adds the
+error of its prediction to all of them (AltUp). Layers share keys and values, and have per-layer
+inputs (layer_inputs.py).
 """
 
 import math
@@ -24,16 +24,17 @@ _MIN_SQUARE = 1e-5
 
 
 class SparseActivation:
-    """The activation of an MLP of which only the largest gates count.
+    """The activation of an MLP in which only the largest gates count.
 
-    Those count that are so many standard deviations above the mean of their token.
+    A gate counts if it is a certain number of standard deviations above the mean of its token.
     """
 
     def __init__(self, activation: Any, sparsity: float) -> None:
         """
         Args:
-            activation: The activation behind it.
-            sparsity: The share of gates that do not count, if they are normally distributed.
+            activation: The activation applied to the remaining gates.
+            sparsity: The share of gates that do not count, assuming that they are normally
+                distributed.
         """
         self.activation = activation
         normal = torch.distributions.normal.Normal(0, 1)
@@ -55,7 +56,7 @@ class Laurel(torch.nn.Module):
     def __init__(self, source: Any, builder: Builder) -> None:
         """
         Args:
-            source: The module of transformers.
+            source: The transformers module.
             builder: Builds the parts.
         """
         super().__init__()
@@ -76,7 +77,7 @@ class Gemma3nLayer(SandwichLayer):
 
     def __init__(self, source: Any, builder: Builder) -> None:
         super().__init__(source, builder)
-        # Its result is read in more places than by attention, so that it is not in FP8.
+        # Not only attention reads its result, so the result is not in FP8.
         self.input_norm = builder.norm(source.input_layernorm, self.norm_style)
         self.altup = source.altup
         self.active = int(source.config.altup_active_idx)
@@ -114,8 +115,8 @@ class Gemma3nLayer(SandwichLayer):
             hidden: [streams, tokens, hidden size]
             ropes: The model's rotary embeddings, by name.
             step: The pass.
-            sample_rows: In the last layer, the rows that are needed behind attention, [samples].
-            layer_input: The layer's own inputs, [tokens, size of an input].
+            sample_rows: In the last layer, the rows that are needed after attention, [samples].
+            layer_input: The layer's per-layer inputs, [tokens, size of an input].
 
         Returns:
             [streams, tokens, hidden size], or [streams, samples, hidden size] in the last layer.
@@ -144,7 +145,7 @@ class Gemma3nLayer(SandwichLayer):
 
 
 class Gemma3n(LayerRopes):
-    """Gemma 3n around its layers."""
+    """What Gemma 3n computes around its layers."""
 
     norm_style = NormStyle.ROUND_ONCE
 
@@ -187,7 +188,7 @@ def _products(linears: torch.nn.ModuleList, builder: Builder) -> torch.nn.Module
 
 
 def _with_magnitude_of(first: torch.Tensor, stream: torch.Tensor) -> torch.Tensor:
-    """Scale the tokens of a stream [tokens, hidden size] to the magnitude of those of the first."""
+    """Scale the tokens of a stream [tokens, hidden size] to the magnitude of the first stream's."""
     target = (first**2).mean(-1, keepdim=True) ** 0.5
     magnitude = torch.sqrt((stream**2).mean(-1, keepdim=True).clamp(min=_MIN_SQUARE))
     return stream * target / magnitude

@@ -1,4 +1,4 @@
-"""Gemma 4: layers that share keys and values, inputs of each layer, and experts beside the MLP.
+"""Gemma 4: layers that share keys and values, per-layer inputs, and experts alongside the MLP.
 
 hidden += norm(output(attention(norm(hidden))))
 hidden += norm(mlp(norm(hidden)))                 or norm(norm(mlp(...)) + norm(experts(...)))
@@ -21,12 +21,12 @@ from raypd.decoding.models.layer_ropes import LayerRopes
 
 
 class ExpertsBeside(torch.nn.Module):
-    """The experts of a layer that has an MLP too."""
+    """The experts of a layer that also has an MLP."""
 
     def __init__(self, source: Any, builder: Builder) -> None:
         """
         Args:
-            source: The layer of transformers.
+            source: The transformers layer.
             builder: Builds the parts.
         """
         super().__init__()
@@ -37,13 +37,13 @@ class ExpertsBeside(torch.nn.Module):
         self.norm = builder.norm(source.post_feedforward_layernorm_2, style)
 
     def forward(self, hidden: torch.Tensor, mlp: torch.Tensor) -> torch.Tensor:
-        """Add the experts to what the MLP gave.
+        """Add the experts' output to that of the MLP.
 
         Args:
             hidden: The hidden states that the MLP has read, [tokens, hidden size].
             mlp: [tokens, hidden size]
         """
-        # The router has a norm of its own.
+        # The router has its own norm.
         weights, numbers = self.experts.router(hidden)
         nothing = torch.zeros_like(hidden)
         mixed = self.experts.mix(self.input_norm(hidden), weights, numbers, nothing)
@@ -83,7 +83,7 @@ class Gemma4Layer(SandwichLayer):
         sample_rows: torch.Tensor | None = None,
         layer_input: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Compute the layer as `DecoderLayer` does, with its own inputs [tokens, size]."""
+        """Compute the layer as `DecoderLayer` does, with per-layer inputs [tokens, size]."""
         attended = self.attention(self.input_norm(hidden), ropes[self.rope], step)
         attended, hidden = needed(attended, hidden, sample_rows)
         if len(hidden) == 0:
@@ -102,7 +102,7 @@ class Gemma4Layer(SandwichLayer):
 
 
 class Gemma4(LayerRopes):
-    """Gemma 4 around its layers."""
+    """What Gemma 4 computes around its layers."""
 
     norm_style = NormStyle.ROUND_ONCE
 

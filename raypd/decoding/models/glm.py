@@ -1,4 +1,4 @@
-"""GLM-4, of both kinds, and GLM-4.5 with experts, which rotate a part of each head."""
+"""Both kinds of GLM-4, and GLM-4.5 with experts, which rotate part of each head."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ from raypd.decoding.models.rotation import halves_order, pairs_order, rotary_dim
 
 
 class _DenseGlm:
-    """The parts of a layer that both dense kinds have: neighbours rotate, the MLP is joined."""
+    """What both dense kinds have in common: rotation of adjacent pairs, and a joined MLP."""
 
     @staticmethod
     def attention_source(source: Any) -> AttentionSource:
@@ -29,11 +29,11 @@ class _DenseGlm:
 
 
 class GlmLayer(_DenseGlm, PreNormLayer):
-    """A layer of GLM-4 9B of 2024."""
+    """A layer of GLM-4 9B from 2024."""
 
 
 class Glm4Layer(_DenseGlm, SandwichLayer):
-    """A layer of GLM-4 of 2025."""
+    """A layer of GLM-4 from 2025."""
 
     norm_style = NormStyle.ROUND_FIRST
     norms = (

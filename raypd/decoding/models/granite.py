@@ -34,9 +34,9 @@ class GraniteLayer(PreNormLayer):
 
 
 class GraniteSwaLayer(GraniteLayer):
-    """A layer of Granite with sliding windows and sinks, which has a rotary embedding of its own.
+    """A layer of Granite with sliding windows and sinks, which has its own rotary embedding.
 
-    A base of 0 means that it does not rotate.
+    A base of 0 means that the layer does not rotate.
     """
 
     @staticmethod
@@ -50,7 +50,7 @@ class GraniteSwaLayer(GraniteLayer):
 
 
 class Granite(DecoderModel):
-    """Granite around its layers."""
+    """What Granite computes around its layers."""
 
     def embedded(self, ids: torch.Tensor) -> torch.Tensor:
         return super().embedded(ids) * self.text_config.embedding_multiplier
@@ -60,7 +60,7 @@ class Granite(DecoderModel):
 
 
 class GraniteSwa(Granite):
-    """Granite with sliding windows around its layers, which share one rotary embedding per base."""
+    """Granite with sliding windows, whose layers share one rotary embedding per base."""
 
     rotary_name = "rotary_embs"
 
@@ -74,7 +74,7 @@ class GraniteSwa(Granite):
 
 
 def shared_mlp_of(mlp: Any) -> MlpSource:
-    """Describe the MLP of Granite that all tokens go through, beside experts."""
+    """Describe the MLP of Granite that all tokens go through, next to the experts."""
     return MlpSource(Linears(mlp, "input_linear"), Linears(mlp, "output_linear"), mlp.activation)
 
 

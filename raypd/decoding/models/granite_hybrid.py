@@ -1,9 +1,10 @@
-"""Granite 4, with Mamba-2 layers and without, dense and with experts, and Bamba.
+"""Granite 4, with and without Mamba-2 layers, dense and with experts, and Bamba.
 
     hidden += multiplier * output(mamba or attention(norm(hidden)))
     hidden += multiplier * (experts(normed) + mlp(normed)), where normed = norm(hidden)
 
-Granite has further factors around the layers, and may not rotate. Bamba has no factors.
+Granite has further factors around the layers, and some of its models do not rotate. Bamba has no
+factors.
 """
 
 from typing import Any
@@ -43,7 +44,7 @@ class GraniteHybridLayer(HybridLayer):
 
 
 class BambaLayer(HybridLayer):
-    """A layer of Bamba, which rotates a part of each head."""
+    """A layer of Bamba, which rotates part of each head."""
 
     norms = ("input_layernorm", "pre_ff_layernorm")
 
@@ -60,7 +61,7 @@ class BambaLayer(HybridLayer):
 
 
 class Bamba(DecoderModel):
-    """Bamba around its layers."""
+    """What Bamba computes around its layers."""
 
     norm_name = "final_layernorm"
 
@@ -75,7 +76,7 @@ def _attends_in_all_layers(config: Any) -> bool:
     return set(config.layer_types) <= {"full_attention"}
 
 
-# Every method decodes it, as it has no recurrence.
+# Every decoding method supports it, because it has no recurrence.
 GRANITE_4 = Family(
     "Granite 4 without Mamba layers",
     ("GraniteMoeHybridForCausalLM",),

@@ -1,4 +1,4 @@
-"""Hunyuan, dense and with experts, whose norms of queries and keys come behind the rotation."""
+"""Hunyuan, dense and with experts, whose norms of queries and keys come after the rotation."""
 
 from typing import Any
 

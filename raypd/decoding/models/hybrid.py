@@ -1,7 +1,7 @@
-"""What configurations say about recurrent layers, and hybrids that no registered family computes.
+"""What configurations say about recurrent layers, and hybrids that belong to no registered family.
 
-The latter are models of transformers with an adapter that was not merged, for example. All but
-their attention function and their recurrent layers is left to transformers.
+The latter are, for example, transformers models with an adapter that is not merged. Everything
+except their attention function and their recurrent layers is left to transformers.
 """
 
 from typing import Any
@@ -17,7 +17,7 @@ from raypd.decoding.models.registry import FAMILIES
 from raypd.decoding.models.stock import Stock
 from raypd.decoding.recurrence.plan import RecurrentPass
 
-# The classes of transformers with recurrent layers, and the types of layers that each has beside
+# The transformers classes with recurrent layers, and the types of layers that each has besides
 # attention.
 HYBRIDS: dict[str, frozenset[str]] = {
     name: family.layer_types for family in FAMILIES for name in family.classes if family.layer_types
@@ -28,22 +28,22 @@ _RECURRENT_LAYERS = frozenset({"linear_attention", "conv", "hybrid"})
 
 
 def is_hybrid(model: torch.nn.Module) -> bool:
-    """Tell whether a model has recurrent layers that `Hybrid` computes."""
+    """Return whether a model has recurrent layers that `Hybrid` computes."""
     return any(is_recurrent(module) for module in model.modules())
 
 
 def has_recurrent_layers(config: PretrainedConfig) -> bool:
-    """Tell from a configuration whether its model has recurrent or convolution layers."""
+    """Return whether a configuration is of a model with recurrent or convolution layers."""
     kinds = set(getattr(config.get_text_config(), "layer_types", None) or ())
     return bool(kinds & _RECURRENT_LAYERS)
 
 
 def unknown_layers(config: PretrainedConfig, class_name: str) -> list[str]:
-    """Return the types of layers of a model that no engine of raypd computes.
+    """Return the types of a model's layers that no engine of raypd can compute.
 
     Args:
         config: The model's configuration.
-        class_name: Its class in transformers.
+        class_name: The model's class in transformers.
     """
     known = (_ATTENTION_LAYERS - {"hybrid"}) | HYBRIDS.get(class_name, frozenset())
     kinds = set(getattr(config.get_text_config(), "layer_types", None) or ())
@@ -51,27 +51,27 @@ def unknown_layers(config: PretrainedConfig, class_name: str) -> list[str]:
 
 
 def attention_layers(config: PretrainedConfig) -> list[int]:
-    """Return the numbers of the layers that attend."""
+    """Return the indices of the layers with attention."""
     text = config.get_text_config()
     kinds = getattr(text, "layer_types", None) or ["full_attention"] * text.num_hidden_layers
     return [number for number, kind in enumerate(kinds) if kind in _ATTENTION_LAYERS]
 
 
 class CurrentPass:
-    """The pass that a model is computing, if an engine or a training called it."""
+    """The pass that a model is computing, if an engine or a training run called it."""
 
     work: RecurrentPass | None = None
 
 
 class _LateProjection(torch.nn.Module):
-    """What reads the hidden states, by the modules that a layer has when it is called.
+    """The layers that read the hidden states, looked up in the module at each call.
 
-    An adapter may replace them later.
+    This is because an adapter may replace them later.
     """
 
     def __init__(self, module: Any, names: tuple[str, ...], order: torch.Tensor | None) -> None:
         super().__init__()
-        # In a list the module does not become a part of this one.
+        # Inside a list, the module does not become a submodule of this one.
         self._owner = [module]
         self.names = names
         self.order = order
@@ -84,13 +84,13 @@ class _LateProjection(torch.nn.Module):
 
 
 class ReplacedForward:
-    """Takes the place of the `forward` of a recurrent layer of transformers."""
+    """Replaces the `forward` of a recurrent transformers layer."""
 
     def __init__(self, module: Any, part: Recurrence, current: CurrentPass) -> None:
         """
         Args:
-            module: The module of transformers.
-            part: Computes it up to its output product.
+            module: The transformers module.
+            part: Computes the layer up to its output product.
             current: The pass that the model is computing.
         """
         self.module = module
@@ -98,7 +98,7 @@ class ReplacedForward:
         self.current = current
         self.alone = module.forward
         if isinstance(module.forward, ReplacedForward):
-            # An engine or a training had the model before.
+            # An engine or a training run used the model before.
             self.alone = module.forward.alone
 
     def __call__(self, hidden_states: torch.Tensor, *args: Any, **named: Any) -> torch.Tensor:
@@ -112,14 +112,14 @@ class ReplacedForward:
 
 
 def replace_recurrent_layers(model: torch.nn.Module, current: CurrentPass) -> list[Recurrence]:
-    """Let the recurrent layers of a model follow the runs of a pass.
+    """Make the recurrent layers of a model follow the runs of a pass.
 
     Args:
-        model: A model of transformers, which is changed in place.
-        current: Gets the pass before the model is called.
+        model: A transformers model, which is changed in place.
+        current: Is given the pass before the model is called.
 
     Returns:
-        What computes each of the layers, up to its output product.
+        The parts that compute each of the layers up to its output product.
     """
     builder = Builder()
     for module in list(model.modules()):
@@ -134,7 +134,7 @@ def replace_recurrent_layers(model: torch.nn.Module, current: CurrentPass) -> li
 
 
 class Hybrid(Stock):
-    """A model of transformers with recurrent layers. It must not be called otherwise afterwards."""
+    """A transformers model with recurrent layers, which must be called only through this object."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         super().__init__(model)

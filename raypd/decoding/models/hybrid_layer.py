@@ -1,4 +1,4 @@
-"""A layer that attends or recurs, and whose MLP reads another norm.
+"""A layer with attention or a recurrence, whose MLP reads a second norm.
 
 hidden += output(attention or recurrence(norm(hidden)))
 hidden += mlp(norm(hidden))
@@ -19,7 +19,7 @@ from raypd.decoding.models.recurrences import build_recurrence
 class HybridLayer(PreNormLayer):
     """A layer of a hybrid, which has attention or a recurrence."""
 
-    # The name of the recurrence in the layer of transformers.
+    # The name of the recurrence in the transformers layer.
     recurrence_name = "mamba"
 
     def build_mixer(self, source: Any, builder: Builder) -> Any:

@@ -4,7 +4,7 @@
     hidden += experts(norm(hidden)), or an MLP
 
 The cache holds a latent and one rotated key per token and layer, instead of the keys and values of
-all heads that the model would make of them.
+all heads, which the model would compute from these.
 """
 
 from typing import Any
@@ -21,14 +21,14 @@ from raypd.decoding.models.rotation import pairs_order
 
 
 class LatentLayer(ExpertsLayer):
-    """A layer with latent attention, whose rotated numbers are neighbours or halves of each other.
+    """A layer with latent attention, which rotates either adjacent pairs or halves.
 
-    Its configuration says which.
+    The configuration says which.
     """
 
     @staticmethod
     def rotates_pairs(attention: Any) -> bool:
-        """Tell whether an attention of transformers rotates neighbours."""
+        """Return whether a transformers attention module rotates adjacent pairs."""
         return bool(attention.config.rope_interleave)
 
     @classmethod
@@ -38,7 +38,7 @@ class LatentLayer(ExpertsLayer):
 
 
 class DeepseekV2Layer(LatentLayer):
-    """A layer of DeepSeek V2, which always rotates neighbours."""
+    """A layer of DeepSeek V2, which always rotates adjacent pairs."""
 
     @staticmethod
     def rotates_pairs(attention: Any) -> bool:
@@ -58,7 +58,7 @@ class MiniCpm3Layer(LatentLayer):
 
 
 class AxK1Layer(LatentLayer):
-    """A layer of A.X-K1, which norms what its experts give."""
+    """A layer of A.X-K1, which norms the output of its experts."""
 
     def __init__(self, source: Any, builder: Builder) -> None:
         super().__init__(source, builder)
@@ -85,7 +85,7 @@ class AxK1Layer(LatentLayer):
 
 
 class DeepseekV2(DecoderModel):
-    """DeepSeek V2 around its layers, whose rotary embedding is complex and in float32."""
+    """What DeepSeek V2 computes around its layers: its rotary embedding is complex, in float32."""
 
     def ropes(self, hidden: torch.Tensor, positions: torch.Tensor) -> dict[str, Rope]:
         turns = self.rotary(hidden[None], positions[None])[0]  # [tokens, rope_dim / 2]
@@ -93,14 +93,14 @@ class DeepseekV2(DecoderModel):
 
 
 class MiniCpm3(DecoderModel):
-    """MiniCPM3 around its layers."""
+    """What MiniCPM3 computes around its layers."""
 
     def finished(self, logits: torch.Tensor) -> torch.Tensor:
         return logits / self.text_config.logits_scaling
 
 
 class Mistral4(DecoderModel):
-    """Mistral 4 around its layers, whose queries grow with their position."""
+    """What Mistral 4 computes around its layers. Its queries grow with their position."""
 
     def ropes(self, hidden: torch.Tensor, positions: torch.Tensor) -> dict[str, Rope]:
         rope = super().ropes(hidden, positions)[ONE_ROPE]
@@ -109,11 +109,11 @@ class Mistral4(DecoderModel):
 
 
 def latent_of(attention: Any, rotates_pairs: bool) -> LatentSource:
-    """Describe a latent attention by the names that transformers' modules have.
+    """Describe a latent attention, using the attribute names of transformers modules.
 
     Args:
-        attention: The module of transformers.
-        rotates_pairs: Whether it rotates neighbours, and not halves with each other.
+        attention: The transformers module.
+        rotates_pairs: Whether it rotates adjacent pairs instead of the two halves.
     """
     rope_dim = attention.qk_rope_head_dim
     query: Linears | None = None

@@ -1,7 +1,7 @@
-"""What Gemma 3n and 4 share: layers that read the keys of earlier ones, and per-layer inputs.
+"""What Gemma 3n and 4 share: layers that read the keys of earlier layers, and per-layer inputs.
 
-Each layer has an embedding of its own for every token. Together with a projection of the token's
-common embedding it gates what the layer adds last.
+Each layer has its own embedding for every token. Together with a projection of the token's common
+embedding, it gates what the layer adds last.
 """
 
 from typing import Any
@@ -14,7 +14,7 @@ from raypd.decoding.models.llama import attention_of
 
 
 def shared_attention_of(attention: Any) -> AttentionSource:
-    """Describe an attention that norms queries, keys and values, and may share keys and values."""
+    """Describe an attention that norms queries, keys and values and may share keys and values."""
     source = attention_of(
         attention,
         value_norm=getattr(attention, "v_norm", None),
@@ -31,7 +31,7 @@ def shared_attention_of(attention: Any) -> AttentionSource:
 
 
 def _stored_by(attention: Any) -> int:
-    """Return the number of the layer whose keys and values an attention reads."""
+    """Return the index of the layer whose keys and values an attention reads."""
     config = attention.config
     for number, mode in enumerate(config.kv_sharing_modes):
         if mode == "store" and config.layer_types[number] == attention.layer_type:
@@ -40,12 +40,12 @@ def _stored_by(attention: Any) -> int:
 
 
 class LayerInputs(torch.nn.Module):
-    """The inputs of each layer, beside the hidden states."""
+    """The inputs of each layer, in addition to the hidden states."""
 
     def __init__(self, source: Any, builder: Builder, dtype: torch.dtype) -> None:
         """
         Args:
-            source: The model of transformers, without its head.
+            source: The transformers model, without its head.
             builder: Builds the parts.
             dtype: The dtype of the hidden states.
         """
@@ -73,7 +73,7 @@ class LayerInputs(torch.nn.Module):
         Returns:
             [tokens, layers, size of an input]
         """
-        # Tokens behind the end of the embedding, such as those of images, have that of token 0.
+        # Tokens beyond the end of the embedding, such as those of images, get the row of token 0.
         by_layer = self.embed(torch.where(ids < self.vocabulary, ids, 0))
         projected = self.projection(embedded) * self.projection_scale
         normed = self.norm(projected.view(len(ids) * self.layers, -1))
@@ -82,12 +82,12 @@ class LayerInputs(torch.nn.Module):
 
 
 class LayerInputGate(torch.nn.Module):
-    """What a layer adds last, made of the hidden states and its own inputs."""
+    """What a layer adds last, computed from the hidden states and its per-layer inputs."""
 
     def __init__(self, source: Any, builder: Builder) -> None:
         """
         Args:
-            source: The layer of transformers.
+            source: The transformers layer.
             builder: Builds the parts.
         """
         super().__init__()

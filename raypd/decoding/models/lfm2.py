@@ -1,4 +1,4 @@
-"""LFM2, dense and with experts: gated short convolutions beside attention.
+"""LFM2, dense and with experts: gated short convolutions alongside attention.
 
 hidden += output(convolution or attention(norm(hidden)))
 hidden += mlp(norm(hidden))
@@ -42,13 +42,13 @@ class Lfm2Layer(HybridLayer):
 
 
 class Lfm2(DecoderModel):
-    """LFM2 around its layers."""
+    """What LFM2 computes around its layers."""
 
     norm_name = "embedding_norm"
 
 
 class Lfm2Moe(Lfm2):
-    """LFM2 with experts around its layers."""
+    """What LFM2 with experts computes around its layers."""
 
     rotary_name = "pos_emb"
 

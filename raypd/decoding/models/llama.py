@@ -23,17 +23,17 @@ class PreNormLayer(DecoderLayer):
 
     # None for norms that are not RMS norms.
     norm_style: NormStyle | None = NormStyle.ROUND_FIRST
-    # The norms of transformers' layer, before attention and before the MLP.
+    # The norms of the transformers layer, before attention and before the MLP.
     norms = ("input_layernorm", "post_attention_layernorm")
-    # The product behind attention.
+    # The product after attention.
     output_name = "o_proj"
-    # The factor of what is added to the hidden states; None if the family has none.
+    # The factor of everything that is added to the hidden states; None if the family has none.
     multiplier: float | None = None
 
     def __init__(self, source: Any, builder: Builder) -> None:
         """
         Args:
-            source: The layer of transformers.
+            source: The transformers layer.
             builder: Builds its parts.
         """
         super().__init__()
@@ -45,29 +45,29 @@ class PreNormLayer(DecoderLayer):
         self.post_norm = builder.norm(before_mlp, self.norm_style, self.mlp)
 
     def build_mixer(self, source: Any, builder: Builder) -> Any:
-        """Build attention and the product behind it; return the part that reads the first norm."""
+        """Build attention and the product after it; return the part that reads the first norm."""
         self.attention = self.build_attention(source, builder)
         self.output = builder.product(Linears(source.self_attn, self.output_name))
         return self.attention
 
     @staticmethod
     def rope_name(source: Any) -> str:
-        """Return which of the model's rotary embeddings a layer of transformers reads."""
+        """Return which of the model's rotary embeddings a transformers layer reads."""
         return ONE_ROPE
 
     @staticmethod
     def attention_source(source: Any) -> AttentionSource:
-        """Describe the attention of a layer of transformers."""
+        """Describe the attention of a transformers layer."""
         return attention_of(source.self_attn)
 
     @classmethod
     def build_attention(cls, source: Any, builder: Builder) -> Any:
-        """Build the attention of a layer of transformers."""
+        """Build the attention of a transformers layer."""
         return builder.attention(cls.attention_source(source))
 
     @staticmethod
     def build_mlp(source: Any, builder: Builder) -> Any:
-        """Build what follows attention, from a layer of transformers."""
+        """Build what follows attention, from a transformers layer."""
         return builder.mlp(mlp_of(source.mlp))
 
     def forward(
@@ -83,10 +83,10 @@ class PreNormLayer(DecoderLayer):
     def added(
         self, mixed: torch.Tensor, hidden: torch.Tensor, sample_rows: torch.Tensor | None
     ) -> torch.Tensor:
-        """Add to the hidden states what tokens read of each other, and then the MLP's result.
+        """Add the result of attention to the hidden states, and then that of the MLP.
 
         Args:
-            mixed: What attention gave, [tokens, heads * head_dim].
+            mixed: The output of attention, [tokens, heads * head_dim].
             hidden: [tokens, hidden size]
             sample_rows: As in `forward`.
         """
@@ -101,7 +101,7 @@ class PreNormLayer(DecoderLayer):
 
 
 class MistralLayer(PreNormLayer):
-    """A layer of Mistral, which has one window for all layers, in its configuration."""
+    """A layer of Mistral, whose configuration has one window for all layers."""
 
     @staticmethod
     def attention_source(source: Any) -> AttentionSource:
@@ -110,10 +110,10 @@ class MistralLayer(PreNormLayer):
 
 
 def attention_of(attention: Any, **overrides: Any) -> AttentionSource:
-    """Describe an attention by the names that most of transformers' modules have.
+    """Describe an attention, using the attribute names of most transformers modules.
 
     Args:
-        attention: The module of transformers.
+        attention: The transformers module.
         overrides: `window`, and fields of `AttentionSource`.
     """
     window = overrides.pop("window", getattr(attention, "sliding_window", None))
@@ -131,7 +131,7 @@ def attention_of(attention: Any, **overrides: Any) -> AttentionSource:
         layer=layer,
         linears=Linears(attention, "q_proj", "k_proj", "v_proj"),
         heads=heads,
-        # Configurations of which layers differ do not say it for all of them.
+        # If the layers of a configuration differ, it does not give the number for all of them.
         kv_heads=heads // attention.num_key_value_groups,
         head_dim=head_dim,
         query_norm=getattr(attention, "q_norm", None),
@@ -143,7 +143,7 @@ def attention_of(attention: Any, **overrides: Any) -> AttentionSource:
 
 
 def mlp_of(mlp: Any) -> MlpSource:
-    """Describe an MLP by the names that most of transformers' modules have."""
+    """Describe an MLP, using the attribute names of most transformers modules."""
     return MlpSource(Linears(mlp, "gate_proj", "up_proj"), Linears(mlp, "down_proj"), mlp.act_fn)
 
 

@@ -9,7 +9,7 @@ from raypd.decoding.models.query_scale import query_scale
 
 
 class Ministral3(DecoderModel):
-    """Ministral 3 around its layers."""
+    """What Ministral 3 computes around its layers."""
 
     def ropes(self, hidden: torch.Tensor, positions: torch.Tensor) -> dict[str, Rope]:
         rope = super().ropes(hidden, positions)[ONE_ROPE]

@@ -24,7 +24,7 @@ class NemotronMlp(torch.nn.Module):
     def __init__(self, mlp: Any, builder: Builder) -> None:
         """
         Args:
-            mlp: The module of transformers.
+            mlp: The transformers module.
             builder: Builds its products.
         """
         super().__init__()
@@ -33,17 +33,17 @@ class NemotronMlp(torch.nn.Module):
         self.down = builder.product(Linears(mlp, "down_proj"))
 
     def add(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
-        """Return residual + MLP(x), [tokens, hidden size]. It may be in the place of `residual`."""
+        """Return residual + MLP(x), [tokens, hidden size]. It may overwrite `residual`."""
         return self.down.add(self.activation(self.up(x)), residual)
 
 
 class Mixture(torch.nn.Module):
-    """A mixture of experts without gates, by transformers' code."""
+    """A mixture of experts without gates, computed by transformers' code."""
 
     def __init__(self, module: Any, builder: Builder) -> None:
         """
         Args:
-            module: The module of transformers.
+            module: The transformers module.
             builder: Builds the products of the MLP that all tokens go through.
         """
         super().__init__()
@@ -66,7 +66,7 @@ class NemotronLayer(DecoderLayer):
     def __init__(self, source: Any, builder: Builder) -> None:
         """
         Args:
-            source: The layer of transformers.
+            source: The transformers layer.
             builder: Builds its parts.
         """
         super().__init__()
@@ -106,7 +106,7 @@ class NemotronLayer(DecoderLayer):
 
 
 class NemotronH(DecoderModel):
-    """Nemotron-H around its layers."""
+    """What Nemotron-H computes around its layers."""
 
     norm_style = NormStyle.ROUND_ONCE
     embedding_name = "embeddings"

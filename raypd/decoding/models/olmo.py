@@ -1,4 +1,4 @@
-"""OLMo 2 and 3, and EXAONE 4: norms behind attention and MLP instead of before them.
+"""OLMo 2 and 3, and EXAONE 4: norms after attention and MLP instead of before them.
 
 hidden += norm(output(attention(hidden)))
 hidden += norm(mlp(hidden))
@@ -18,14 +18,14 @@ from raypd.decoding.models.llama import attention_of, mlp_of
 
 
 class PostNormLayer(DecoderLayer):
-    """A layer whose norms come behind attention and MLP."""
+    """A layer whose norms come after attention and MLP."""
 
     norm_style = NormStyle.ROUND_FIRST
 
     def __init__(self, source: Any, builder: Builder) -> None:
         """
         Args:
-            source: The layer of transformers.
+            source: The transformers layer.
             builder: Builds its parts.
         """
         super().__init__()
@@ -38,15 +38,15 @@ class PostNormLayer(DecoderLayer):
 
     @staticmethod
     def rope_name(source: Any) -> str:
-        """Return which of the model's rotary embeddings a layer of transformers reads."""
+        """Return which of the model's rotary embeddings a transformers layer reads."""
         return ONE_ROPE
 
     @staticmethod
     def attention_source(source: Any) -> AttentionSource:
-        """Describe the attention of a layer of transformers."""
+        """Describe the attention of a transformers layer."""
         attention = source.self_attn
         window = attention.sliding_window if attention.is_sliding else None
-        # Where some layers are sliding, the others do not rotate.
+        # If some layers have sliding windows, the others do not rotate.
         rotated = attention.sliding_window is None or attention.is_sliding
         return attention_of(attention, window=window, rotated=rotated)
 
@@ -66,7 +66,7 @@ class PostNormLayer(DecoderLayer):
 
 
 class OlmoLayer(PostNormLayer):
-    """A layer of OLMo 2 or 3, whose norms of queries and keys reach over all heads."""
+    """A layer of OLMo 2 or 3, whose norms of queries and keys span all heads."""
 
     norm_style = NormStyle.ROUND_ONCE
 
@@ -84,19 +84,19 @@ class Olmo3Layer(OlmoLayer):
 
 
 class Olmo(DecoderModel):
-    """OLMo 2 around its layers."""
+    """What OLMo 2 computes around its layers."""
 
     norm_style = NormStyle.ROUND_ONCE
 
 
 class Olmo3(LayerRopes):
-    """OLMo 3 around its layers."""
+    """What OLMo 3 computes around its layers."""
 
     norm_style = NormStyle.ROUND_ONCE
 
 
 class OlmoeLayer(ExpertsLayer):
-    """A layer of OLMoE, which is a Llama with experts and norms over all heads."""
+    """A layer of OLMoE, which is a Llama layer with experts and norms over all heads."""
 
     @staticmethod
     def attention_source(source: Any) -> AttentionSource:
@@ -104,7 +104,7 @@ class OlmoeLayer(ExpertsLayer):
 
 
 class ExaoneMoeLayer(ExpertsLayer):
-    """A layer of K-EXAONE, whose attention is that of EXAONE 4, behind a norm."""
+    """A layer of K-EXAONE, whose attention is that of EXAONE 4 with a norm before it."""
 
     @staticmethod
     def attention_source(source: Any) -> AttentionSource:

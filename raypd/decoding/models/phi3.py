@@ -1,4 +1,4 @@
-"""Phi-3 and Phi-4, whose checkpoints have joined projections and may rotate a part of each head."""
+"""Phi-3 and Phi-4, whose checkpoints have joined projections and may rotate part of each head."""
 
 from typing import Any
 
@@ -29,7 +29,7 @@ class Phi3Layer(PreNormLayer):
 
 
 def joined_mlp_of(mlp: Any) -> MlpSource:
-    """Describe an MLP of transformers whose gate and what it gates are one layer."""
+    """Describe a transformers MLP whose gate and up projections are one layer."""
     return MlpSource(Linears(mlp, "gate_up_proj"), Linears(mlp, "down_proj"), mlp.activation_fn)
 
 

@@ -1,4 +1,4 @@
-"""Models that are a Llama but for an MLP without gates: Apertus, Arcee and StarCoder2.
+"""Models that equal Llama except for an MLP without gates: Apertus, Arcee and StarCoder2.
 
 hidden += output(attention(norm(hidden)))
 hidden += down(activation(up(norm(hidden))))
@@ -33,7 +33,7 @@ class PlainMlp(torch.nn.Module):
         self.reads_fp8 = self.up.reads_fp8
 
     def add(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
-        """Return residual + MLP(x), [tokens, hidden size]. It may be in the place of `residual`."""
+        """Return residual + MLP(x), [tokens, hidden size]. It may overwrite `residual`."""
         return self.down.add(self.activation(self.up(x)), residual)
 
 
@@ -69,7 +69,7 @@ class Starcoder2Layer(PreNormLayer):
 
 
 class Starcoder2(DecoderModel):
-    """StarCoder2 around its layers."""
+    """What StarCoder2 computes around its layers."""
 
     norm_style = None
 

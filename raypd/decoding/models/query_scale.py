@@ -6,7 +6,7 @@ import torch
 
 
 def query_scale(config: Any, positions: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Return by what queries are multiplied behind their rotation.
+    """Return the factor of queries after their rotation.
 
     Args:
         config: The text configuration.

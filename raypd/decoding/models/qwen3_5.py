@@ -1,9 +1,9 @@
-"""Qwen3.5, Qwen3.6 and Qwen3-Next, dense and with experts: gated delta nets beside attention.
+"""Qwen3.5, Qwen3.6 and Qwen3-Next, dense and with experts: gated delta nets alongside attention.
 
     hidden += output(delta net(norm(hidden))), or output(attention(norm(hidden)) * sigmoid(gate))
     hidden += mlp(norm(hidden))
 
-Attention rotates a part of each head.
+Attention rotates part of each head.
 """
 
 from typing import Any
@@ -44,7 +44,7 @@ class Qwen35Layer(HybridLayer):
 
 
 class Qwen35(DecoderModel):
-    """Qwen3.5 around its layers."""
+    """What Qwen3.5 computes around its layers."""
 
     norm_style = NormStyle.OFFSET
 

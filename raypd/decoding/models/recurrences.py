@@ -1,4 +1,4 @@
-"""The recurrent and convolution layers of transformers, by the classes of their modules."""
+"""The recurrent and convolution layers of transformers, by module class."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ from raypd.decoding.layers.in_torch import Builder
 from raypd.decoding.layers.recurrent import Recurrence
 from raypd.decoding.layers.sources import Linears, RecurrentSource
 
-# Gated delta nets: with four projections, and with two.
+# Gated delta nets with four projections, and with two.
 _DELTA = {"Qwen3_5GatedDeltaNet", "Qwen3_5MoeGatedDeltaNet"}
 _DELTA_NEXT = {"Qwen3NextGatedDeltaNet"}
 _MAMBA2 = {
@@ -22,7 +22,7 @@ _ALL = _DELTA | _DELTA_NEXT | _MAMBA2 | _CONVOLUTIONS
 
 
 def is_recurrent(module: torch.nn.Module) -> bool:
-    """Tell whether a module of transformers is a recurrent or convolution layer."""
+    """Return whether a transformers module is a recurrent or convolution layer."""
     kind = type(module)
     return kind.__module__.startswith("transformers.models.") and kind.__name__ in _ALL
 
@@ -31,7 +31,7 @@ def build_recurrence(module: Any, builder: Builder) -> Recurrence:
     """Build a recurrent or convolution layer, up to its output product.
 
     Args:
-        module: The module of transformers.
+        module: The transformers module.
         builder: Builds the part.
     """
     name = type(module).__name__
@@ -46,17 +46,17 @@ def build_recurrence(module: Any, builder: Builder) -> Recurrence:
         return builder.short_convolution(source)
     assert name in _MAMBA2
     if hasattr(module, "mup_vector"):
-        # Falcon-H1 scales what goes in and what comes out.
+        # Falcon-H1 scales the inputs and the outputs.
         source.input_factor = float(module.ssm_in_multiplier)
         source.factors = module.mup_vector.detach().flatten()
     return builder.mamba2(source)
 
 
 def _order_by_kind(module: Any) -> torch.Tensor:
-    """Return the order of Qwen3-Next's projections in which those of a kind stand together.
+    """Return the order of Qwen3-Next's projections in which those of the same kind are contiguous.
 
-    Its own order is by key head: queries, keys, values, gates; then rates of writing and of
-    forgetting.
+    The original order is by key head: queries, keys, values, gates; then the rates of writing and
+    of forgetting.
     """
     key_heads = module.num_k_heads
     repeat = module.num_v_heads // key_heads
@@ -67,10 +67,10 @@ def _order_by_kind(module: Any) -> torch.Tensor:
 
 
 def _regrouped(groups: int, sizes: list[int]) -> torch.Tensor:
-    """Return the order that brings parts of the same number in each group together.
+    """Return the order in which parts with the same index in each group are contiguous.
 
     Args:
-        groups: How often the parts come.
+        groups: The number of groups.
         sizes: The sizes of the parts of a group.
     """
     numbers = torch.arange(groups * sum(sizes)).view(groups, -1)

@@ -1,4 +1,4 @@
-"""The families that are computed by the engine's own parts. `stock.py` computes all others."""
+"""The families that the engine's own parts compute. `stock.py` computes all others."""
 
 from typing import Any
 
@@ -79,9 +79,9 @@ FAMILIES: tuple[Family, ...] = (
 
 
 def find_family(model: Any) -> Family | None:
-    """Return the family of a model of transformers; None if `stock.py` computes it.
+    """Return the family of a transformers model; None if `stock.py` computes it.
 
-    A class of the same name with code of its own is not one of transformers.
+    A class of the same name that is not from transformers does not count.
     """
     kind = type(model)
     if not kind.__module__.startswith("transformers.models."):

@@ -1,7 +1,7 @@
-"""Rotary embeddings of other kinds, brought into the form of `Rope` by another order of numbers.
+"""Rotary embeddings of other kinds, brought into the form of `Rope` by reordering elements.
 
-`Rope` rotates the first half of a head's numbers with the second one. Scores stay the same if the
-numbers of queries and keys change their order alike.
+`Rope` rotates the first half of a head's elements with the second half. Scores stay the same if the
+elements of queries and keys are reordered in the same way.
 """
 
 from typing import Any
@@ -12,16 +12,16 @@ from raypd.decoding.layers.sources import Rope
 
 
 def rotary_dim(config: Any, head_dim: int) -> int:
-    """Return how many numbers of a head are rotated."""
+    """Return how many elements of a head are rotated."""
     rope = getattr(config, "rope_parameters", None) or {}
     return int(head_dim * rope.get("partial_rotary_factor", 1.0))
 
 
 def halves_order(head_dim: int, rotary_dim: int) -> torch.Tensor | None:
-    """Return the order of heads whose first numbers alone are rotated, half with half.
+    """Return the order of heads in which only the first elements are rotated, half with half.
 
     Args:
-        head_dim: Numbers of a head.
+        head_dim: The size of a head.
         rotary_dim: How many of them are rotated.
 
     Returns:
@@ -35,25 +35,25 @@ def halves_order(head_dim: int, rotary_dim: int) -> torch.Tensor | None:
 
 
 def pairs_order(head_dim: int, rotary_dim: int) -> torch.Tensor:
-    """Return the order of heads in which neighbours are rotated; see `halves_order`."""
+    """Return the order of heads in which adjacent pairs are rotated; see `halves_order`."""
     numbers = torch.arange(rotary_dim)
     return _with_rest(numbers[::2], numbers[1::2], head_dim)
 
 
 def _with_rest(first: torch.Tensor, second: torch.Tensor, head_dim: int) -> torch.Tensor:
-    """Fill up both halves with numbers that are not rotated."""
+    """Fill up both halves with elements that are not rotated."""
     rest = torch.arange(2 * len(first), head_dim)
     middle = len(rest) // 2
     return torch.cat([first, rest[:middle], second, rest[middle:]])
 
 
 def widened(cos: torch.Tensor, sin: torch.Tensor, head_dim: int) -> Rope:
-    """Return the rotary embedding of heads of which some numbers are not rotated.
+    """Return the rotary embedding of heads in which some elements are not rotated.
 
     Args:
-        cos: [tokens, rotated numbers], the halves of which are equal.
-        sin: [tokens, rotated numbers]
-        head_dim: Numbers of a head.
+        cos: [tokens, rotated elements], whose two halves are equal.
+        sin: [tokens, rotated elements]
+        head_dim: The size of a head.
     """
     rotary_dim = cos.shape[1]
     if rotary_dim == head_dim:
@@ -66,7 +66,7 @@ def widened(cos: torch.Tensor, sin: torch.Tensor, head_dim: int) -> Rope:
 
 
 def in_dtype(rope: Rope, dtype: torch.dtype) -> Rope:
-    """Return a rotary embedding in the dtype of the hidden states; some families have float32."""
+    """Return a rotary embedding in the dtype of the hidden states; some families use float32."""
     if rope.cos.dtype == dtype:
         return rope
     return Rope(rope.cos.to(dtype), rope.sin.to(dtype))

@@ -1,4 +1,4 @@
-"""SmolLM3, some of whose layers do not rotate queries and keys."""
+"""SmolLM3, in which some layers do not rotate queries and keys."""
 
 from typing import Any
 

@@ -9,7 +9,7 @@ from raypd.decoding.layers.recurrent import Recurrence
 
 
 class Stock(torch.nn.Module):
-    """A model of transformers. It must not be called otherwise afterwards."""
+    """A transformers model, which must be called only through this object from now on."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         super().__init__()
@@ -34,7 +34,7 @@ class Stock(torch.nn.Module):
         hidden: list[torch.Tensor] = []
 
         def read_inputs(_: torch.nn.Module, inputs: tuple[torch.Tensor]) -> torch.Tensor:
-            # The output embeddings read last hidden states, [1, samples, hidden size].
+            # The output embeddings read the last hidden states, [1, samples, hidden size].
             hidden.append(inputs[0][0])
             return inputs[0][:, :full_count]
 

@@ -1,7 +1,7 @@
 """The chains of one sequence: which token each token of a recurrent layer continues from.
 
 The tokens of a segment follow one another, in the order in which they are fed. A segment begins at
-the row that a feed names, or at the beginning of a text. The state behind the last token of each
+the row that a feed names, or at the beginning of a text. The state after the last token of each
 segment is kept, so that the segment can go on in a later pass.
 """
 
@@ -39,7 +39,7 @@ class RecurrentRun:
     Attributes:
         rows: Its rows in the chunk, [n].
         start: The slot of the state from which its first token continues.
-        end: The slot into which the state behind its last token goes.
+        end: The slot into which the state after its last token goes.
         level: 0 if `start` is there before the pass; otherwise one more than the level of the run
             in the same pass that writes it.
     """
@@ -58,8 +58,8 @@ class Chains:
 
     def __init__(self, pool: StatePool) -> None:
         self.pool = pool
-        # For each segment, the slot of the state behind the last token that went through the
-        # model, and that token.
+        # For each segment, the slot of the state after the last token that went through the model,
+        # and that token.
         self.tails: dict[int, int] = {}
         self.tail_tokens: dict[int, int] = {}
         # For each segment, the last token that was fed.
@@ -69,7 +69,7 @@ class Chains:
         self.forks: dict[int, list[int]] = {}
         # Segments that get no more tokens.
         self.closed: set[int] = set()
-        # An earlier token of the only segment and the slot of the state behind it.
+        # An earlier token of the only segment and the slot of the state after it.
         self._back: tuple[int, int] | None = None
 
     @property
@@ -162,7 +162,7 @@ class Chains:
         return not is_kept
 
     def _fork(self, table: np.ndarray, begin: int, segment: int, token: int) -> bool:
-        """Let a segment continue from a token; return False if the state behind it is lost."""
+        """Let a segment continue from a token; return False if the state after it is lost."""
         if segment in self.parents or segment in self.last:
             raise ProgramError(f"segment {segment} continues from a row, but has begun already")
         siblings = self.forks.setdefault(token, [])
@@ -248,7 +248,7 @@ class Chains:
         return pieces
 
     def reserve(self, pieces: list[ChainPiece]) -> None:
-        """Make sure that there are slots for the states behind some pieces.
+        """Make sure that there are slots for the states after some pieces.
 
         Raises:
             OutOfStates: If there are none. Nothing has changed then.
@@ -268,11 +268,11 @@ class Chains:
     def plan(
         self, pieces: list[ChainPiece], prefix_state: int, prefix_level: int | None = None
     ) -> list[RecurrentRun]:
-        """Choose the states from which pieces go on, and the slots for those behind them.
+        """Choose the states from which pieces go on, and the slots for those after them.
 
         Args:
             pieces: The pieces of a chunk, for which slots were reserved.
-            prefix_state: The slot of the state behind the shared prefix.
+            prefix_state: The slot of the state after the shared prefix.
             prefix_level: The level of the run that writes that state; None if it is there before
                 the pass.
         """
@@ -308,7 +308,7 @@ class Chains:
         return runs
 
     def _reads_prefix(self, segment: int) -> bool:
-        """Tell whether a segment without a state continues from the shared prefix."""
+        """Return whether a segment without a state continues from the shared prefix."""
         return segment == 0 or self.parents.get(segment) == _PREFIX_END
 
     def release(self) -> None:

@@ -56,7 +56,7 @@ def runs_of_texts(texts: Iterable[FedText], shared: int) -> list[RecurrentRun]:
         shared: The tokens at the start of the pass with which all texts begin.
 
     Returns:
-        The runs, each behind those that it continues from.
+        The runs, each after those that it continues from.
 
     Raises:
         ProgramError: If the tokens of a segment do not follow one another.

@@ -29,7 +29,7 @@ class RunBatch:
     Attributes:
         length: Tokens of the longest run.
         starts: The slots of the states from which the runs continue, [runs].
-        ends: The slots of the states behind them, [runs].
+        ends: The slots of the states after them, [runs].
         rows: The rows of their tokens in the pass, [runs, length]. Padding repeats the last row.
         is_token: 0 where `rows` is padding, else 1, [runs, length, 1]; None without padding.
         numbers: The numbers of the tokens among `rows`, [tokens]; None without padding.
@@ -113,7 +113,7 @@ class ChunkStep(NamedTuple):
     group: int
     chunks: slice
     starts: torch.Tensor  # The slots of the states before the chunks, [chunks].
-    ends: torch.Tensor  # The slots of the states behind them, [chunks].
+    ends: torch.Tensor  # The slots of the states after them, [chunks].
 
 
 class ChunkPlan(NamedTuple):
@@ -134,7 +134,7 @@ class Scan(Protocol):
             state: The states before them, [chunks, ...]. They stay as they are.
 
         Returns:
-            The result, [chunks, heads, size, ...], and the states behind the chunks.
+            The result, [chunks, heads, size, ...], and the states after the chunks.
         """
 
 
@@ -178,7 +178,7 @@ class RecurrentPass:
     def __init__(self, runs: list[RecurrentRun], tokens: int, pool: StatePool) -> None:
         """
         Args:
-            runs: The runs of all chunks, each behind those that it continues from. Their rows are
+            runs: The runs of all chunks, each after those that it continues from. Their rows are
                 those of the pass.
             tokens: The tokens of the pass.
             pool: The states.
@@ -208,7 +208,7 @@ class RecurrentPass:
         return RecurrentRuns(*_moved(self._grouped_runs(), self._device))
 
     def taps(self, inputs: int) -> Taps:
-        """Return what a convolution reads in a kernel that needs so many inputs before a row."""
+        """Return what a convolution reads in a kernel that needs this many inputs before a row."""
         if inputs not in self._taps:
             self._taps[inputs] = Taps(*_moved(self._plan_taps(inputs), self._device))
         return self._taps[inputs]
@@ -334,7 +334,7 @@ class RecurrentPass:
         return states
 
     def scan(self, layer: int, scans: Sequence[Scan], out: torch.Tensor) -> None:
-        """Let the states of a layer go through the pass, and store those behind it.
+        """Let the states of a layer go through the pass, and store those after it.
 
         Args:
             layer: Number of the recurrent layer.
@@ -357,7 +357,7 @@ class RecurrentPass:
             group.put(out, result)
 
     def convolution(self, inputs: int) -> ConvolutionPlan:
-        """Return what a convolution reads that needs so many inputs before a token."""
+        """Return what a convolution reads that needs this many inputs before a token."""
         if inputs not in self._convolutions:
             self._convolutions[inputs] = self._plan_convolution(inputs)
         return self._convolutions[inputs]
@@ -430,7 +430,7 @@ class RecurrentPass:
         return self.pool.inputs[layer].index_select(0, plan.starts).flatten(0, 1)
 
     def store_inputs(self, layer: int, plan: ConvolutionPlan, sources: torch.Tensor) -> None:
-        """Store the last inputs of a convolution behind all runs.
+        """Store the last inputs of a convolution after all runs.
 
         Args:
             layer: Number of the recurrent layer.

@@ -155,7 +155,7 @@ class StatePool:
         self._read.add(slot)
 
     def may_overwrite(self, slot: int) -> bool:
-        """Tell whether the only user of a slot may write its next state there."""
+        """Return whether the only user of a slot may write its next state there."""
         return slot != EMPTY and self._users[slot] == 1 and slot not in self._read
 
     def _try_grow(self, slots: int) -> bool:

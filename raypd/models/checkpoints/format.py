@@ -49,7 +49,7 @@ class CheckpointFormat(ABC):
     @classmethod
     @abstractmethod
     def matches(cls, settings: dict[str, Any]) -> bool:
-        """Tell whether settings describe this format."""
+        """Return whether settings describe this format."""
 
     @property
     def quantized_product(self) -> str | None:

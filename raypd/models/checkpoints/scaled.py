@@ -167,7 +167,7 @@ class ModelOptFp8(_Fp8Format):
 
 
 def is_modelopt(settings: dict[str, Any]) -> bool:
-    """Tell whether settings are those that ModelOpt writes."""
+    """Return whether settings are those that ModelOpt writes."""
     return settings.get("quant_method", "modelopt") == "modelopt" and "quant_algo" in settings
 
 
