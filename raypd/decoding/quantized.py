@@ -143,10 +143,10 @@ def quantize(
         kind: "w8a8" (int8) or "fp8".
         device: The device to which the model moves, or None. The device never holds more than one
             of these layers in bfloat16 at a time.
-        codes: Finds the codes [out_features, in_features] of a layer that its checkpoint has
-            quantized, and their scale, without dimensions or of [out_features]. It returns None for
-            other layers, which then stay as they are, as do experts. Without it all layers are
-            rounded again.
+        codes: Returns the codes [out_features, in_features] of a layer that the checkpoint
+            quantized, and their scale, which is scalar or [out_features]. It returns None for other
+            layers, which then stay unchanged, as do experts. Without it, all layers are quantized
+            here.
     """
     layers: dict[str, type[Int8Linear] | type[Fp8Linear]]
     layers = {"w8a8": Int8Linear, "fp8": Fp8Linear}

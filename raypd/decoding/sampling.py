@@ -1,7 +1,7 @@
-"""Pick next tokens: greedy, temperature, top-k, top-p, among all tokens or allowed ones.
+"""Pick next tokens (greedy, temperature, top-k, top-p) among all tokens or only the allowed ones.
 
 Random draws come from the sequence, one uniform number per token, so an answer does not depend on
-what it is batched with.
+the other programs in its batch.
 """
 
 from collections.abc import Sequence
@@ -26,7 +26,7 @@ class Sampling:
 
 GREEDY = Sampling()
 
-# Rows of logits that are processed together.
+# The number of rows of logits that are processed together.
 _CPU_ROWS = 16
 _DEVICE_ROWS = 512
 # Sets with more allowed tokens are applied as a mask; smaller ones are read out of the logits.
@@ -39,14 +39,14 @@ class AllowedTokens:
     """Token ids allowed next.
 
     Several tokens may lead to the same outcome: `t`, `tr` and `true` all become `true`. Outcomes
-    are numbered such that those that are still possible after a token are an interval. The
-    intervals of two tokens are equal, disjoint, or one contains the other.
+    are numbered so that those still possible after a token form an interval. The intervals of two
+    tokens are equal or disjoint, or one contains the other.
     """
 
-    # Allowed ids in rising order, [n].
+    # Allowed ids in ascending order, [n].
     ids: np.ndarray
-    # First and last outcome that is possible after each token, [n, 2]. None: each token is an
-    # outcome of its own.
+    # The first and last outcome that are possible after each token, [n, 2]. None means that each
+    # token is a separate outcome.
     outcomes: np.ndarray | None = None
     _masks: dict[tuple[torch.device, int], torch.Tensor] = field(default_factory=dict)
 
@@ -88,7 +88,7 @@ class SampleRequests:
     """Next tokens to pick. Each list has one entry per token, [n]."""
 
     sampling: list[Sampling] = field(default_factory=list)
-    # Uniform numbers in [0, 1); greedy requests do not use theirs.
+    # Uniform numbers in [0, 1), which greedy requests do not use.
     draws: list[float] = field(default_factory=list)
     # None allows any token.
     allowed_token_ids: list[AllowedTokens | None] = field(default_factory=list)
@@ -97,7 +97,7 @@ class SampleRequests:
         return len(self.draws)
 
     def part(self, begin: int, end: int) -> "SampleRequests":
-        """Return requests number `begin` to `end`, without the last."""
+        """Return the requests from index `begin` up to, but not including, `end`."""
         return SampleRequests(
             self.sampling[begin:end],
             self.draws[begin:end],
@@ -105,7 +105,7 @@ class SampleRequests:
         )
 
     def in_order(self, order: Sequence[int]) -> "SampleRequests":
-        """Return the requests with these numbers, in this order."""
+        """Return the requests with these indices, in this order."""
         return SampleRequests(
             [self.sampling[number] for number in order],
             [self.draws[number] for number in order],
@@ -114,7 +114,7 @@ class SampleRequests:
 
 
 def probabilities(logits: torch.Tensor, sampling: Sampling) -> torch.Tensor:
-    """Return the distribution that a sampling draws from.
+    """Return the distribution from which a sampling draws.
 
     Args:
         logits: [..., n]
@@ -122,7 +122,7 @@ def probabilities(logits: torch.Tensor, sampling: Sampling) -> torch.Tensor:
             the last token that is kept are broken by id.
 
     Returns:
-        Probabilities [..., n], in float32 at least; one-hot for a greedy sampling.
+        Probabilities [..., n], in at least float32; one-hot for greedy sampling.
     """
     logits = _widen(logits)
     if sampling.temperature == 0:
@@ -135,7 +135,7 @@ def probabilities(logits: torch.Tensor, sampling: Sampling) -> torch.Tensor:
     chances = logits.softmax(-1)
     if sampling.top_p < 1:
         ordered, order = chances.sort(dim=-1, descending=True, stable=True)
-        # The probability of all tokens that are more likely than each one, [..., n].
+        # For each token, the total probability of all more likely tokens, [..., n].
         before = ordered.cumsum(-1) - ordered
         ordered = ordered.masked_fill(before >= sampling.top_p, 0)
         chances = torch.zeros_like(chances).scatter(-1, order, ordered)
@@ -156,7 +156,7 @@ def pick(chances: torch.Tensor, draws: torch.Tensor) -> torch.Tensor:
     cumulative = chances.double().cumsum(-1)
     thresholds = draws.double()[:, None] * cumulative[:, -1:]
     index = torch.searchsorted(cumulative, thresholds, right=True)[:, 0]
-    # Rounding may land after the last choice that has any probability.
+    # Because of rounding, the result may lie beyond the last choice with a nonzero probability.
     numbers = torch.arange(chances.shape[-1], device=chances.device)
     last = (chances > 0).long().mul(numbers).amax(-1)
     return torch.minimum(index, last)
@@ -165,8 +165,8 @@ def pick(chances: torch.Tensor, draws: torch.Tensor) -> torch.Tensor:
 def sample(logits: torch.Tensor, requests: SampleRequests) -> torch.Tensor:
     """Pick next tokens.
 
-    Log-probabilities are the model's at temperature 1, among the allowed tokens. A token counts for
-    all tokens that lead to the same outcome, however they write it.
+    Log-probabilities are the model's at temperature 1, among the allowed tokens. A token gets the
+    probability of all tokens that lead to the same outcome, however they spell it.
 
     Args:
         logits: [requests, vocabulary]
@@ -180,7 +180,7 @@ def sample(logits: torch.Tensor, requests: SampleRequests) -> torch.Tensor:
     """
     if len(requests) == 0:
         return logits.new_empty(2, 0, dtype=torch.float64)
-    # A few rows at a time stay in the processor's caches.
+    # Processing a few rows at a time keeps them in the processor's caches.
     rows = _CPU_ROWS if logits.device.type == "cpu" else _DEVICE_ROWS
     parts: list[torch.Tensor] = []
     for begin in range(0, len(requests), rows):
@@ -195,7 +195,7 @@ def _sample_rows(logits: torch.Tensor, requests: SampleRequests) -> torch.Tensor
     for (sampling, masked), members in _groups(requests).items():
         draws = [requests.draws[member] for member in members]
         if masked is None and len(members) == len(requests):
-            # All requests may pick any token, so no row has to be copied.
+            # All requests may pick any token, so no rows have to be copied.
             tokens, logprobs = _pick_from_all(logits, sampling, draws)
             picked[:] = torch.stack([tokens.double(), logprobs.double()])
             continue
@@ -213,12 +213,12 @@ def _sample_rows(logits: torch.Tensor, requests: SampleRequests) -> torch.Tensor
 
 
 def _groups(requests: SampleRequests) -> dict[tuple[Sampling, bool | None], list[int]]:
-    """Group request numbers by their sampling and their kind of allowed tokens.
+    """Group request indices by sampling and by the kind of their allowed tokens.
 
     The kind is None if any token is allowed, True for a mask, False for a short list.
     """
     groups: dict[tuple[Sampling, bool | None], list[int]] = {}
-    # The same groups by the samplings' ids, because hashing every sampling takes longer.
+    # The same groups are kept by the samplings' ids, because hashing every sampling takes longer.
     groups_by_id: dict[tuple[int, bool | None], list[int]] = {}
     pairs = zip(requests.sampling, requests.allowed_token_ids, strict=True)
     for number, (sampling, allowed) in enumerate(pairs):
@@ -231,13 +231,13 @@ def _groups(requests: SampleRequests) -> dict[tuple[Sampling, bool | None], list
 
 
 class _Sets:
-    """Sets of allowed tokens without repetitions: many requests are in the same grammar state."""
+    """Sets of allowed tokens without duplicates; many requests are in the same grammar state."""
 
     def __init__(self, sets: list[AllowedTokens | None]) -> None:
         by_id = {id(tokens): tokens for tokens in sets}
         self.distinct = list(by_id.values())
         number_of_id = {key: number for number, key in enumerate(by_id)}
-        # The number in `distinct` of each set.
+        # The index in `distinct` of each set.
         self.numbers = [number_of_id[id(tokens)] for tokens in sets]
 
 
@@ -263,13 +263,13 @@ def _pick_from_listed(
     sampling: Sampling,
     draws: list[float],
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Pick among allowed tokens, and read their logits only.
+    """Pick among allowed tokens, reading only their logits.
 
     Args:
         logits: [requests, vocabulary]
         index: The requests' rows, [n].
         sets: The requests' sets of allowed tokens.
-        set_index: The number of each request's set in `sets.distinct`, [n].
+        set_index: The index of each request's set in `sets.distinct`, [n].
         sampling: The sampling of all of them.
         draws: Their random numbers, [n].
 
@@ -290,10 +290,11 @@ def _pick_from_listed(
 def _outcome_logprobs(
     scores: torch.Tensor, first: torch.Tensor, last: torch.Tensor, choices: torch.Tensor
 ) -> torch.Tensor:
-    """Return the log-probability of the outcomes after the chosen tokens, [n].
+    """Return the log-probability of the outcomes to which the chosen tokens lead, [n].
 
-    Another token whose outcomes include the chosen ones and more tells nothing about how likely the
-    chosen ones are. It is left out, as if it were shared among outcomes like the rest.
+    A token whose outcomes include more than the chosen ones says nothing about how likely the
+    chosen ones are. It is left out, as if its probability were divided among its outcomes like the
+    rest.
 
     Args:
         scores: Logits [n, allowed]; -inf pads.

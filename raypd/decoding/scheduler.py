@@ -17,12 +17,12 @@ from raypd.decoding.recurrence.chains import ChainPiece, Chains, RecurrentRun
 from raypd.decoding.recurrence.states import EMPTY, StatePool
 from raypd.decoding.sequence import Indices, Prefix, Sequence
 
-# Shared prefixes that stay in the cache while no sequence uses them.
+# The number of shared prefixes that stay in the cache while no sequence uses them.
 _MAX_IDLE_PREFIXES = 64
-# A GPU takes about as long for fewer tokens as for this many, so smaller passes are not split.
+# With fewer tokens, a GPU takes about as long as with this many, so smaller passes are not split.
 _MIN_SPLIT_TOKENS = 256
-# States of a program beside those of the segments that its first feed opens: that of its prefix,
-# that of its first segment, and two to write while others are read.
+# States of a program besides those of the segments that its first feed opens: one for its prefix,
+# one for its first segment, and two to write while others are read.
 _FURTHER_STATES = 4
 # The tag of the sequences that compute shared prefixes.
 _PREFIX = object()
@@ -37,11 +37,11 @@ class Chunk:
     tokens: np.ndarray
     # Their slots in the cache, [n].
     slots: np.ndarray
-    # The samples that are wanted after them, as indices into the feed's `sample_at`.
+    # The samples wanted after these tokens, as indices into the feed's `sample_at`.
     sample_numbers: Indices
     # The rows of this chunk after which these samples come.
     sample_rows: Indices
-    # The runs of recurrent layers in it; none if the model has no such layers.
+    # The runs of recurrent layers in it; empty if the model has no such layers.
     runs: list[RecurrentRun] = field(default_factory=list)
     # The row of the packed pass at which the chunk begins.
     start: int = 0
@@ -66,14 +66,14 @@ class Chunk:
 class Scheduler:
     """Continuous batching: admission, packing within the token budget, preemption.
 
-    It leaves sequences alone that are in flight.
+    It does not touch sequences that are in flight.
 
     Attributes:
-        passes: How many passes may be in flight at the same time, each of other sequences.
-        waiting: Sequences that were not admitted yet.
+        passes: How many passes may be in flight at the same time, each with different sequences.
+        waiting: Sequences that have not been admitted yet.
         sequences: Sequences that were admitted, including those that compute shared prefixes.
         prefixes: Shared prefixes by their tokens, the least recently used first.
-        full: The cache had no room, so nothing is admitted until a sequence ends.
+        full: Whether the cache had no room, so that nothing is admitted until a sequence ends.
         states: The states of recurrent layers; None if the model has no such layers.
     """
 
@@ -106,8 +106,8 @@ class Scheduler:
         """Choose what goes into the next pass.
 
         Returns:
-            The chunks of the pass, of at most `budget.tokens` in all, and the programs that ended
-            or failed before it.
+            The chunks of the pass, with at most `budget.tokens` tokens in total, and the programs
+            that ended or failed before it.
         """
         finished = self._admit()
         chunks = self._pack(finished)
@@ -167,7 +167,7 @@ class Scheduler:
         return feed
 
     def _has_states(self, feed: Feed) -> bool:
-        """Return whether there are states for a program, beside those of the running ones."""
+        """Return whether there are enough states for a program besides the running ones."""
         if self.states is None or not self.sequences:
             return True
         demand = len(feed.continues) + _FURTHER_STATES
@@ -178,7 +178,7 @@ class Scheduler:
         return promised + demand <= self.states.limit
 
     def _share_prefix(self, seq: Sequence, feed: Feed) -> None:
-        """Let a sequence share the prefix that its first feed names. A new one gets computed."""
+        """Let a sequence share the prefix that its first feed names. A new prefix is scheduled."""
         # The tokens after which something is sampled, and the last one, go through the model.
         first_sample = min(feed.sample_at, default=len(feed.tokens))
         length = min(feed.shared, first_sample, len(feed.tokens) - 1)
@@ -218,8 +218,8 @@ class Scheduler:
     def _pack(self, finished: list[Finished]) -> list[Chunk]:
         """Fill a pass up to the budget.
 
-        Sequences in decoding come first, then prompts in chunks, then prefixes that others wait
-        for. A sequence that can never fit the cache fails, and is added to `finished`.
+        Sequences that are decoding come first, then prompts in chunks, then prefixes that others
+        wait for. A sequence that can never fit the cache fails, and is added to `finished`.
         """
         if self.states is not None:
             self.states.settle()
@@ -258,7 +258,7 @@ class Scheduler:
         if not chunks and alone and ready and self.sequences:
             # Something was evicted or preempted, so there is room now.
             return self._pack(finished)
-        # Attention reads a prefix once for all sequences that stand side by side.
+        # Attention reads a prefix only once for all adjacent sequences that share it.
         chunks.sort(key=lambda chunk: 0 if chunk.seq.prefix is None else id(chunk.seq.prefix))
         row = 0
         for chunk in chunks:
@@ -269,11 +269,11 @@ class Scheduler:
     def _pass_limit(self, alone: bool) -> int:
         """Return the token count at which a pass stops admitting sequences.
 
-        Passes in flight at the same time share the work evenly by it.
+        This divides the work evenly among the passes in flight.
         """
         tokens = sum(seq.size - seq.cached for seq in self.sequences)
         if tokens < self.passes * _MIN_SPLIT_TOKENS:
-            # The tokens are few, so they all go in one pass, which waits for the one in flight.
+            # There are few tokens, so they all go into one pass, which waits for the one in flight.
             return tokens if alone else 0
         return max(_MIN_SPLIT_TOKENS, -(-tokens // self.passes))
 
@@ -303,7 +303,7 @@ class Scheduler:
         self.full = False
 
     def resume(self, tag: Any) -> None:
-        """Continue a paused sequence; what it lost of its cache is computed again."""
+        """Continue a paused sequence; whatever it lost from the cache is recomputed."""
         seq = self.paused.pop(tag)
         seq.append_feed(seq.program.send(Predictions([], [])))
         self.sequences.append(seq)
@@ -311,9 +311,9 @@ class Scheduler:
     def _preempt(self, seq: Sequence, full: OutOfSlots, finished: list[Finished]) -> None:
         """Make room for a sequence when none can continue.
 
-        A paused sequence, or else the youngest other one, loses its cache and is fed again later.
-        If no other one holds any, a prefix is freed, to be computed again. A sequence that is alone
-        fails.
+        A paused sequence, or else the youngest other sequence, loses its cache and is fed again
+        later. If no other sequence holds any cache, a prefix is freed and recomputed later. If the
+        sequence is alone, it fails.
         """
         for candidate in reversed([*self.sequences, *self.paused.values()]):
             if candidate is not seq and candidate.region.slots:
@@ -330,7 +330,7 @@ class Scheduler:
     def _fail(self, seq: Sequence, error: str) -> list[Finished]:
         """End a sequence with an error.
 
-        If it computes a prefix, the sequences that wait for the prefix end in its place.
+        If it computes a prefix, the sequences that wait for the prefix end instead.
         """
         if seq.tag is not _PREFIX:
             return [self.end(seq, error=ProgramError(error))]
@@ -347,8 +347,8 @@ class Scheduler:
     def rollback(self, chunks: list[Chunk], reason: str, alone: bool = True) -> list[Finished]:
         """Take back a pass that ran out of memory, and lower the budget.
 
-        If the pass was as small as passes get, and `alone` in flight, the program that holds most
-        of the cache fails.
+        If the pass was as small as passes get and was `alone` in flight, the program that holds the
+        most cache fails.
 
         Args:
             chunks: The chunks of the pass.
@@ -359,7 +359,7 @@ class Scheduler:
             The programs that failed.
 
         Raises:
-            RuntimeError: If the smallest passes fail too, one after the other.
+            RuntimeError: If the smallest passes keep failing, too.
         """
         for chunk in chunks:
             if chunk.seq.chains is None:
@@ -418,7 +418,7 @@ class Scheduler:
         Args:
             seq: The program's sequence.
             answer: What the program returned.
-            error: The exception that the program raised, or with which it is ended here.
+            error: The exception that the program raised, or with which it is ended.
         """
         seq.program.close()
         if seq in self.sequences:
@@ -427,7 +427,7 @@ class Scheduler:
             del self.paused[seq.tag]
         self.full = False
         seq.release(self.cache)
-        # A method that drafts counts by itself which tokens became part of the answer.
+        # A method that drafts counts for itself which tokens became part of the answer.
         seq.counts.decode_tokens = getattr(answer, "decoded", seq.counts.decode_tokens)
         if seq.prefix is not None:
             seq.prefix.users -= 1
@@ -435,7 +435,7 @@ class Scheduler:
 
 
 def _may_run(seq: Sequence) -> bool:
-    """Return whether a sequence can go into a pass: the prefix that it reads is computed."""
+    """Return whether a sequence can go into a pass, that is, whether its prefix is computed."""
     return seq.tag is _PREFIX or seq.prefix is None or seq.prefix.ready
 
 
@@ -444,7 +444,7 @@ def _decoded_tokens(chunk: Chunk) -> int:
     seq = chunk.seq
     if seq.steps == 0:
         return len(chunk.sample_numbers)
-    # The tokens that a preempted sequence is fed again do not count.
+    # Tokens that are fed again after a preemption do not count.
     fed_before = seq.size - len(seq.feed.tokens)
     return int(np.count_nonzero(chunk.tokens >= fed_before))
 

@@ -1,4 +1,4 @@
-"""One program in the engine: its tokens, their slots in the cache, and the feed it waits for."""
+"""One program in the engine: its tokens, their slots in the cache, and its pending feed."""
 
 from collections import abc
 from dataclasses import dataclass, field
@@ -15,16 +15,17 @@ from raypd.decoding.recurrence.states import EMPTY
 from raypd.decoding.sampling import GREEDY, Sampling
 from raypd.decoding.visibility import POSITION, SEGMENT, STEP, grown, one_segment
 
-# The last row of a sequence's table. The rows before it are those of the visibility rule.
+# The index of the last row of a sequence's table. The rows before it are those of the visibility
+# rule.
 TOKEN = 3
-_MIN_TOKENS = 64  # Tokens that the arrays of a new sequence have room for.
+_MIN_TOKENS = 64  # The number of tokens for which the arrays of a new sequence have room.
 
 Indices = abc.Sequence[int]
 
 
 @dataclass
 class Prefix:
-    """Keys and values of leading tokens that several sequences share and read in place."""
+    """The keys and values of leading tokens that several sequences share and read in place."""
 
     start: int  # First slot, once `ready`.
     length: int
@@ -61,7 +62,7 @@ class Sequence:
     # Whether each own token left the cache for good, [tokens].
     dropped: np.ndarray = field(default_factory=_no_flags)
     has_dropped: bool = False
-    # Own tokens ever fed.
+    # The number of own tokens ever fed.
     size: int = 0
     # Own tokens before this one have been through the model.
     cached: int = 0
@@ -69,9 +70,9 @@ class Sequence:
     region: CacheRegion = field(default_factory=CacheRegion)
     # What each segment sees of each other, [segments, segments] of Reach.
     reach: np.ndarray = field(default_factory=one_segment)
-    # Feeds that were answered.
+    # The number of feeds that were answered.
     steps: int = 0
-    # Whether the device works on a pass with tokens of this sequence.
+    # Whether a pass with tokens of this sequence is running on the device.
     in_flight: bool = False
     # The program's first feed, while the sequence waits.
     first_feed: Feed | None = None
@@ -82,7 +83,7 @@ class Sequence:
     # One random number for each entry of the latest feed's `sample_at`.
     _draws: list[float] = field(default_factory=list)
     counts: TokenCounts = field(default_factory=TokenCounts)
-    # What its recurrent layers remember; None if the model has none.
+    # What its recurrent layers remember; None if the model has no such layers.
     chains: Chains | None = None
 
     def __post_init__(self) -> None:
@@ -146,7 +147,7 @@ class Sequence:
 
     def _check_segments(self, segments: list[int]) -> None:
         """Raise ProgramError if some segments of a feed, in rising order, see too little."""
-        # Reach.HIDDEN is 0, so `all` asks whether something is visible.
+        # Reach.HIDDEN is 0, so `all` tests whether every segment sees some of itself.
         if segments[-1] >= len(self.reach) or not self.reach[segments, segments].all():
             raise ProgramError(f"segments {segments} of a feed must at least reach themselves")
         if self.shared and not self.reach[segments, 0].all():
@@ -216,7 +217,7 @@ class Sequence:
             chunk: Own tokens, [n].
 
         Returns:
-            Their numbers in the feed's `sample_at`, and the rows of the chunk that they follow.
+            Their indices in the feed's `sample_at`, and the rows of the chunk that they follow.
         """
         sample_at = self.feed.sample_at
         # The own token at which the feed begins. It is negative in a first feed with a prefix.
@@ -246,7 +247,7 @@ class Sequence:
     def draws(self, numbers: Indices) -> list[float]:
         """Return the random numbers for some samples of the feed.
 
-        They are the same whichever pass asks, also when a pass is repeated.
+        They are the same whichever pass asks for them, even when a pass is repeated.
         """
         if self.sampling.temperature == 0:
             return [0.0] * len(numbers)

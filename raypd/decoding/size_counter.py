@@ -1,8 +1,8 @@
 """Count the sizes of a model from its configuration, without its weights.
 
-The transformers model is built on the meta device, which holds shapes and no numbers. Its weights
-are counted there, and one forward pass of a few tokens records the attention of each layer. So
-nothing has to be known of a family.
+The transformers model is built on the meta device, which holds only shapes. Its weights are counted
+there, and one forward pass of a few tokens records the attention of each layer, so nothing has to
+be known about the family.
 """
 
 import copy
@@ -24,11 +24,11 @@ from raypd.decoding.models.hybrid import Hybrid, is_hybrid
 from raypd.decoding.models.registry import find_family
 from raypd.decoding.sizes import AttentionSizes, ModelSizes
 
-# The name of the function that records attention, among transformers' attention functions.
+# The name under which the function that records attention is registered with transformers.
 _RECORDER = "raypd_recorder"
-# Tokens of the forward pass that records attention.
+# The number of tokens of the forward pass that records attention.
 _TOKENS = 4
-# Keys of a configuration for the routed experts that a token goes through.
+# Configuration keys for the number of routed experts that a token goes through.
 _ACTIVE_EXPERTS = (
     "num_experts_per_tok",
     "num_experts_per_token",
@@ -36,8 +36,9 @@ _ACTIVE_EXPERTS = (
     "moe_topk",
     "top_k_experts",
 )
-# Kernels that the engine starts for a layer: of a family, of one with experts, and of a model that
-# is computed by transformers' own layers. tests/decoding/test_gpu_counts.py counts the first two.
+# The number of kernels that the engine launches per layer: in a family, in a family with experts,
+# and in a model that is computed by transformers' own layers. tests/decoding/test_gpu_counts.py
+# counts the first two.
 _LAUNCHES = 12
 _EXPERT_LAUNCHES = 20
 _STOCK_LAUNCHES = 40
@@ -47,14 +48,14 @@ def model_sizes(config: PretrainedConfig) -> ModelSizes:
     """Return the sizes of the model that a configuration describes.
 
     Args:
-        config: A transformers configuration. Of a model that also reads images or sound the text
-            part counts.
+        config: A transformers configuration. For a model that also reads images or sound, only the
+            text part counts.
 
     Raises:
         ValueError: If transformers has no causal language model for it, or its layers cannot be
             counted.
     """
-    # The model's attention is changed below, and with it its configuration.
+    # The model's attention is changed below, which also changes its configuration.
     text_config = copy.deepcopy(config.get_text_config())
     kind = text_config.model_type
     if type(text_config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
@@ -72,7 +73,7 @@ def sizes_of(model: PreTrainedModel) -> ModelSizes:
     """Return the sizes of a model on the meta device, which must not be used afterwards.
 
     Args:
-        model: A transformers model whose weights have no numbers.
+        model: A transformers model whose weights have only shapes.
 
     Raises:
         ValueError: If its layers cannot be found.
@@ -121,7 +122,7 @@ def _layers(model: PreTrainedModel, count: int) -> torch.nn.ModuleList:
 
 
 def _is_experts(module: torch.nn.Module) -> bool:
-    """Return whether a module holds the routed experts of a layer, concatenated."""
+    """Return whether a module holds the routed experts of a layer in sequence."""
     if not type(module).__name__.endswith("Experts"):
         return False
     return any(weight.dim() == 3 for weight in module.parameters(recurse=False))
@@ -165,7 +166,7 @@ def _attention(
         return query.new_zeros(1, query.shape[2], heads, value_dim), None
 
     def skip(module: torch.nn.Module, hidden: torch.Tensor, *_: object, **__: object) -> Any:
-        # What experts compute depends on numbers, which this device does not hold.
+        # What experts compute depends on values, which the meta device does not have.
         return hidden
 
     for module in experts:
@@ -179,13 +180,13 @@ def _attention(
 
 
 def _as_a_family(module: Any, sizes: AttentionSizes) -> AttentionSizes:
-    """Return the sizes of an attention of transformers as the families compute it."""
+    """Return the sizes of a transformers attention module as the families compute it."""
     if getattr(module, "is_kv_shared_layer", False):
         # It reads the keys and values of an earlier layer.
         return replace(sizes, cached_dim=0)
     latent_dim = getattr(module, "kv_lora_rank", None)
     if latent_dim is None:
         return sizes
-    # Queries attend to the latents, which the cache holds with a rotated key.
+    # Queries attend to the latents, which the cache holds together with a rotated key.
     key_dim = latent_dim + module.qk_rope_head_dim
     return replace(sizes, kv_heads=1, key_dim=key_dim, value_dim=latent_dim, cached_dim=key_dim)

@@ -1,10 +1,10 @@
-"""What a model weighs and what a token costs in it, as counts. It needs no torch."""
+"""The sizes of a model, and what a token costs in it, as counts. This module needs no torch."""
 
 from dataclasses import dataclass
 
-# Bytes of a number in bfloat16 and float16.
+# The bytes of an element in bfloat16 and float16.
 _HALF_BYTES = 2
-# Bytes of a number in the KV cache, by `model.kv_cache`.
+# The bytes of an element in the KV cache, by `model.kv_cache`.
 _CACHE_BYTES = {"auto": _HALF_BYTES, "fp8": 1}
 
 
@@ -17,13 +17,14 @@ class AttentionSizes:
     kv_heads: int  # The key heads that the cache holds.
     key_dim: int
     value_dim: int
-    window: int | None = None  # The most tokens that a query sees.
-    # Numbers of a token and a key head in the cache, where these are not its key and its value.
+    window: int | None = None  # The largest number of tokens that a query sees.
+    # The number of elements in the cache per token and key head, if these are not a key and a
+    # value.
     cached_dim: int | None = None
 
     @property
     def cached_numbers(self) -> int:
-        """Numbers of a token in the cache of these layers."""
+        """The number of elements of a token in the cache of these layers."""
         cached_dim = self.cached_dim
         if cached_dim is None:
             cached_dim = self.key_dim + self.value_dim
@@ -35,17 +36,17 @@ class ModelSizes:
     """The sizes of a model.
 
     Attributes:
-        hidden_size: Numbers of a hidden state.
-        layers: All layers.
-        weights: All weights as they are stored, embeddings and experts included.
-        dense_weights: Weights of the layers by which every token is multiplied.
-        head_weights: Weights of the output embeddings.
+        hidden_size: The size of a hidden state.
+        layers: The number of all layers.
+        weights: The number of all stored weights, including embeddings and experts.
+        dense_weights: The number of weights in the layers by which every token is multiplied.
+        head_weights: The number of weights of the output embeddings.
         attention: The layers that attend, by kind.
-        expert_weights: Weights of all routed experts in all layers.
-        experts: Routed experts of a layer; 0 for none.
-        experts_per_token: Routed experts that a token goes through in a layer.
-        state_bytes: Bytes that the recurrent layers remember of one text.
-        launches: Kernels that the engine starts for a layer.
+        expert_weights: The number of weights of all routed experts in all layers.
+        experts: The number of routed experts of a layer; 0 for none.
+        experts_per_token: The number of routed experts that a token goes through in a layer.
+        state_bytes: The bytes that the recurrent layers remember of one text.
+        launches: The number of kernels that the engine launches per layer.
         kv_cache: What the KV cache holds, as `model.kv_cache` says.
     """
 
@@ -71,25 +72,25 @@ class ModelSizes:
 
     @property
     def active_weights(self) -> float:
-        """Weights of the layers by which one token is multiplied."""
+        """The number of weights in the layers by which one token is multiplied."""
         return self.dense_weights + self.expert_weights * self.expert_share
 
     @property
     def cached_number_bytes(self) -> int:
-        """Bytes of a number in the KV cache of a model in bfloat16."""
+        """The bytes of an element in the KV cache of a model in bfloat16."""
         return _CACHE_BYTES[self.kv_cache]
 
     @property
     def cache_bytes(self) -> int:
-        """Bytes of a token in the KV cache; layers with windows keep all tokens."""
+        """The bytes of a token in the KV cache; layers with windows keep all tokens."""
         return self.cached_number_bytes * sum(kind.cached_numbers for kind in self.attention)
 
     def product_flops(self, fed: float, sampled: float) -> float:
         """Return the operations of all products with weights, without those of attention.
 
         Args:
-            fed: Tokens that go through the layers.
-            sampled: Tokens after which a next one is wanted.
+            fed: The number of tokens that go through the layers.
+            sampled: The number of tokens for which a next token is predicted.
         """
         return 2 * (self.active_weights * fed + self.head_weights * sampled)
 

@@ -21,7 +21,7 @@ class Prompt:
     """The token ids of a prompt."""
 
     tokens: Sequence[int]
-    # Leading tokens that other prompts have in common with this one, such as an instruction.
+    # The number of leading tokens in common with other prompts, such as those of an instruction.
     shared: int = 0
 
 
@@ -79,9 +79,10 @@ class TextModel:
     decode: Decode
     # Returns the bytes that each id adds to a text, including PASTA's tags.
     token_bytes: Callable[[], Sequence[bytes]]
-    # Ids that end the model's turn, ask the first text, and begin the answer with the second.
+    # Returns the ids that end the model's turn, ask the first text, and begin the answer with the
+    # second.
     next_turn: Callable[[str, str], list[int]]
-    # The draft model, where the method's options name one.
+    # The draft model, if the method's options name one.
     drafter: Any = None
 
 
@@ -95,7 +96,7 @@ class TextMethod(ABC):
         self.method_options = model.options.method_options
 
     def user_turn(self, content: str) -> str:
-        """Return what the user's turn says where the document says `content`."""
+        """Return the text of the user's turn for a document that says `content`."""
         return content
 
     def extra_positions(self) -> int:
@@ -108,7 +109,7 @@ class TextMethod(ABC):
 
         Args:
             prompt: The prompt, inside the turns of the chat template.
-            stops: Says whether a text is complete. A method with several threads ends each at
+            stops: Returns whether a text is complete. A method with several threads ends each at
                 `model.ends` instead, and the task then searches the joined text for stop strings.
-            seed: Seed for random draws that the method makes by itself.
+            seed: The seed for random draws that the method makes itself.
         """

@@ -1,4 +1,4 @@
-"""Copies between host and device for which the host does not wait."""
+"""Copies between host and device without blocking the host."""
 
 from collections.abc import Callable
 from typing import Any
@@ -10,13 +10,14 @@ import torch
 def to_device(array: np.ndarray, device: torch.device) -> torch.Tensor:
     """Copy an array to a device.
 
-    A copy to a GPU goes through pinned memory and is queued after the work that is there already.
+    A copy to a GPU goes through pinned memory and is queued after the work already submitted.
     """
     tensor = torch.from_numpy(array)
     if device.type != "cuda":
         return tensor.to(device)
     pinned = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
-    # numpy copies with one thread. Waking up all of torch's threads takes longer than the copy.
+    # numpy copies with one thread. Waking up all of torch's threads would take longer than the
+    # copy.
     pinned.numpy()[...] = array
     return pinned.to(device, non_blocking=True)
 

@@ -1,6 +1,6 @@
 """Automata of JSON values: text, number, null, lists and objects.
 
-Where a text is open its model is not limited: it may write anything until the closing character.
+Inside an open text the model is not restricted: it may write anything until the closing character.
 """
 
 from collections.abc import Collection, Iterable, Sequence
@@ -9,12 +9,12 @@ from typing import NamedTuple
 
 from raypd.decoding.automata import DEAD, Automaton, TransitionTable
 
-# Bytes that a number may have after its last digit: anything longer is not a unit.
+# The largest number of bytes after the last digit of a number; anything longer is not a unit.
 UNIT_BYTES = 24
 
 _NULL_TEXT = "null"
-# States of `OrNull`. After the start and a blank come as many states as null has letters
-# (_NULL + i: i + 1 letters were read), then the states of the value, moved up by _TYPED.
+# States of `OrNull`. After the start and a blank, there is one state per letter of null (_NULL + i:
+# i + 1 letters were read), and then come the states of the value, offset by _TYPED.
 _START = 0
 _BLANK = 1
 _NULL = 2
@@ -27,7 +27,7 @@ _CLOSING = {"{": "}", "[": "]"}
 def _row(*transitions: tuple[Iterable[str], int]) -> dict[str, int]:
     """Build a row of a transition table from (characters, the state after them).
 
-    Where a character is named twice, the later transition counts.
+    If a character is given twice, the later transition counts.
     """
     row: dict[str, int] = {}
     for chars, state in transitions:
@@ -36,7 +36,7 @@ def _row(*transitions: tuple[Iterable[str], int]) -> dict[str, int]:
 
 
 class OrNull(Automaton):
-    """A value, optionally after a blank, or null, which is clear with its first letter."""
+    """A value, optionally after a blank, or null, which is determined by its first letter."""
 
     def __init__(self, value: Automaton, null: bool = True) -> None:
         self.value = value
@@ -84,7 +84,7 @@ class OrNull(Automaton):
 class JsonString(OrNull):
     """A JSON string or null.
 
-    Only how it begins is limited. It ends at its closing quote or at a newline.
+    Only its beginning is restricted. It ends at its closing quote or at a newline.
     """
 
     def __init__(self) -> None:
@@ -97,21 +97,21 @@ class JsonString(OrNull):
 
 
 class Number(OrNull):
-    """A number as documents write it, or null; its reader decides whether it is one number.
+    """A number as documents write it, or null; the reader decides later whether it is one number.
 
-    Only how it begins is limited: marks (`-`, `<`, `$`, ...) and then a digit. After that anything
-    may be copied, groups of digits, a fraction, a range, a unit, until a newline, a brace or a
-    comma that no digit follows, but at most UNIT_BYTES after the last digit. A comma that is a
-    token of its own after a digit takes a token more. A dash after such a comma stands for no
-    cents, as in 1.299,- EUR, and belongs to the number. Quotes are kept out: an untrained model
-    always opens them and then goes on about the whole listing.
+    Only its beginning is restricted: marks (`-`, `<`, `$`, ...) and then a digit. After that,
+    anything may be copied (groups of digits, a fraction, a range, a unit) until a newline, a brace
+    or a comma without a digit after it, but at most UNIT_BYTES after the last digit. A comma that
+    is a separate token after a digit takes one more token. A dash after such a comma means no
+    cents, as in 1.299,- EUR, and belongs to the number. Quotes are excluded, because an untrained
+    model always opens them and then continues with the whole listing.
     """
 
     def __init__(self) -> None:
         mark, latin_mark, comma, end, tail = range(1, 6)
         digits = ("0123456789", tail)
         # Signs, bounds and currencies outside ASCII are at U+00A0 and at U+2000 and above. Their
-        # UTF-8 bytes are \xc2 or \xe2 and then bytes from \x80 to \xbf.
+        # UTF-8 encoding is \xc2 or \xe2, then bytes from \x80 to \xbf.
         start = _row(("+-.<>=~$\xe2", mark), ("\xc2", latin_mark), digits)
         behind_mark = _row((_BYTES[0x80:0xC0], mark), (" ", mark)) | start
         # The last bytes of the signs for a quarter, a half and three quarters.
@@ -130,7 +130,7 @@ class Number(OrNull):
 
 
 _INSIDE_STRING = {*_BYTES} - {'"', "\\", "\n"}
-# A JSON string by itself. States: before it, inside, after a backslash, after it.
+# A JSON string alone. States: before it, inside it, after a backslash, after it.
 STRING = TransitionTable(
     [
         {'"': 1},
@@ -141,7 +141,7 @@ STRING = TransitionTable(
     [3],
     free=[1, 2],
 )
-# A text without quotes, up to a newline; an empty one is null.
+# A text without quotes, up to a newline; an empty text is null.
 BARE_TEXT = TransitionTable(
     [{**dict.fromkeys(_INSIDE_STRING | {'"', "\\"}, 0), "\n": 1}, {}],
     [1],
@@ -151,7 +151,7 @@ BARE_TEXT = TransitionTable(
 
 
 class _InList(IntEnum):
-    """How far a list was read."""
+    """How far a list has been read."""
 
     START = auto()
     OPENED = auto()
@@ -163,14 +163,14 @@ class _InList(IntEnum):
 
 class _ListState(NamedTuple):
     part: _InList
-    values: int = 0  # values so far, as far as it matters
+    values: int = 0  # the number of values so far, up to the limit that counts
     item_state: int = 0
 
 
 class ListOf(Automaton):
     """A JSON list of `min_items` to `max_items` values.
 
-    Where the values are texts the list may be cut anywhere, and a text may break off.
+    If the values are texts, the list may be cut anywhere, and a text may break off.
     """
 
     def __init__(
@@ -183,8 +183,8 @@ class ListOf(Automaton):
         self._numbers = {self._states[0]: 0}
 
     def _number(self, part: _InList, count: int = 0, item_state: int = 0) -> int:
-        """Return the number of a state; a new one is entered."""
-        # Beyond the limit that counts last, all numbers of values are alike.
+        """Return the number of a state; a new state is added."""
+        # Beyond the last limit that counts, all numbers of values are equivalent.
         counted = min(count, self.max_items or self.min_items)
         key = _ListState(part, counted, item_state)
         if key not in self._numbers:
@@ -231,7 +231,7 @@ class ListOf(Automaton):
 
 
 class _InObject(IntEnum):
-    """How far an object was read."""
+    """How far an object has been read."""
 
     START = auto()
     OPENED = auto()  # after the brace or bracket that was opened last
@@ -258,7 +258,8 @@ class JsonObject(Automaton):
 
     Args:
         text: The automaton of a string.
-        scalars: The automata of all other values that hold no values: numbers, true, false, null.
+        scalars: The automata of all other values that contain no values: numbers, true, false,
+            null.
     """
 
     def __init__(self, text: TransitionTable, scalars: Sequence[TransitionTable]) -> None:
@@ -315,7 +316,7 @@ class JsonObject(Automaton):
         scalar = self._scalars[state.scalar]
         after = scalar.next(state.scalar_state, char)
         if after == DEAD:
-            # A number shows its end only by the character after it.
+            # Only the character after a number shows that it has ended.
             if state.scalar_state in scalar.finals:
                 return self._after_value(state.opened, char)
             return None

@@ -1,7 +1,7 @@
-"""The text of a value as it must stand in a document, from what was decoded of it.
+"""The text of a value as JSON, from what was decoded of it.
 
-The last token of a value often holds more than the value (`",`), and a value that was cut lacks its
-end.
+The last token of a value often contains more than the value (`",`), and a value that was cut lacks
+its end.
 """
 
 import contextlib
@@ -12,17 +12,17 @@ from raypd.decoding.automata import DEAD, Automaton
 
 # Up to the closing quote, a newline, or where the text was cut.
 _STRING = re.compile(r' ?"(?:[^"\\\n]|\\.)*', re.DOTALL)
-# Up to a comma that is not within a number, a brace or a newline. A dash may stand for no cents, as
-# in 1.299,-. Texts are bytes here, so that an en or em dash begins with E2.
+# Up to a comma that is not within a number, a brace or a newline. A dash may mean no cents, as in
+# 1.299,-. Texts are bytes here, so that an en or em dash begins with E2.
 _BARE = re.compile(r"(?:[^,}\n]|(?<=\d),(?=[\d\-=\xe2]))*")
 
 
 def value_text(decoded: str, completion: str | None, automaton: Automaton) -> str:
-    """Return the value that a decoded text holds, closed where it was cut.
+    """Return the value in a decoded text, closed if it was cut.
 
     Args:
         decoded: The text of all tokens of the value.
-        completion: The value, if it was clear before it was written whole.
+        completion: The value, if it was determined before it was completely written.
         automaton: Reads the value; only a list needs it.
     """
     if completion is not None:
@@ -39,7 +39,7 @@ def value_text(decoded: str, completion: str | None, automaton: Automaton) -> st
 
 
 def _list_text(decoded: str, automaton: Automaton) -> str:
-    """Return a JSON list up to its end; one that was cut is closed after its last whole part."""
+    """Return a JSON list up to its end; a list that was cut is closed after its last whole part."""
     state = 0
     end = 0
     while end < len(decoded) and not automaton.ended(state):

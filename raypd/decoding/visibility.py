@@ -1,14 +1,14 @@
-"""The one rule of which token sees which. All masks, dense or in kernels, come from `visible`.
+"""The single rule for which token sees which. All masks, dense or in kernels, come from `visible`.
 
 Every token of a program has a segment, a virtual position and the step that produced it. The
-program's `reach` matrix says for two segments HIDDEN, ALL or CAUSAL. A query q may attend to a key
-k exactly when
+program's `reach` matrix has HIDDEN, ALL or CAUSAL for each pair of segments. A query q may attend
+to a key k exactly when
 
     reach[segment(q), segment(k)] is ALL, or it is CAUSAL and position(k) <= position(q);
     and step(k) <= step(q)
 
-At inference the step condition holds by itself, because a token that was not decoded yet is not in
-the cache. In training it makes the ground-truth sequence look like inference (HPD section 4.4).
+At inference the step condition always holds, because a token that has not been decoded yet is not
+in the cache. In training it makes the ground-truth sequence look like inference (HPD, section 4.4).
 """
 
 from enum import IntEnum
@@ -16,14 +16,14 @@ from functools import cache, lru_cache
 
 import numpy as np
 
-NO_TOKEN = -1  # The segment of a cache slot that holds no token. Nobody sees it.
+NO_TOKEN = -1  # The segment of a cache slot that holds no token. No token sees it.
 
-# Rows of a table [3, tokens] that holds what the rule needs to know of each token.
+# Rows of a table [3, tokens] with what the rule needs to know about each token.
 POSITION = 0
 SEGMENT = 1
 STEP = 2
 
-# Segments whose sets fit one word and leave a bit for NO_TOKEN.
+# With at most this many segments, a set fits into one word and leaves a bit for NO_TOKEN.
 _FEW_SEGMENTS = 31
 
 
@@ -50,7 +50,7 @@ def visible(
         reach: `Reach` of each pair of segments, [segments, segments].
         query_segments: [queries]
         query_positions: [queries]
-        key_segments: [keys]. Nobody sees a key whose segment is NO_TOKEN.
+        key_segments: [keys]. No query sees a key whose segment is NO_TOKEN.
         key_positions: [keys]
         query_steps: [queries], or None to leave the step condition out, as inference may.
         key_steps: [keys], or None.
@@ -72,16 +72,16 @@ def in_window(
 ) -> np.ndarray:
     """Apply a sliding window to what the queries see.
 
-    The window is `window` tokens long, including the query's own, and counts the tokens that the
-    query sees from a key's position to its own. A gap in the positions holds no tokens, so a value
-    of HPD has the window that it would have alone, however many gaps come before it. Without gaps
-    this is the models' own rule, q - k < window.
+    The window is `window` tokens long, including the query's own token, and counts the tokens that
+    the query sees from a key's position to its own. A gap in the positions contains no tokens, so a
+    value of HPD has the window that it would have alone, however many gaps come before it. Without
+    gaps this is the models' own rule, q - k < window.
 
     Args:
         mask: What the queries see without the window, [queries, keys].
         query_positions: [queries]
         key_positions: [keys]
-        window: Number of tokens that the window holds.
+        window: The number of tokens in the window.
 
     Returns:
         A bool array [queries, keys], to be combined with `mask` by a logical and.
@@ -118,9 +118,9 @@ def segment_sets(
 
     Returns:
         The sets, int32 [queries, 2, words]: the segments that are ALL to a query and those that are
-        CAUSAL to it. Segment s is bit s % 32 of word s // 32. And the number of each key's segment
-        in these sets, [keys]. With few segments it is the segment itself; with many, only segments
-        that have keys are numbered. NO_TOKEN gets a number that is in no set.
+        CAUSAL to it. Segment s is bit s % 32 of word s // 32. Also the index of each key's segment
+        in these sets, [keys]. With few segments this is the segment itself; with many, only
+        segments that have keys are numbered. NO_TOKEN gets a number that is in no set.
     """
     if len(reach) <= _FEW_SEGMENTS:
         labels = np.where(key_segments == NO_TOKEN, len(reach), key_segments)
@@ -136,7 +136,7 @@ def segment_sets(
 
 @lru_cache(maxsize=1024)
 def _sets_of_all(reach: bytes, segments: int, dtype: np.dtype) -> np.ndarray:
-    """Pack a whole matrix, and remember it: a method's programs use the same one in every step."""
+    """Pack a whole matrix, with a cache: a method's programs use the same one in every step."""
     matrix = np.frombuffer(reach, dtype=dtype).reshape(segments, segments)
     return _pack_sets(matrix)
 
@@ -167,7 +167,7 @@ def grown(reach: np.ndarray, pairs: dict[tuple[int, int], Reach]) -> np.ndarray:
 
 @cache
 def one_segment() -> np.ndarray:
-    """Return the reach [1, 1] with which every program starts: segment 0, causal.
+    """Return the reach [1, 1] with which every program starts: one causal segment 0.
 
     Programs that never open another segment share this array.
     """

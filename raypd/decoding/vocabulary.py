@@ -1,7 +1,7 @@
-"""Which tokens of a vocabulary an automaton can read in a state.
+"""Finding the tokens of a vocabulary that an automaton can read in a state.
 
-The texts of all tokens are kept sorted. Tokens that begin alike are then neighbours, so that an
-automaton which reads few characters in a state rules out whole ranges of tokens at once.
+The texts of all tokens are kept sorted. Tokens with a common beginning are then adjacent, so an
+automaton that can read only a few characters in a state rules out whole ranges of tokens at once.
 """
 
 from bisect import bisect_left
@@ -12,7 +12,7 @@ import numpy as np
 
 from raypd.decoding.automata import DEAD, Automaton
 
-# Where more characters than this may come, all tokens are read together, column by column.
+# If more characters than this may come next, all tokens are read together, column by column.
 _FEW_CHARACTERS = 16
 # A state and a character are packed into one number; every Unicode character fits into 21 bits.
 _CHARACTER_BITS = 21
@@ -24,7 +24,7 @@ class Vocabulary:
 
     Args:
         texts: The bytes of each token, read as latin-1: one character per byte.
-        encode: Turns such a text into the ids that the tokenizer writes it with. With None,
+        encode: Turns such a text into the token ids that the tokenizer gives it. With None,
             `Grammar.forced` never forces a token.
     """
 
@@ -37,7 +37,7 @@ class Vocabulary:
         self._order = sorted(nonempty, key=lambda token: texts[token])
         self._sorted = [texts[token] for token in self._order]
         self._ids = np.array(self._order, dtype=np.int64)
-        # The characters of all sorted texts in a row, as numbers, and where each text begins.
+        # The concatenated characters of all sorted texts, as numbers, and where each text begins.
         self._starts = np.cumsum([0, *map(len, self._sorted)])
         self._chars = np.fromiter(
             map(ord, chain.from_iterable(self._sorted)), np.int64, self._starts[-1]
@@ -61,11 +61,11 @@ class Vocabulary:
             state: The state that it is in.
 
         Returns:
-            Token ids in rising order and the state after each, both of shape [n].
+            Token ids in ascending order and the state after each, both of shape [n].
         """
         read: list[tuple[int, int]] = []
         tables: list[np.ndarray] = []
-        # Each entry stands for the rows [low, high), which agree in their first `depth` characters.
+        # Each entry represents the rows [low, high), which agree in their first `depth` characters.
         stack = [(0, len(self._sorted), 0, state)]
         while stack:
             low, high, depth, reached = stack.pop()
@@ -110,7 +110,8 @@ class Vocabulary:
             tables.append(np.column_stack([self._ids[rows[complete]], states[complete]]))
             rows = rows[~complete]
             states = states[~complete]
-            # Many rows are in the same state before the same character: read each pair once.
+            # Many rows are in the same state before the same character, so each pair is read only
+            # once.
             chars = self._chars[self._starts[rows] + depth]
             pairs, pair_of_row = np.unique(states << _CHARACTER_BITS | chars, return_inverse=True)
             states_after_pairs = [

@@ -1,8 +1,8 @@
-"""The chains of one sequence: which token each token of a recurrent layer continues from.
+"""The chains of one sequence: for each token, the token from which a recurrent layer continues it.
 
-The tokens of a segment follow one another, in the order in which they are fed. A segment begins at
+The tokens of a segment follow one another in the order in which they are fed. A segment begins at
 the row that a feed names, or at the beginning of a text. The state after the last token of each
-segment is kept, so that the segment can go on in a later pass.
+segment is kept, so that the segment can continue in a later pass.
 """
 
 from collections.abc import Iterable, Mapping, Sequence, Set
@@ -16,8 +16,8 @@ from raypd.decoding.visibility import POSITION, SEGMENT, Reach
 
 # The token before the first own one: the last token of a shared prefix.
 _PREFIX_END = -1
-# States beside those of the segments: the one before the first token that goes on, and one that a
-# pass writes while another one still reads its place.
+# States besides those of the segments: the one before the first token that continues, and one that
+# a pass writes while another pass still reads the previous one.
 _SPARE_STATES = 2
 
 
@@ -40,8 +40,8 @@ class RecurrentRun:
         rows: Its rows in the chunk, [n].
         start: The slot of the state from which its first token continues.
         end: The slot into which the state after its last token goes.
-        level: 0 if `start` is there before the pass; otherwise one more than the level of the run
-            in the same pass that writes it.
+        level: 0 if `start` exists before the pass; otherwise one more than the level of the run in
+            the same pass that writes it.
     """
 
     rows: np.ndarray
@@ -69,12 +69,12 @@ class Chains:
         self.forks: dict[int, list[int]] = {}
         # Segments that get no more tokens.
         self.closed: set[int] = set()
-        # An earlier token of the only segment and the slot of the state after it.
+        # An earlier token of the only segment, and the slot of the state after it.
         self._back: tuple[int, int] | None = None
 
     @property
     def demand(self) -> int:
-        """States that the sequence holds at most with the segments that are open now."""
+        """The largest number of states that the sequence can hold with its open segments."""
         return len((self.last.keys() | self.parents.keys()) - self.closed) + _SPARE_STATES
 
     # What a program feeds
@@ -268,13 +268,13 @@ class Chains:
     def plan(
         self, pieces: list[ChainPiece], prefix_state: int, prefix_level: int | None = None
     ) -> list[RecurrentRun]:
-        """Choose the states from which pieces go on, and the slots for those after them.
+        """Choose the states from which pieces continue, and the slots for the states after them.
 
         Args:
             pieces: The pieces of a chunk, for which slots were reserved.
             prefix_state: The slot of the state after the shared prefix.
-            prefix_level: The level of the run that writes that state; None if it is there before
-                the pass.
+            prefix_level: The level of the run that writes that state; None if the state exists
+                before the pass.
         """
         pool = self.pool
         levels: dict[int, int] = {}  # The level of the run that writes a slot.
@@ -312,7 +312,7 @@ class Chains:
         return segment == 0 or self.parents.get(segment) == _PREFIX_END
 
     def release(self) -> None:
-        """Give all states back. They are computed again with the tokens of the sequence."""
+        """Give all states back. They are recomputed when the sequence is fed again."""
         for slot in self.tails.values():
             self.pool.drop(slot)
         if self._back is not None:

@@ -1,8 +1,8 @@
 """Recurrent layers over whole texts, with gradients, as training needs them.
 
-The tokens of a text follow the chains of decoding: `Chains` is given all that a program fed, and
-cuts it into runs. A pass holds whole texts, so a state is read by later runs of the same pass only,
-and gradients go back through it to the tokens before a fork.
+The tokens of a text follow the chains of decoding: `Chains` is given everything that a program fed,
+and cuts it into runs. A pass contains whole texts, so a state is read only by later runs of the
+same pass, and gradients flow back through it to the tokens before a fork.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from raypd.decoding.visibility import POSITION, SEGMENT
 
 
 class FedText(NamedTuple):
-    """What a program fed, but for the tokens that its text shares with others.
+    """What a program fed, except for the tokens that its text shares with others.
 
     Attributes:
         positions: [tokens]
         segments: [tokens]
         reach: What each segment sees of each other, [segments, segments].
         continues: For each segment but the first, the token from which it continues; -1 for the
-            last one of those that are shared.
+            last shared token.
     """
 
     positions: np.ndarray
@@ -39,7 +39,7 @@ class FedText(NamedTuple):
 
 
 class _Slots(StatePool):
-    """Numbers for states that are kept nowhere: each state of a pass has one of its own."""
+    """Slot numbers for states that are not stored: each state of a pass has its own."""
 
     def __init__(self) -> None:
         super().__init__([], np.iinfo(np.int64).max, torch.device("cpu"))
@@ -73,7 +73,7 @@ def runs_of_texts(texts: Iterable[FedText], shared: int) -> list[RecurrentRun]:
     begin = shared
     for text in texts:
         tokens = len(text.positions)
-        # The step of a token plays no part in chains.
+        # The step of a token does not matter for chains.
         table = np.zeros((3, tokens), dtype=np.int64)
         table[POSITION] = text.positions
         table[SEGMENT] = text.segments
@@ -93,8 +93,8 @@ class _StateSource(NamedTuple):
 
     Attributes:
         steps: The numbers of earlier steps; -1 for the state before the first token of a text.
-        rows: For each of them, the rows of its states that are taken, [taken].
-        order: For each chunk, the number of its state among all that are taken, [chunks].
+        rows: For each of these steps, the rows of its states that are used, [used].
+        order: For each chunk, the index of its state among all states used, [chunks].
     """
 
     steps: list[int]
@@ -106,7 +106,7 @@ _BEFORE_TEXT = -1
 
 
 class GradientPass(RecurrentPass):
-    """A pass over whole texts, in which gradients go through forked states."""
+    """A pass over whole texts, in which gradients flow through forked states."""
 
     has_gradients = True
 
@@ -120,7 +120,7 @@ class GradientPass(RecurrentPass):
             device: Where the model is.
             shapes: What each recurrent layer remembers of a text.
         """
-        # Gradients cannot go through a store, so none has room for a state.
+        # Gradients cannot flow through a store, so no store has room for a state.
         super().__init__(runs, tokens, StatePool([], 0, device))
         self._shapes = shapes
 
@@ -176,4 +176,4 @@ class GradientPass(RecurrentPass):
         return values.new_zeros(len(plan.starts) * self._shapes[layer].inputs, values.shape[1])
 
     def store_inputs(self, layer: int, plan: ConvolutionPlan, sources: torch.Tensor) -> None:
-        """Do nothing: no text goes on in another pass."""
+        """Do nothing, because no text continues in another pass."""

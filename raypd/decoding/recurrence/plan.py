@@ -16,7 +16,7 @@ from raypd.decoding.recurrence.chains import RecurrentRun
 from raypd.decoding.recurrence.states import EMPTY, StatePool
 from raypd.decoding.transfer import to_device
 
-# Runs of 2 to this many tokens go into one batch, however their lengths differ.
+# Runs of 2 to this many tokens go into one batch, even if their lengths differ.
 _SHORT_RUN = 16
 # The sizes to which chunks are padded. Longer runs are cut into chunks of the largest size.
 _CHUNK_SIZES = (1, 8, 16, 32)
@@ -27,13 +27,13 @@ class RunBatch:
     """Runs of one level that are computed in one call, padded to the longest of them.
 
     Attributes:
-        length: Tokens of the longest run.
+        length: The number of tokens of the longest run.
         starts: The slots of the states from which the runs continue, [runs].
         ends: The slots of the states after them, [runs].
         rows: The rows of their tokens in the pass, [runs, length]. Padding repeats the last row.
         is_token: 0 where `rows` is padding, else 1, [runs, length, 1]; None without padding.
-        numbers: The numbers of the tokens among `rows`, [tokens]; None without padding.
-        span: The rows as a slice if there is one run whose rows are neighbours.
+        numbers: The indices of the tokens in `rows`, [tokens]; None without padding.
+        span: The rows as a slice, if there is only one run and its rows are contiguous.
     """
 
     length: int
@@ -71,13 +71,13 @@ class RunBatch:
 
 @dataclass(eq=False)
 class ChunkGroup:
-    """Chunks of one size, in the order of their levels. What needs no state is computed at once.
+    """Chunks of one size, ordered by level. Whatever needs no state is computed for all at once.
 
     Attributes:
-        size: Tokens of a chunk, with padding.
+        size: The number of tokens of a chunk, with padding.
         rows: The rows of the tokens in the pass, [chunks * size]. Padding repeats the last one.
         is_token: 0 where `rows` is padding, else 1, [chunks, size, 1]; None without padding.
-        numbers: The numbers of the tokens among `rows`, [tokens].
+        numbers: The indices of the tokens in `rows`, [tokens].
         token_rows: The rows of the tokens, [tokens].
     """
 
@@ -108,7 +108,7 @@ class ChunkGroup:
 
 
 class ChunkStep(NamedTuple):
-    """Neighbouring chunks of a group that read their states at the same time."""
+    """Adjacent chunks of a group that read their states at the same time."""
 
     group: int
     chunks: slice
@@ -124,14 +124,14 @@ class ChunkPlan(NamedTuple):
 
 
 class Scan(Protocol):
-    """The chunks of one size. States go through them by `through`."""
+    """The chunks of one size. `through` advances states through them."""
 
     def through(self, chunks: slice, state: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Let states go through some chunks.
+        """Advance states through some chunks.
 
         Args:
             chunks: The chunks.
-            state: The states before them, [chunks, ...]. They stay as they are.
+            state: The states before them, [chunks, ...]. They are not changed.
 
         Returns:
             The result, [chunks, heads, size, ...], and the states after the chunks.
@@ -159,7 +159,7 @@ class ConvolutionPlan(NamedTuple):
     ends: torch.Tensor
     last: torch.Tensor
     # The rows whose inputs are not the rows before them, [heads], and the numbers of their inputs,
-    # the row's own last, [heads, inputs + 1].
+    # ending with the row's own, [heads, inputs + 1].
     heads: torch.Tensor
     taps: torch.Tensor
     has_others: bool  # Whether there are other rows.
@@ -172,7 +172,8 @@ class RecurrentPass:
         pool: The states.
     """
 
-    # Whether gradients go through the pass. The states in `pool` and native.c know none.
+    # Whether gradients flow through the pass. The states in `pool` and native.c do not support
+    # them.
     has_gradients = False
 
     def __init__(self, runs: list[RecurrentRun], tokens: int, pool: StatePool) -> None:
@@ -197,7 +198,7 @@ class RecurrentPass:
 
     @cached_property
     def is_single(self) -> bool:
-        """Whether each token is a run of its own and continues from a state before the pass."""
+        """Whether each token is its own run and continues from a state before the pass."""
         if len(self._runs) < self._tokens:
             return False
         return all(run.level == 0 for run in self._runs)
@@ -208,7 +209,7 @@ class RecurrentPass:
         return RecurrentRuns(*_moved(self._grouped_runs(), self._device))
 
     def taps(self, inputs: int) -> Taps:
-        """Return what a convolution reads in a kernel that needs this many inputs before a row."""
+        """Return what a convolution kernel reads if it needs `inputs` inputs before a row."""
         if inputs not in self._taps:
             self._taps[inputs] = Taps(*_moved(self._plan_taps(inputs), self._device))
         return self._taps[inputs]
@@ -334,10 +335,10 @@ class RecurrentPass:
         return states
 
     def scan(self, layer: int, scans: Sequence[Scan], out: torch.Tensor) -> None:
-        """Let the states of a layer go through the pass, and store those after it.
+        """Advance the states of a layer through the pass, and store the states after it.
 
         Args:
-            layer: Number of the recurrent layer.
+            layer: The index of the recurrent layer.
             scans: The scan of each group of `chunks`.
             out: Gets the result, [tokens, heads, ...].
         """
@@ -357,7 +358,7 @@ class RecurrentPass:
             group.put(out, result)
 
     def convolution(self, inputs: int) -> ConvolutionPlan:
-        """Return what a convolution reads that needs this many inputs before a token."""
+        """Return what a convolution reads if it needs `inputs` inputs before a token."""
         if inputs not in self._convolutions:
             self._convolutions[inputs] = self._plan_convolution(inputs)
         return self._convolutions[inputs]
@@ -398,7 +399,7 @@ class RecurrentPass:
         Sums are in float32 at least.
 
         Args:
-            layer: Number of the recurrent layer.
+            layer: The index of the recurrent layer.
             values: [tokens, channels]
             weight: [channels, inputs + 1]
             bias: [channels] or None.
@@ -433,7 +434,7 @@ class RecurrentPass:
         """Store the last inputs of a convolution after all runs.
 
         Args:
-            layer: Number of the recurrent layer.
+            layer: The index of the recurrent layer.
             plan: What the convolution reads.
             sources: All inputs, [runs * inputs + tokens, channels].
         """
@@ -442,7 +443,7 @@ class RecurrentPass:
 
 
 class SinglePass(RecurrentPass):
-    """Passes of one size whose tokens are runs of their own, as a CUDA graph reads them.
+    """Passes of one size in which each token is its own run, in the form that a CUDA graph reads.
 
     Its tensors stay where they are, and `fill` copies a pass there.
     """
@@ -463,7 +464,7 @@ class SinglePass(RecurrentPass):
         self.runs = RecurrentRuns(starts, ends, numbers, numbers[:tokens], numbers)
 
     def clear(self) -> None:
-        """Let all tokens be padding."""
+        """Make all tokens padding."""
         self.runs.starts.fill_(EMPTY)
         self.runs.ends.fill_(self.padding_slot)
 
@@ -477,7 +478,7 @@ class SinglePass(RecurrentPass):
 
 
 def _moved(arrays: list[np.ndarray], device: torch.device) -> list[torch.Tensor]:
-    """Bring arrays of integers to a device in one copy."""
+    """Copy arrays of integers to a device in one transfer."""
     packed = np.concatenate([array.ravel() for array in arrays])
     parts = to_device(packed, device).split([array.size for array in arrays])
     return [part.view(array.shape) for part, array in zip(parts, arrays, strict=True)]

@@ -1,9 +1,9 @@
 """The scans of recurrent layers, over the chunks of a pass.
 
-Within a chunk a recurrence is a product of matrices that needs no state. These are computed for all
-chunks of one size together. Then the states go through the chunks, level by level: those of all
-chunks of a level in one call. A chunk of one token is a plain step of the recurrence, which is how
-all branches are decoded at once.
+Within a chunk, a recurrence is a matrix product that needs no state. These products are computed
+together for all chunks of one size. Then the states advance through the chunks level by level, with
+one call for all chunks of a level. A chunk of one token is a plain step of the recurrence, so all
+branches are decoded at once.
 
 In formulas, with what remains of the state up to token i of a chunk, d(i) = exp(sum of decays), and
 the state S before the chunk:
@@ -27,8 +27,8 @@ from raypd.decoding.recurrence.plan import ChunkGroup, Scan
 class DeltaInputs(NamedTuple):
     """What the gated delta rule reads, in float32."""
 
-    query: torch.Tensor  # Of unit length times key_dim^-0.5, [tokens, heads, key dimension].
-    key: torch.Tensor  # Of unit length, [tokens, heads, key dimension].
+    query: torch.Tensor  # Unit vectors times key_dim^-0.5, [tokens, heads, key dimension].
+    key: torch.Tensor  # Unit vectors, [tokens, heads, key dimension].
     value: torch.Tensor  # [tokens, heads, value dimension]
     decay: torch.Tensor  # The logarithm of what remains of the state, [tokens, heads].
     beta: torch.Tensor  # The rate of writing, [tokens, heads].
@@ -37,7 +37,7 @@ class DeltaInputs(NamedTuple):
 def delta_chunks(group: ChunkGroup, inputs: DeltaInputs) -> Scan:
     """Prepare the chunks of one size for the gated delta rule.
 
-    With decay 0 and beta 0 padding leaves the states as they are.
+    With decay 0 and beta 0, padding leaves the states unchanged.
     """
     parts = DeltaInputs(
         group.take(inputs.query),
@@ -56,7 +56,7 @@ class _DeltaSteps:
 
     def __init__(self, parts: DeltaInputs) -> None:
         query, key, value, decay, beta = (part.squeeze(2) for part in parts)
-        # Key and query of each head read the state in one product.
+        # The key and the query of each head read the state in one product.
         self._both = torch.stack([key, query], 2)  # [chunks, heads, 2, key dimension]
         self._products = (key * query).sum(-1, keepdim=True)  # [chunks, heads, 1]
         self._value = value
@@ -107,14 +107,14 @@ class MambaInputs(NamedTuple):
     inputs: torch.Tensor  # [tokens, heads, head dimension]
     steps: torch.Tensor  # [tokens, heads]
     keys: torch.Tensor  # What is written into the state (B), [tokens, heads, state size].
-    queries: torch.Tensor  # What is read of it (C), [tokens, heads, state size].
+    queries: torch.Tensor  # What is read from it (C), [tokens, heads, state size].
     rates: torch.Tensor  # The rate of forgetting (A), [heads].
 
 
 def mamba_chunks(group: ChunkGroup, inputs: MambaInputs) -> Scan:
     """Prepare the chunks of one size for Mamba-2.
 
-    With steps of 0 padding leaves the states as they are.
+    With steps of 0, padding leaves the states unchanged.
     """
     steps = group.take_masked(inputs.steps)
     written = group.take(inputs.inputs) * steps[..., None]
@@ -146,7 +146,7 @@ class _MambaChunks:
         self._queries = queries * total.exp()
         self._kept = total[..., -1:, :].exp()
         self._is_step = decay.shape[-1] == 1
-        # What the tokens of a chunk read of each other.
+        # What the tokens of a chunk read from each other.
         self._inside = ((queries @ keys.transpose(-1, -2)) * _between(total)) @ written
 
     def through(self, chunks: slice, state: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -1,7 +1,7 @@
 """The states of recurrent layers: one store per layer, in which each state has a slot.
 
 A state is what the recurrent layers remember of a text up to some token. Texts that continue from
-the same token share its state until each of them writes one of its own, so a slot counts its users.
+the same token share its state until each of them writes its own, so each slot counts its users.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _MAX_STATES_PER_PROGRAM = 64
 
 
 class OutOfStates(OutOfSlots):
-    """The pool has no room now. Sequences that end make some."""
+    """The pool has no room at the moment. Sequences that end free some."""
 
 
 class StateShape(NamedTuple):
@@ -51,8 +51,8 @@ class StateShape(NamedTuple):
 class StatePool:
     """The states of all sequences.
 
-    The pool doubles when it is full, up to `limit` slots. A slot that became free is used again
-    after `settle` only, because a pass that is being planned may still read it.
+    The pool doubles when it is full, up to `limit` slots. A freed slot is reused only after
+    `settle`, because a pass that is being planned may still read it.
 
     Attributes:
         limit: The largest number of states.
@@ -72,9 +72,9 @@ class StatePool:
         """
         Args:
             shapes: What each layer remembers.
-            limit: The largest number of states beside the empty one.
+            limit: The largest number of states, not counting the empty one.
             device: Where the states are.
-            allocate: Whether memory for all states is allocated at once.
+            allocate: Whether memory for all states is allocated immediately.
         """
         self.limit = limit
         self.device = device
@@ -99,16 +99,16 @@ class StatePool:
 
     @property
     def slots(self) -> int:
-        """States for which there is memory now, beside the empty one."""
+        """The number of states for which there is memory now, not counting the empty one."""
         return len(self._users) - 1
 
     @property
     def used(self) -> int:
-        """States that are in use."""
+        """The number of states in use."""
         return self.slots - len(self._free) - len(self._freed)
 
     def settle(self) -> None:
-        """Start the planning of a pass: what was freed before may be used again."""
+        """Start planning a pass; slots freed before this may be reused."""
         self._free += self._freed
         self._freed = []
         self._read = set()
@@ -123,7 +123,8 @@ class StatePool:
             needed = self.slots + count - len(self._free)
             if self._try_grow(max(2 * self.slots, needed)):
                 continue
-            # There may be memory for these states where there is none to double the pool.
+            # There may be enough memory for these states even if there is not enough to double the
+            # pool.
             if self._try_grow(needed):
                 continue
             raise OutOfStates(
@@ -132,7 +133,7 @@ class StatePool:
             )
 
     def take(self) -> int:
-        """Return a free slot, which `reserve` made sure of. It has one user."""
+        """Return a free slot, which `reserve` guaranteed. It has one user."""
         slot = self._free.pop()
         self._users[slot] = 1
         return slot
@@ -143,7 +144,7 @@ class StatePool:
             self._users[slot] += 1
 
     def drop(self, slot: int) -> None:
-        """Take a user from a slot, which becomes free without any."""
+        """Remove a user from a slot; without users, the slot becomes free."""
         if slot == EMPTY:
             return
         self._users[slot] -= 1
@@ -151,7 +152,7 @@ class StatePool:
             self._freed.append(slot)
 
     def read(self, slot: int) -> None:
-        """Note that the pass that is being planned reads a slot."""
+        """Record that the pass being planned reads a slot."""
         self._read.add(slot)
 
     def may_overwrite(self, slot: int) -> bool:
@@ -159,7 +160,7 @@ class StatePool:
         return slot != EMPTY and self._users[slot] == 1 and slot not in self._read
 
     def _try_grow(self, slots: int) -> bool:
-        """Enlarge the pool to `slots` or to its limit; return False if it stays as it is."""
+        """Enlarge the pool to `slots` or to its limit; return False if it stays unchanged."""
         extra = min(slots, self.limit) - self.slots
         if extra <= 0:
             return False
@@ -176,7 +177,7 @@ class StatePool:
         except RuntimeError as error:
             if not is_out_of_memory(error):
                 raise
-            # Layers that were enlarged leave their new slots unused.
+            # The new slots of layers already enlarged stay unused.
             self.limit = self.slots
             self._limit_reason = NO_MEMORY
             return False
@@ -200,7 +201,7 @@ def make_states(
     limit: int | None,
     memory_share: float,
 ) -> StatePool:
-    """Set memory aside for the states of a model's recurrent layers.
+    """Reserve memory for the states of a model's recurrent layers.
 
     Args:
         shapes: What each layer remembers.
@@ -210,7 +211,7 @@ def make_states(
         memory_share: The share of a GPU's free memory that the engine may take.
 
     Raises:
-        ValueError: If the memory does not hold the states of one program.
+        ValueError: If the states of one program do not fit into memory.
     """
     state_bytes = sum(shape.nbytes for shape in shapes)
     if limit is None:
