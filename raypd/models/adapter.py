@@ -1,6 +1,6 @@
 """Finds LoRA adapters of peft, checks them against their base model, and attaches them to it.
 
-The check needs no weights, so that an adapter that does not fit is refused before they are loaded.
+The check needs no weights, so an adapter that does not fit is refused before they are loaded.
 """
 
 import json
@@ -48,8 +48,8 @@ def import_peft() -> None:
 def experts_are_parameters() -> Iterator[None]:
     """Make an adapter without a false warning of peft.
 
-    peft looks for what has a rank of its own among modules, and says that it ignores the rank of
-    experts, which are parameters. It does not ignore it.
+    peft looks for the targets of `rank_pattern` only among modules, and warns that it ignores the
+    rank of experts, which are parameters. In fact it does not ignore it.
     """
     with warnings.catch_warnings():
         warnings.filterwarnings(
@@ -171,7 +171,7 @@ def _misfit(adapter: Adapter, source: ModelSource, base: PretrainedConfig) -> st
     try:
         settings = PeftConfig.from_pretrained(str(adapter.settings.parent))
     except Exception as error:
-        # peft raises many kinds of errors for settings that do not go together.
+        # peft raises many kinds of errors for settings that contradict each other.
         return f"{adapter.settings}: {error}"
     # An initialisation from the weights (pissa, olora) has none to read here.
     settings.init_lora_weights = False
@@ -218,7 +218,7 @@ def attach_adapter(model: PreTrainedModel, adapter: Adapter, merge: bool) -> Pre
         model: The base model.
         adapter: An adapter that fits it.
         merge: Whether to merge the adapter into the weights. Quantized weights would have to be
-            rounded again, so an adapter of theirs stays beside them.
+            rounded again, so their adapter stays separate.
 
     Raises:
         ModelError: If a merged weight is not finite.

@@ -11,7 +11,7 @@ from raypd.models.endpoint_client import EndpointClient, HttpReply
 BATCH_SECONDS = 24 * 3600
 # Bytes of a file of answers: 50,000 answers, many of them long, with log probabilities.
 _MAX_FILE_BYTES = 1 << 30
-# Bytes of the last answer that are kept, for the message if it has another form than expected.
+# The bytes of the last answer that are kept, for the message if its form is unexpected.
 _KEPT_BYTES = 1 << 16
 # Batches per page of their list.
 _PAGE = 100
@@ -57,7 +57,7 @@ class BatchClient(EndpointClient):
         return str(batch.get("id"))
 
     def batch(self, name: str, max_bytes: int) -> dict[str, Any]:
-        """Return what the server says of a batch."""
+        """Return what the server says about a batch."""
         return self.reply(f"{self.base_url}/batches/{name}", max_bytes)
 
     def recent_batches(self, max_bytes: int) -> Iterator[dict[str, Any]]:

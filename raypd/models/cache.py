@@ -1,4 +1,4 @@
-"""The cache of models on a machine's disk, and how folders get there whole."""
+"""The cache of models on a machine's disk, and how complete folders get there atomically."""
 
 import contextlib
 import os
@@ -22,10 +22,10 @@ def cache_folder() -> Path:
 
 
 def made_once(folder: Path, make: Callable[[Path], object]) -> Path:
-    """Make a folder of the cache, unless it is there; one process does and others wait.
+    """Make a folder in the cache unless it exists; one process makes it and the others wait.
 
     Args:
-        folder: The folder, which appears whole.
+        folder: The folder, which appears only when it is complete.
         make: Writes its files into a temporary folder.
 
     Raises:
@@ -37,7 +37,7 @@ def made_once(folder: Path, make: Callable[[Path], object]) -> Path:
     folder.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(folder.parent / f"{folder.name}.lock"):
         if not folder.is_dir():
-            # A process that was killed may have left a part.
+            # A process that was killed may have left a partial folder.
             for leftover in folder.parent.glob(f".{folder.name}.*"):
                 shutil.rmtree(leftover, ignore_errors=True)
             with written_whole(folder) as scratch:

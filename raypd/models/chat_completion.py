@@ -1,4 +1,4 @@
-"""Reads chat completions as servers of many makers write them: the answer, or why there is none."""
+"""Reads chat completions as different servers write them: the answer, or why there is none."""
 
 import json
 import re
@@ -32,7 +32,7 @@ _ONLY_REASONING = "reasoning without an answer"
 
 
 class NoAnswer(RuntimeError):
-    """A chat completion that holds no answer, although the server bills it.
+    """A chat completion without an answer that the server bills nevertheless.
 
     Attributes:
         counts: The tokens that the server bills.

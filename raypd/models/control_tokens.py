@@ -14,7 +14,7 @@ from raypd.decoding import MASK, REGISTRY
 from raypd.errors import ModelError
 from raypd.models.vocabulary import token_bytes
 
-# Control tokens by method, of the methods that have some.
+# Control tokens by method, for the methods that have some.
 CONTROL_TOKENS: dict[str, tuple[str, ...]] = {}
 # Those that are text as well, such as the tags of PASTA.
 _MARKUP: set[str] = set()
@@ -56,10 +56,10 @@ def add_control_tokens(
 ) -> list[int]:
     """Add the control tokens of a method that are missing, in place.
 
-    The embeddings grow where needed. A new row is drawn from the normal distribution that the
-    existing rows have in each coordinate, because rows that are their mean alone are not learnt.
-    The input row of SPACE's mask token is normal with the model's initializer_range, as in sec. 4.1
-    of its paper.
+    The embeddings grow where needed. In each coordinate, a new row is drawn from a normal
+    distribution with the mean and spread of the existing rows, because rows that equal the mean are
+    not learnt. The input row of SPACE's mask token is normal with the model's initializer_range, as
+    in sec. 4.1 of its paper.
 
     Args:
         model: The model.
@@ -91,7 +91,7 @@ def add_control_tokens(
     vocabulary = tokenizer.get_vocab()
     new_ids = [vocabulary[name] for name in names if name not in old_ids]
     if new_ids:
-        # Many models have more rows than ids.
+        # Many models have more embedding rows than ids.
         if max(new_ids) >= model.get_input_embeddings().weight.shape[0]:
             model.resize_token_embeddings(max(new_ids) + 1, mean_resizing=False)
         trained_ids = sorted(set(old_ids.values()) - set(new_ids))

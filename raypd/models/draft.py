@@ -1,4 +1,4 @@
-"""The draft model of speculative decoding, loaded beside the main model."""
+"""The draft model of speculative decoding, loaded in addition to the main model."""
 
 from collections.abc import Callable
 
@@ -51,7 +51,7 @@ def load_draft_model(
     load: Callable[[ModelConfig], LoadedModel],
     memory_share: float,
 ) -> DraftModel:
-    """Load the draft model with an engine of its own.
+    """Load the draft model with its own engine.
 
     Args:
         model: The section `model` of the run.
@@ -95,7 +95,7 @@ def _cache_bytes(config: PretrainedConfig) -> int:
     text = config.get_text_config()
     layers = int(text.num_hidden_layers)
     if getattr(text, "kv_lora_rank", None):
-        # Keys and values of a layer are made of one latent and a rotated key.
+        # The keys and values of a layer are computed from one latent and a rotated key.
         return layers * int(text.kv_lora_rank + text.qk_rope_head_dim)
     numbers = 0
     sharing = getattr(text, "kv_sharing_modes", None) or [None] * layers

@@ -1,4 +1,4 @@
-"""Names what can run a model, or read weights, that raypd's own engine does not support.
+"""Names what can run models, or read weights, that raypd's own engine does not support.
 
 The lists are from vLLM's registries of models and quantization methods. They contain only what
 raypd refuses, so a refusal of anything else needs a new line here.

@@ -25,7 +25,7 @@ _logger = logging.getLogger(__name__)
 
 
 def embedded_model() -> Path:
-    """Return the folder of the model, converted if need be.
+    """Return the folder of the model, which is converted first if necessary.
 
     Raises:
         ModelError: If the package is not installed, or no cache can be written.
@@ -64,7 +64,7 @@ def find_gguf() -> Path:
 
 def _convert(source: Path, folder: Path) -> None:
     _logger.info("converting %s into %s (once, about 20 seconds)", source.name, folder.parent)
-    # bfloat16 is finer than 4 bits need.
+    # bfloat16 is more precise than 4-bit weights need.
     config = describe(source, folder)
     convert_weights(source, folder, torch.bfloat16, config)
     # Saving the weights has written another config.json.

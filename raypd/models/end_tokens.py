@@ -33,7 +33,7 @@ def remember_model(tokenizer: PreTrainedTokenizerBase, source: ModelSource) -> N
     """Reads what the functions below say about the model of a tokenizer.
 
     Raises:
-        ModelError: A file is no JSON.
+        ModelError: A file is not JSON.
     """
     config = _read_json(source, "config.json")
     text_config = config.get("text_config")
@@ -49,7 +49,7 @@ def remember_model(tokenizer: PreTrainedTokenizerBase, source: ModelSource) -> N
     size = config.get("vocab_size", text_config.get("vocab_size"))
     if not isinstance(size, int):
         size = 0
-    # As keys of a dictionary, ids are there once and in their order.
+    # As dictionary keys, ids occur once and in order.
     end_tokens = tuple(dict.fromkeys([*of_generation, *of_config]))
     _facts[tokenizer] = _ModelFacts(end_tokens, size)
 

@@ -80,7 +80,7 @@ def check_endpoint(endpoint: EndpointConfig, method: str) -> None:
 
 
 def _check_path(endpoint: EndpointConfig, path: str) -> None:
-    """Send a request without content, which costs nothing and holds no document."""
+    """Send a request without content, which costs nothing and contains no document."""
     url = f"{endpoint.url.rstrip('/')}/{path}"
     with requests.Session() as session:
         session.mount(f"{urlsplit(url).scheme}://", TimedAdapter())
@@ -240,7 +240,7 @@ class EndpointEngine:
         Raises:
             NoAnswer: If it is a refusal, a tool call or reasoning alone, or if the server withheld
                 it or broke it off.
-            RuntimeError: If it is no chat completion.
+            RuntimeError: If it is not a chat completion.
         """
         limit = max_answer_tokens(body)
         try:
@@ -273,7 +273,7 @@ class EndpointEngine:
             logprobs = logprobs[first_byte : first_byte + len(tokens)]
         if not is_complete(choice):
             return Continuation(tokens, logprobs, False)
-        # The end token has the probability of the token before it, since servers give none.
+        # The end token gets the probability of the token before it, because servers give none.
         return Continuation(
             [*tokens, self.tokenizer.eos_token_id], [*logprobs, *logprobs[-1:]], True
         )

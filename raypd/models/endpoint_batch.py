@@ -25,13 +25,13 @@ _log = logging.getLogger(__name__)
 
 # Bytes of a batch's file, half of what OpenAI's API takes.
 _MAX_BATCH_BYTES = 100 << 20
-# A batch is sent when no request was submitted for this many seconds.
+# A batch is sent when no request has been submitted for this many seconds.
 _QUIET_SECONDS = 1.0
-# Seconds between two looks at the batches: at first, and at most (they double in between). Also
-# the quiet time that the engine waits for while a cascade's other model may submit more.
+# The seconds between two checks of the batches: at first, and at most (they double in between).
+# Also the quiet time that the engine waits for while a cascade's other model may submit more.
 _MIN_LOOK_SECONDS = 1.0
 _MAX_LOOK_SECONDS = 60.0
-# What is raised when an answer of the server has another form than expected.
+# The errors that are raised when an answer of the server has an unexpected form.
 _FORM_ERRORS = (LookupError, TypeError, AttributeError, ValueError, RecursionError)
 _ERRORS = (RuntimeError, *_FORM_ERRORS)
 # Values of a batch's status after which it gets no further answers.

@@ -33,11 +33,12 @@ _MAX_MESSAGE = 2000
 _BYTES_PER_TOKEN = 4
 # Longest pause between two attempts, in seconds. A server that wants a longer one has failed.
 _MAX_WAIT = 600.0
-# After every this many failures in a row, all requests pause so that the server can recover.
+# After each run of this many consecutive failures, all requests pause so that the server can
+# recover.
 _FAILURES_BEFORE_PAUSE = 20
 # Seconds of the first such pause. Each further one is twice as long, up to _MAX_WAIT.
 _PAUSE = 30.0
-# A key of fewer characters is no secret: a local server accepts any, and messages may contain it.
+# A shorter key is not a secret: a local server accepts any key, and messages may contain it.
 _MIN_SECRET = 8
 
 
@@ -56,11 +57,11 @@ class HttpReply(NamedTuple):
 class EndpointClient:
     """Sends requests to the server, no more per minute than the configuration allows.
 
-    It is used by many threads at once.
+    Many threads use it at the same time.
 
     Attributes:
         endpoint: The section `model.endpoint`.
-        base_url: The server's URL, without a slash at its end.
+        base_url: The server's URL, without a trailing slash.
         chat_url: The URL of chat completions.
         waiting: What requests have been waiting for, if they wait for long; otherwise "".
         failures_in_a_row: Requests that the server failed since it last answered.
@@ -110,7 +111,7 @@ class EndpointClient:
 
         Raises:
             Unreachable: If every attempt failed.
-            RuntimeError: If the server refuses the request, or its answer is no JSON object.
+            RuntimeError: If the server refuses the request, or its answer is not a JSON object.
         """
         data = self.data(url, max_bytes, **content)
         try:
@@ -146,7 +147,7 @@ class EndpointClient:
                     return reply.body
                 reason = self._refusal(url, reply)
                 if _TOO_LONG.search(reason):
-                    # raypd does not know the context of a server, and counts bytes there.
+                    # raypd does not know the context length of a server, so it counts bytes there.
                     reason += (
                         "; task.max_document_tokens (bytes, for a server) with "
                         "task.long_documents=split sends long documents in parts"
@@ -210,7 +211,7 @@ class EndpointClient:
         return RuntimeError(reason)
 
     def unexpected(self, text: str, url: str) -> RuntimeError:
-        """Count an answer of another form as a failure, and return an error that shows it.
+        """Count an answer in an unexpected form as a failure, and return an error that shows it.
 
         Args:
             text: What the server answered.
@@ -286,8 +287,8 @@ class EndpointClient:
     def _expected_tokens(self, chat_body: Mapping[str, Any]) -> float:
         """Return the mean tokens of the answers so far.
 
-        Before the first answer it is estimated as vendors do: from the length of the text, and all
-        tokens that may be written.
+        Before the first answer it is estimated as vendors do it: from the length of the text, plus
+        all tokens that may be written.
         """
         if self._answers and self._tokens:
             return self._tokens / self._answers
@@ -295,7 +296,7 @@ class EndpointClient:
 
 
 def _requested_wait(headers: Mapping[str, str]) -> float:
-    """Return the seconds that a server asks to wait; 0 if it asks nothing that can be read."""
+    """Return the seconds that a server asks to wait; 0 if it asks for nothing readable."""
     value = headers.get("retry-after", "0")
     with contextlib.suppress(ValueError, OverflowError):
         if value[:1].isdigit():

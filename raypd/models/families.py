@@ -1,4 +1,4 @@
-"""The table of families of models that `raypd model list` prints and docs/models.md has."""
+"""The table of model families that `raypd model list` prints and docs/models.md contains."""
 
 from collections.abc import Iterator
 
@@ -14,7 +14,7 @@ _HYBRID_METHODS = (
 )
 # The number of experts of a layer, as configurations call it.
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
-# Families without a file of their own, and transformers classes that have them.
+# Families without their own file, and the transformers classes that have them.
 _OTHERS = {
     "MiMo-V2-Flash": ("mimo_v2_flash",),
     "Phi-3.5-MoE, within 4,096 tokens": ("phimoe",),
@@ -25,7 +25,7 @@ _OTHERS = {
 def families_table() -> str:
     """Return the families of models in Markdown, from the engine's registry."""
     verbosity = transformers_logging.get_verbosity()
-    # Default configurations of some families have odd token ids, which concerns nobody here.
+    # Default configurations of some families have odd token ids, which do not matter here.
     transformers_logging.set_verbosity_error()
     try:
         rows = [_HEADER, tuple("---" for _ in _HEADER), *_rows()]
@@ -45,13 +45,13 @@ def _rows() -> Iterator[tuple[str, ...]]:
 
 def _types_of(classes: tuple[str, ...]) -> tuple[str, ...]:
     """Return transformers' types of the models of some classes."""
-    # transformers does not list Mistral 4, as it is published with an encoder of images.
+    # transformers does not list Mistral 4, because it is published with an image encoder.
     names = {**MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, "mistral4": "Mistral4ForCausalLM"}
     return tuple(kind for kind, name in names.items() if name in classes)
 
 
 def _training(types: tuple[str, ...]) -> str:
-    """Say how models of some types are trained, by their default configurations."""
+    """Return how models of some types are trained, by their default configurations."""
     configs = [AutoConfig.for_model(kind).get_text_config() for kind in types]
     if any(hasattr(config, key) for config in configs for key in _EXPERTS):
         return "yes, with frozen routers"

@@ -51,7 +51,7 @@ SUFFIX = ".gguf"
 _FORMAT = 2
 # A part of a file that was split.
 _PART = re.compile(r"-\d{5}-of-(\d{5})\.gguf$")
-# An encoder of images, which llama.cpp keeps in a file of its own.
+# An image encoder, which llama.cpp keeps in a separate file.
 _ENCODER = re.compile(r"(^|/)mmproj", re.IGNORECASE)
 # Names for ways to split text into words. transformers takes each one that it does not know for
 # GPT-2's, which is right for these, ...
@@ -130,7 +130,7 @@ def converted(file: Path, dtype: torch.dtype) -> Path:
     def convert(folder: Path) -> None:
         _log.info("converting %s into the cache, once on this machine", file)
         convert_weights(file, folder, dtype, AutoConfig.from_pretrained(description))
-        # save_pretrained has written a configuration of its own.
+        # save_pretrained has written its own configuration.
         shutil.copytree(description, folder, dirs_exist_ok=True)
 
     return _in_cache(file, f"-{str(dtype).removeprefix('torch.')}", convert)
@@ -178,7 +178,7 @@ def describe(file: Path, folder: Path) -> PretrainedConfig:
     if reason is not None:
         raise ModelError(f"{file}: its {architecture}.{reason}; {_SERVER}")
     _check_rotation(file, reader, config)
-    # Else the name inside the file, which may be that of a training run.
+    # Otherwise this would be the name inside the file, which may be that of a training run.
     config._name_or_path = ""
     config.save_pretrained(folder)
     with _explained(file):
@@ -195,7 +195,7 @@ def describe(file: Path, folder: Path) -> PretrainedConfig:
 
 
 def gguf_tokenizer(file: Path, reader: GGUFReader) -> Any:
-    """Return the tokenizer of a GGUF file, or the one that lies beside it as tokenizer.json."""
+    """Return the tokenizer of a GGUF file, or the one next to it in tokenizer.json."""
     if (file.parent / "tokenizer.json").is_file():
         return AutoTokenizer.from_pretrained(file.parent)
     with quiet(), quiet_bar():
@@ -208,7 +208,7 @@ def gguf_tokenizer(file: Path, reader: GGUFReader) -> Any:
     if _value(reader, "tokenizer.ggml.model") != "gpt2" or kind is None:
         return tokenizer
     if kind in _DIGITS_FIRST:
-        # The blank before a number is then a token of its own.
+        # The blank before a number then becomes a separate token.
         tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
             [
                 pre_tokenizers.Digits(individual_digits=True),
@@ -256,7 +256,7 @@ def _splits_by_itself(tokenizer: Any) -> bool:
 
 
 def _check_rotation(file: Path, reader: GGUFReader, config: Any) -> None:
-    """Put into a configuration how the rotary embedding is scaled, which transformers leaves out.
+    """Add the scaling of the rotary embedding to a configuration; transformers leaves it out.
 
     Raises:
         ModelError: If it is scaled in a way that is not known.
@@ -285,7 +285,7 @@ def _set_llama3_rotation(file: Path, divisors: torch.Tensor, config: Any) -> Non
 
     Args:
         file: For messages.
-        divisors: By which frequencies are divided, [head_dim / 2].
+        divisors: The divisors of the frequencies, [head_dim / 2].
         config: The configuration, which is changed.
 
     Raises:
@@ -333,7 +333,7 @@ def convert_weights(file: Path, folder: Path, dtype: torch.dtype, config: Pretra
             file.parent,
             gguf_file=file.name,
             config=config,
-            # Weights that stay in their blocks could not be saved.
+            # Weights that stay in quantized blocks could not be saved.
             quantization_config=GgufConfig(dequantize=True),
             dtype=dtype,
             output_loading_info=True,

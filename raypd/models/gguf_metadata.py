@@ -1,8 +1,8 @@
-"""The keys of a GGUF file that describe its model, held against the configuration made of them.
+"""The keys of a GGUF file that describe its model, compared with the configuration made from them.
 
-transformers leaves out keys that it does not know, and takes the defaults of a configuration for
-them, which are those of another model. Its answers would be wrong without an error. So the
-configuration is completed here, and each key that is left must agree with it.
+transformers ignores keys that it does not know and uses the defaults of its configuration class
+instead, which are those of a different model. The answers would be wrong without an error. So the
+configuration is completed here, and each remaining key must agree with it.
 """
 
 import math
@@ -54,11 +54,11 @@ _LEFT_OUT = {
     "expert_weights_norm": "norm_topk_prob",
 }
 # Layers of the models of Gemma whose scores are scaled by the hidden size of a head, and not by the
-# size of a head. Files do not say it; llama.cpp knows them by this number, too.
+# size of a head. Files do not give this; llama.cpp recognizes them by this number, too.
 _GEMMA_27B_LAYERS = {"gemma2": 46, "gemma3": 62}
 
 
-# The window of all StarCoder2 of its makers. Files do not say it.
+# The window of all published StarCoder2 models. Files do not give it.
 _STARCODER2_WINDOW = 4096
 
 
@@ -82,7 +82,7 @@ def architecture_of(reader: Any) -> str:
 
 
 def complete(config: Any, architecture: str, keys: dict[str, Any]) -> None:
-    """Put into a configuration what transformers leaves out.
+    """Add what transformers leaves out to a configuration.
 
     Args:
         config: The configuration, which is changed.
@@ -114,7 +114,7 @@ def full_rope(config: Any) -> dict[str, Any]:
 
 
 def reason_in_keys(config: Any, keys: dict[str, Any]) -> str | None:
-    """Say which key of a file is not what a configuration says; None if all of them are.
+    """Return which key of a file contradicts a configuration; None if none does.
 
     Args:
         config: The configuration.

@@ -1,4 +1,4 @@
-"""The types of numbers of GGUF files, as the package of llama.cpp dequantizes them."""
+"""The number types of GGUF files, as llama.cpp's package dequantizes them."""
 
 from functools import cache, partial
 from typing import Any
@@ -9,12 +9,12 @@ import torch
 from gguf import GGMLQuantizationType
 from transformers.integrations.gguf import dequant
 
-# They are numbers already.
+# These need no dequantization.
 _PLAIN = (GGMLQuantizationType.F32, GGMLQuantizationType.F16, GGMLQuantizationType.BF16)
 
 
 def reason_in_types(reader: Any) -> str | None:
-    """Say which tensor of a file has a type that cannot be read; None if all can.
+    """Return which tensor of a file has a type that cannot be read; None if all can be read.
 
     Args:
         reader: The reader of the package gguf.

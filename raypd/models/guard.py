@@ -2,8 +2,8 @@
 
 The engine feeds rows packed side by side. That is exact if all layers call the registered attention
 function, if no RoPE frequency depends on the rest of the batch, and if nothing but attention
-carries information between tokens. The configuration is checked first. Then two rows side by side
-in an engine must give the logits that they give apart under eager attention.
+carries information between tokens. The configuration is checked first. Then two rows packed
+together in an engine must give the same logits as each row alone under eager attention.
 """
 
 import sys
@@ -60,7 +60,7 @@ def check_decodable(
 ) -> None:
     """Check that a model is decoded exactly, by short passes that leave it unchanged.
 
-    Where the KV cache rounds keys and values, further passes check that the model bears it.
+    If the KV cache rounds keys and values, further passes check that the model tolerates this.
 
     Args:
         model: The model, on the device on which it decodes.
@@ -110,7 +110,7 @@ def check_architecture(config: PretrainedConfig, kind: type[PreTrainedModel], na
 
 
 def _window_without_mask(config: PretrainedConfig, kind: type[PreTrainedModel]) -> bool:
-    """Say whether transformers' cache forgets tokens that the masks of a class do not hide.
+    """Return whether transformers' cache forgets tokens that the masks of a class do not hide.
 
     The cache reads the window of any configuration. A pass without a cache then sees more tokens.
 
@@ -130,7 +130,7 @@ def _window_without_mask(config: PretrainedConfig, kind: type[PreTrainedModel]) 
 
 
 def _takes_attention(kind: type[PreTrainedModel]) -> bool:
-    """Say whether the class of a model calls a registered attention function."""
+    """Return whether the class of a model calls a registered attention function."""
     # Classes with recurrent layers do, but do not declare it.
     declares = kind._supports_attention_backend or kind.__name__ in HYBRIDS
     return bool(declares and kind._can_set_attn_implementation())
@@ -146,7 +146,7 @@ def _refusal(
 
 
 def reason_in_rope(config: PretrainedConfig) -> str | None:
-    """Say why the RoPE frequencies of a model depend on the longest row of a batch.
+    """Return why the RoPE frequencies of a model depend on the longest row of a batch.
 
     Args:
         config: The configuration of the text part.
@@ -181,7 +181,7 @@ def _rope_parameters(config: PretrainedConfig) -> list[dict[str, Any]]:
 
 
 def _interleaved(tokens: torch.Tensor) -> Program[torch.Tensor]:
-    """Feed two rows side by side, their tokens in turn, so that it shows if neighbours are mixed.
+    """Feed two rows with interleaved tokens, which reveals whether neighbours are mixed up.
 
     The second of two passes reads the cache that the first one has filled.
 
@@ -223,7 +223,7 @@ def _self_test_engine(model: PreTrainedModel, kv_cache: str = "auto") -> Engine:
 
 @torch.no_grad()
 def _check_cache(model: PreTrainedModel, name: str, kv_cache: str) -> None:
-    """Check that a model bears what its KV cache makes of keys and values.
+    """Check that a model tolerates the rounding of its keys and values in the KV cache.
 
     Raises:
         ModelError: It does not.
@@ -233,7 +233,7 @@ def _check_cache(model: PreTrainedModel, name: str, kv_cache: str) -> None:
         (exact,) = _self_test_engine(model).run([_interleaved(tokens)])
         (rounded,) = _self_test_engine(model, kv_cache).run([_interleaved(tokens)])
     error = float(_errors(rounded, exact).median())
-    # An error that is not a number is not within the tolerance either.
+    # A NaN error is not within the tolerance either.
     if error <= _FP8_CACHE_TOLERANCE:
         return
     raise ModelError(
@@ -291,7 +291,7 @@ def _reason_in_self_test(model: PreTrainedModel) -> str | None:
 
 
 def _watch_windows(engine: Engine) -> dict[int, int | None]:
-    """Note which windows the attention function of an engine gets.
+    """Record which windows the attention function of an engine gets.
 
     Returns:
         The window of each layer that attended, by its number, once the engine has run.
@@ -318,7 +318,7 @@ def _windows_of(model: DecoderModel) -> dict[int, int | None]:
 
 
 def _layers_without_windows(model: PreTrainedModel, windows: dict[int, int | None]) -> list[int]:
-    """Return the layers whose window is in the masks of transformers alone, which nothing reads.
+    """Return the layers whose window is only in transformers' masks, which nothing reads.
 
     The rows of the self-test are too short to show it.
 
@@ -339,7 +339,7 @@ def _layers_without_windows(model: PreTrainedModel, windows: dict[int, int | Non
 
 
 def _reason_in_logits(packed: torch.Tensor, apart: torch.Tensor, tolerance: float) -> str | None:
-    """Say what is wrong with the logits of packed rows; None if nothing is.
+    """Return what is wrong with the logits of packed rows; None if nothing is.
 
     Args:
         packed: Logits of the rows in one pass, [2, tokens, vocabulary].
@@ -353,7 +353,7 @@ def _reason_in_logits(packed: torch.Tensor, apart: torch.Tensor, tolerance: floa
         error = float(errors.median())
     else:
         error = float(errors.max())
-    # An error that is not a number is not within the tolerance either.
+    # A NaN error is not within the tolerance either.
     if error <= tolerance:
         return None
     return (

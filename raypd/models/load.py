@@ -1,4 +1,4 @@
-"""Loads a model as the configuration says: weights, dtype, device, adapter, quantization.
+"""Loads a model according to the configuration: weights, dtype, device, adapter, quantization.
 
 All errors are ModelError.
 """
@@ -65,7 +65,7 @@ class LoadedModel:
     dtype: torch.dtype
     device: torch.device
     context_length: int  # most tokens of one sequence
-    # What an engine computes, once there was one: `pack` takes the weights.
+    # The model that an engine computes, once there is one; `pack` takes the weights.
     packed: torch.nn.Module | None = None
 
 
@@ -180,7 +180,7 @@ def load_model(config: ModelConfig, purpose: Purpose = "decode") -> LoadedModel:
         quantize(model, config.quantization, device)
         _check_quantized(config, model)
     context = context_length(config.name, model.config, tokenizer)
-    # Weights that bitsandbytes quantized in advance have a dtype of their own beside them.
+    # Checkpoints that bitsandbytes quantized in advance have their own dtype for the other weights.
     dtype = model.get_input_embeddings().weight.dtype
     return LoadedModel(model, tokenizer, config.name, dtype, device, context)
 
@@ -192,7 +192,7 @@ class _Weights:
     Attributes:
         source: Where its files are.
         config: Its configuration, as `read_config` returns it.
-        format: In which format they are quantized; None if they are not.
+        format: The format in which they are quantized; None if they are not.
         product: The kind of product that will compute with the codes of the files; None if the
             weights are dequantized.
         tensors: The tensors of the files, once they were opened.
@@ -212,7 +212,7 @@ class _Weights:
         return not has_text_part(self.config)
 
     def plain(self) -> Tensors:
-        """Return the weights as a checkpoint of a plain language model has them."""
+        """Return the weights as they are in a checkpoint of a plain language model."""
         tensors = open_tensors(self.source)
         if has_text_part(self.config):
             tensors = text_tensors(tensors, self.config)
@@ -258,7 +258,7 @@ def _kept_product(
 
 
 def _fp8_refusal(dtype_key: str, device: torch.device, dtype: torch.dtype) -> str | None:
-    """Says why FP8 products cannot run on a device; None: they can.
+    """Return why FP8 products cannot run on a device; None if they can.
 
     Args:
         dtype_key: `model.dtype` as the user wrote it.
@@ -269,7 +269,7 @@ def _fp8_refusal(dtype_key: str, device: torch.device, dtype: torch.dtype) -> st
         card = "a CPU" if device.type == "cpu" else torch.cuda.get_device_name(device)
         needs = "needs a GPU of compute capability 8.9 or more, such as L40S or H100"
         return f"{needs}; this is {card}"
-    # A TorchVersion, which is not compared letter by letter.
+    # This is a TorchVersion, so the comparison is not by character.
     old = torch.__version__ < "2.12"
     if old and torch.cuda.get_device_capability(device) == (8, 9):
         return (
@@ -285,7 +285,7 @@ def _fp8_refusal(dtype_key: str, device: torch.device, dtype: torch.dtype) -> st
 def _product_refusal(
     kind: str, dtype_key: str, device: torch.device, dtype: torch.dtype
 ) -> str | None:
-    """Say why a kind of quantized product cannot run on a device; None if it can.
+    """Return why a kind of quantized product cannot run on a device; None if it can.
 
     Args:
         kind: "fp8" or "w8a8".
@@ -342,7 +342,7 @@ def _check_quantization(config: ModelConfig, checkpoint: CheckpointFormat) -> No
 
 
 def quantization_notice(config: ModelConfig) -> str | None:
-    """Say of a quantized checkpoint that this machine dequantizes it.
+    """Return a notice if this machine dequantizes a quantized checkpoint.
 
     Returns:
         None if it does not.
@@ -369,7 +369,7 @@ def _notice(
 
 
 def _fix_frequencies(model: PreTrainedModel) -> None:
-    """Holds a dynamic RoPE at the frequencies that it has for all texts that fit into the context.
+    """Fix a dynamic RoPE at the frequencies that it has for all texts that fit into the context.
 
     transformers changes them only beyond `max_position_embeddings`, which is the longest sequence
     here, and looks at the positions on the CPU before each pass, which a CUDA graph cannot do.
@@ -385,7 +385,7 @@ def _fix_frequencies(model: PreTrainedModel) -> None:
 
 
 def _cast_weights(model: PreTrainedModel, dtype: torch.dtype) -> None:
-    """Gives dequantized weights the dtype of the model.
+    """Give dequantized weights the dtype of the model.
 
     transformers leaves some in the dtype of the file or of the scales, and products of two dtypes
     fail. What a model holds in float32 on purpose stays so.
@@ -409,7 +409,7 @@ def _check_base(config: ModelConfig, base: PretrainedConfig) -> None:
 
 
 def context_length(name: str, base: PretrainedConfig, tokenizer: PreTrainedTokenizerBase) -> int:
-    """Most tokens of one sequence, by a model's config.json, else by its tokenizer.
+    """Return the largest number of tokens of a sequence, by config.json or else the tokenizer.
 
     Raises ModelError: neither says.
     """
@@ -481,7 +481,7 @@ def _read_by_transformers(weights: _Weights, arguments: dict[str, Any]) -> Any:
         source.location, use_safetensors=True, **source.arguments, **arguments
     )
     if has_text_part(weights.config):
-        # A copy of the model is saved by the names of a plain one.
+        # A copy of the model is saved with the names of a plain one.
         model._weight_conversions = None
     return model, report
 
@@ -511,7 +511,7 @@ def _read_plain(weights: _Weights, arguments: dict[str, Any]) -> Any:
 
 
 def _own_config(config: PretrainedConfig) -> PretrainedConfig:
-    """Return a copy of a configuration for a model of its own, as which it may be saved."""
+    """Return a copy of a configuration for a separate model, which may be saved as such."""
     config = copy.deepcopy(config)
     if has_text_part(config):
         del config.text_part_of
@@ -519,7 +519,7 @@ def _own_config(config: PretrainedConfig) -> PretrainedConfig:
 
 
 def _check_unexpected(name: str, keys: list[str]) -> None:
-    """Raises ModelError where a checkpoint has tensors that the model has no place for."""
+    """Raise ModelError if a checkpoint has tensors that the model has no place for."""
     if not keys:
         return
     tensors = f"{len(keys)} tensors that its model does not have ({keys[0]})"

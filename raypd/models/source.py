@@ -54,7 +54,7 @@ class ModelSource:
         name: `model.name`.
         location: What transformers' from_pretrained takes: a folder or a Hub id.
         local: Whether it is a folder.
-        revision: Of the Hub id.
+        revision: The revision of the Hub id.
         trust_remote_code: `model.trust_remote_code`.
         gguf: The GGUF file from which the folder was converted, if it was.
     """
@@ -137,7 +137,8 @@ def _in_cache(source: ModelSource, weights: bool) -> bool:
 
 
 def why_unavailable(name: str) -> str:
-    """Say in a clause why the weights of a Hub model cannot be had; "" if they can, or may.
+    """Return, in a clause, why the weights of a Hub model are unavailable; "" if they may be
+    available.
 
     It asks the Hub once, and waits for a few seconds at most.
 
@@ -158,7 +159,7 @@ def why_unavailable(name: str) -> str:
 
 
 def _check_hub(source: ModelSource) -> None:
-    """Raise ModelError at once if the Hub cannot be reached.
+    """Raise ModelError immediately if the Hub cannot be reached.
 
     The Hub's client would retry each file five times, for half a minute in all.
     """
@@ -326,7 +327,7 @@ def _check_weights(name: str, folder: Path) -> None:
 
 
 def _way_out(folder: Path) -> str:
-    """Say in a clause what to do with weights of another name."""
+    """Return, in a clause, what to do with weights of another name."""
     if (folder / "consolidated.safetensors").is_file():
         return (
             "consolidated.safetensors has Mistral's own names: also copy the model.safetensors of "

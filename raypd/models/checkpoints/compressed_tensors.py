@@ -1,8 +1,8 @@
 """compressed-tensors, the format of LLM Compressor and of vLLM: 4 or 8 bits in integers (w4a16,
 w8a16, w8a8), and FP8.
 
-The settings have groups of layers, each with one scheme. Which format a layer's tensors have is
-seen by their names and dtypes.
+The settings have groups of layers, each with one scheme. The names and dtypes of a layer's tensors
+show their format.
 """
 
 from typing import Any
@@ -63,7 +63,7 @@ class CompressedTensors(CheckpointFormat):
         return None
 
     def plain_weights(self, tensors: Tensors) -> Tensors:
-        # The parts of packed weights have names of their own. The others are codes with scales.
+        # The parts of packed weights have special names. All other weights are codes with scales.
         packed, others = split_parts(tensors, "_packed", _PACKED_PARTS)
         zero_points = {}
         codes_and_scales: Tensors = {}
@@ -104,8 +104,8 @@ class CompressedTensors(CheckpointFormat):
     def _bits(self, packed: Tensor, outputs: int, inputs: int) -> int:
         """Return the bits of a code in a packed weight [outputs, inputs].
 
-        Groups of layers may have different bits. A layer's own are seen by the width of its weight,
-        because its group is named by a pattern.
+        Groups of layers may have different bits. Those of a layer follow from the width of its
+        weight, because its group is named only by a pattern.
         """
         packed_bits = {
             int(scheme["weights"]["num_bits"])
@@ -130,7 +130,7 @@ class CompressedTensors(CheckpointFormat):
         return {int(size) for size in sizes if size is not None}
 
     def _scaled_codes(self) -> ScaledCodes:
-        """Return what the weights that are not packed are."""
+        """Return the description of the weights that are not packed."""
         block: tuple[int, int] | None = None
         for scheme in self._schemes():
             weights = scheme.get("weights") or {}
@@ -165,7 +165,7 @@ class CompressedTensors(CheckpointFormat):
             group = groups_of.read().long()
             zeros: torch.Tensor | int = half
             if zero_point is not None:
-                # [groups, outputs]: the integers hold outputs that are neighbours.
+                # [groups, outputs]: each integer holds adjacent outputs.
                 by_group = unpacked(zero_point.read().t().contiguous(), bits)
                 zeros = by_group[:, :outputs].t()[:, group]
             return (codes - zeros) * scale.read().float()[:, group]
@@ -177,7 +177,7 @@ def _groups_of_inputs(listed: Tensor | None, in_order: Tensor) -> Tensor:
     """Return the group of each input of a weight.
 
     Args:
-        listed: What the file says; -1 stands for groups in their order.
+        listed: The groups in the file; -1 means that groups are in order.
         in_order: The groups in their order.
     """
     if listed is None:

@@ -50,7 +50,7 @@ def _files(source: ModelSource) -> list[str]:
         "_raise_exceptions_for_missing_entries": False,
     }
     with explained(source, "its weights cannot be found"):
-        # Where a folder has both, transformers reads the single file, too.
+        # If a folder has both, transformers also reads the single file.
         single = cached_file(source.location, _SINGLE_FILE, **options)
         if single is not None:
             return [single]

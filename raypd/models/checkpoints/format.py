@@ -8,13 +8,13 @@ import torch
 
 from raypd.models.checkpoints.tensors import Tensor, Tensors
 
-# The codes [out_features, in_features] of a weight and their scales, float32: without dimensions,
-# or [out_features].
+# The codes [out_features, in_features] of a weight and their scales, float32: a scalar or
+# [out_features].
 ReadCodes = Callable[[], tuple[torch.Tensor, torch.Tensor]]
 
 
 class FormatError(ValueError):
-    """A tensor of a checkpoint that is not as its format says."""
+    """A tensor of a checkpoint that contradicts its format."""
 
 
 class CheckpointFormat(ABC):
@@ -23,8 +23,8 @@ class CheckpointFormat(ABC):
     A subclass is added by one file and by one line in `registry.FORMATS`.
 
     Attributes:
-        name: What people call the format.
-        description: What raypd does with it, in one line.
+        name: The common name of the format.
+        description: One line about what raypd does with it.
         read_by_transformers: Whether transformers reads the files by itself. Otherwise
             `plain_weights` does.
         stays_quantized: Whether transformers keeps the weights quantized.
@@ -40,8 +40,8 @@ class CheckpointFormat(ABC):
     def __init__(self, settings: dict[str, Any], file: str) -> None:
         """
         Args:
-            settings: The section `quantization_config` of config.json, or what takes its place.
-            file: The file that it is from.
+            settings: The section `quantization_config` of config.json, or its equivalent.
+            file: The file that contains the settings.
         """
         self.settings = settings
         self.file = file
@@ -65,13 +65,13 @@ class CheckpointFormat(ABC):
         return None
 
     def plain_weights(self, tensors: Tensors) -> Tensors:
-        """Return the weights as a checkpoint that is not quantized has them.
+        """Return the weights as they are in a checkpoint that is not quantized.
 
         Args:
             tensors: All tensors of the checkpoint.
 
         Raises:
-            FormatError: If a tensor is not as the format says.
+            FormatError: If a tensor contradicts the format.
         """
         raise NotImplementedError
 
@@ -85,7 +85,7 @@ def method_of(settings: dict[str, Any]) -> str:
     if settings.get("load_in_4bit") or settings.get("load_in_8bit"):
         return "bitsandbytes"
     method = settings.get("quant_method")
-    # An enumeration of transformers holds the name as its value.
+    # A transformers enumeration has the name as its value.
     return str(getattr(method, "value", method) or "without a name")
 
 
@@ -97,7 +97,7 @@ def split_parts(
     Args:
         tensors: All tensors of a checkpoint.
         codes_suffix: The end of the name of the tensor with the codes, such as ".qweight".
-        part_suffixes: The ends of the names of those beside it, such as ".scales".
+        part_suffixes: The ends of the names of the tensors that accompany it, such as ".scales".
 
     Returns:
         The parts of each quantized weight, by the part of the name before the suffix and by suffix;
@@ -132,7 +132,7 @@ def part(parts: Tensors, suffix: str, codes: Tensor) -> Tensor:
 
 
 def check_shape(tensor: Tensor, shape: tuple[int, ...]) -> None:
-    """Raise FormatError where a tensor has another shape than its format says."""
+    """Raise FormatError if a tensor has a different shape than its format says."""
     if tensor.shape != shape:
         raise FormatError(
             f"{tensor.name} has the shape {list(tensor.shape)} in place of {list(shape)}"
@@ -140,7 +140,7 @@ def check_shape(tensor: Tensor, shape: tuple[int, ...]) -> None:
 
 
 def group_of_inputs(scale: Tensor, inputs: int, groups: int, sizes: set[int]) -> Tensor:
-    """Return the group of each input of a weight, [inputs], of one whose files do not say it.
+    """Return the group of each input of a weight whose files do not give it, [inputs].
 
     Args:
         scale: The scales of the weight, for messages.

@@ -33,7 +33,7 @@ class MxFp4(CheckpointFormat):
 
 
 def _experts(parts: Tensors) -> Tensor:
-    """Return weights of experts as gpt-oss has them in transformers, [experts, inputs, outputs].
+    """Return weights of experts as in transformers' gpt-oss, [experts, inputs, outputs].
 
     Codes are stored as [experts, outputs, groups, 16], the first code in the lower half of a byte.
     """
@@ -50,7 +50,7 @@ def _experts(parts: Tensors) -> Tensor:
 
 
 def numbers_of(codes: torch.Tensor) -> torch.Tensor:
-    """Return the numbers that codes in E2M1 stand for, two in each byte.
+    """Return the numbers that E2M1 codes represent, two in each byte.
 
     Args:
         codes: uint8 [..., n]

@@ -49,7 +49,7 @@ def nvfp4_weight(codes: Tensor, scales: Tensor, scale: Tensor, divides: bool = F
     Args:
         codes: Two in each byte, the first one in the lower half, [out_features, in_features / 2].
         scales: [out_features, in_features / 16]
-        scale: The one of the whole weight.
+        scale: The scale of the whole weight.
         divides: Whether weights are divided by it instead of multiplied.
     """
     outputs, bytes_of_row = codes.shape

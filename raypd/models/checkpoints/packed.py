@@ -20,8 +20,8 @@ from raypd.models.checkpoints.format import (
 )
 from raypd.models.checkpoints.tensors import Tensor, Tensors
 
-# AWQ puts outputs into the eight places of an integer in the order 0, 2, 4, 6, 1, 3, 5, 7. So the
-# output of this number within eight is found in this place.
+# AWQ puts outputs into the eight places of an integer in the order 0, 2, 4, 6, 1, 3, 5, 7. So this
+# is the place of each of the eight outputs.
 _AWQ_PLACES = (0, 4, 1, 5, 2, 6, 3, 7)
 
 
@@ -128,7 +128,7 @@ class Gptq(_PackedFormat):
         offset = 0 if self.settings.get("checkpoint_format") == "gptq_v2" else 1
 
         def read() -> torch.Tensor:
-            # [outputs, inputs]: integers hold inputs that are neighbours.
+            # [outputs, inputs]: each integer holds adjacent inputs.
             unsigned = unpacked(codes.read().t().contiguous(), bits)
             zero_points = (unpacked(zeros.read(), bits) + offset) & (2**bits - 1)
             group = groups_of.read().long()

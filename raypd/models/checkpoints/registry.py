@@ -1,6 +1,6 @@
-"""The formats of checkpoints that raypd reads, and how one is found out.
+"""The formats of checkpoints that raypd reads, and how they are recognized.
 
-A quantized checkpoint that is read as a plain one gives wrong answers and no error, because its
+If a quantized checkpoint is read as a plain one, its answers are wrong without any error, because
 codes are numbers, too. So every format has to be known.
 """
 
@@ -39,7 +39,7 @@ _MODELOPT_FILE = "hf_quant_config.json"
 
 
 def find_format(source: ModelSource, config: PretrainedConfig) -> CheckpointFormat | None:
-    """Find out in which format the weights of a model are quantized.
+    """Return the format in which the weights of a model are quantized.
 
     Args:
         source: Where the model's files are.

@@ -1,7 +1,7 @@
 """Formats whose weights are codes in FP8 or int8, which are multiplied by scales.
 
-A weight `w` has a tensor of scales beside it, called `w_scale` or `w_scale_inv`: one number for all
-codes, one for each row (an output of the layer), or one for each block of rows and columns.
+A weight `w` is accompanied by a tensor of scales called `w_scale` or `w_scale_inv`: one number for
+all codes, one for each row (an output of the layer), or one for each block of rows and columns.
 """
 
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ class ScaledCodes:
     """Weights that are codes with scales.
 
     Attributes:
-        suffix: What the name of the scales adds to that of the weight.
+        suffix: What is appended to the weight's name in the name of its scales.
         dtypes: Dtypes that codes may have.
         block: Rows and columns of a block with one scale; None if a scale is for a row or for the
             whole weight.
@@ -52,7 +52,7 @@ class ScaledCodes:
         return plain
 
     def codes(self, tensors: Tensors) -> dict[str, ReadCodes]:
-        """As `CheckpointFormat.codes`: of weights with one scale, or with one for each row."""
+        """As `CheckpointFormat.codes`, for weights with one scale or with one per row."""
         readers: dict[str, ReadCodes] = {}
         for name, tensor in tensors.items():
             scale = tensors.get(name + self.suffix)
@@ -135,7 +135,7 @@ def _reader(codes: Tensor, scale: Tensor) -> ReadCodes:
 
 
 class _Fp8Format(CheckpointFormat):
-    """FP8 that the engine's product for GPUs computes with."""
+    """FP8 weights with which the engine's GPU product can compute."""
 
     scaled_codes = ScaledCodes()
 

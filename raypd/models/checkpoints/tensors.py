@@ -8,10 +8,10 @@ import torch
 
 
 class Tensor:
-    """A tensor that is in a file, or that is computed from some that are.
+    """A tensor that is in a file, or that is computed from tensors in files.
 
-    transformers takes it in place of a tensor, and reads it by `tensor[...]` when its turn comes.
-    So at no time are more than a few of them in memory beside the model.
+    transformers accepts it in place of a tensor, and reads it with `tensor[...]` when its turn
+    comes. So only a few of them are in memory at a time, in addition to the model.
     """
 
     def __init__(
@@ -35,7 +35,7 @@ class Tensor:
 
     @property
     def count(self) -> int:
-        """How many numbers it has."""
+        """The number of its elements."""
         return math.prod(self.shape)
 
     def __getitem__(self, index: Any) -> torch.Tensor:
