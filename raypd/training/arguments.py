@@ -81,7 +81,7 @@ def check_arguments(options: dict[str, Any]) -> None:
                 f"{hint or 'docs/training.md lists the usual ones'}"
             )
     try:
-        # Where there is no GPU, the values are checked as well.
+        # With `use_cpu`, the values can be checked on a machine without a GPU, too.
         TrainingArguments(use_cpu=True, **{**_DEFAULTS, **options})
     except (TypeError, ValueError) as error:
         raise ConfigError(f"training.trainer: {error}") from None

@@ -11,13 +11,13 @@ from torch.nn.functional import scaled_dot_product_attention
 from raypd.training.packing import PassLayout
 
 NAME = "raypd_training"
-# transformers' layers that know their window, but leave it to the mask, which is not read here.
+# transformers layers that know their window but leave it to the mask, which is not read here.
 _LEAVE_WINDOW_TO_MASK = ("Qwen2MoeAttention",)
 
 
 @dataclass(frozen=True)
 class Scores:
-    """How a layer makes weights of the products of queries and keys.
+    """How a layer turns the products of queries and keys into weights.
 
     Attributes:
         scale: The factor of the scores.
@@ -32,7 +32,7 @@ class Scores:
 
     @property
     def are_plain(self) -> bool:
-        """Whether they are products alone, as torch's kernels know them."""
+        """Whether the scores are plain products, which torch's kernels support."""
         return self.softcap is None and self.sinks is None
 
 
@@ -77,7 +77,7 @@ def attention(
     query = query.to(value.dtype)
     key = key.to(value.dtype)
     out = attend(query[0], key[0], value[0], layout.in_window(sliding_window), scores)
-    # Some models take it for one block of memory.
+    # Some models assume that it is contiguous in memory.
     return out.transpose(0, 1).contiguous()[None], None
 
 
@@ -91,7 +91,7 @@ def fused(
         k: [kv_heads, tokens, head_dim].
         v: [kv_heads, tokens, value_dim].
         layout: Which tokens of the pass belong together.
-        scores: How the layer makes weights of scores; they have to be plain.
+        scores: How the layer turns scores into weights; the scores must be plain.
 
     Returns:
         [heads, tokens, value_dim].
@@ -168,7 +168,7 @@ def _products(
         k: [kv_heads, keys, head_dim].
         v: [kv_heads, keys, value_dim].
         visible: bool [queries, keys].
-        scores: How the layer makes weights of scores.
+        scores: How the layer turns scores into weights.
 
     Returns:
         [heads, queries, value_dim].

@@ -25,7 +25,7 @@ METHODS = {
     "generation": ("autoregressive", "apar", "pasta", "space", "medusa", "apar_medusa"),
 }
 _SHOWN_REASONS = 5
-# Tokens of one pass at most; a longer example goes alone.
+# The largest number of tokens of one pass; a longer example gets its own pass.
 _MAX_BATCH_TOKENS = 4096
 
 
@@ -85,8 +85,8 @@ def prepare(
         context_length: The number of positions of the model.
 
     Returns:
-        A description of the data, its documents as an evaluation knows them again, the passes of
-        an epoch, and the passes of a validation.
+        A description of the data, a record of its documents by which an evaluation recognizes them,
+        the passes of an epoch, and the passes of a validation.
 
     Raises:
         InputError: If no document can be used, or more than `training.max_skipped_share` cannot.
@@ -133,7 +133,7 @@ def _examples_maker(
     context_length: int,
     documents: list[Document],
 ) -> Examples:
-    """Return what makes examples for the task; of a preference round, label `documents`."""
+    """Return the maker of examples for the task; for a preference round, also label `documents`."""
     if config.training.preference is not None:
         pairs = preference.PairExamples(config, tokenizer, context_length)
         pairs.skipped.update(preference.label(documents, config))
@@ -153,7 +153,7 @@ def _digest(documents: list[Document]) -> str:
 
 
 def _passes(examples: list[Example], config: RunConfig, seed: int) -> list[list[Example]]:
-    """Group examples into passes; of a preference round every pass is a pair."""
+    """Group examples into passes; in a preference round, every pass is a pair."""
     if config.training.preference is not None:
         return [list(pair) for pair in zip(examples[::2], examples[1::2], strict=True)]
     return list(batches(examples, config.training.batch_size, _MAX_BATCH_TOKENS, seed))

@@ -51,9 +51,9 @@ class Example:
     segments: np.ndarray
     steps: np.ndarray
     reach: np.ndarray  # [segments, segments] of Reach
-    # Index of a token -> the token to be predicted there. Other indices are not trained on.
+    # The index of a token -> the token to be predicted there. Other indices are not trained on.
     targets: dict[int, int]
-    # The number of first tokens that form an instruction in common with other examples.
+    # The number of leading tokens that form an instruction shared with other examples.
     shared: int = 0
     # Index of a token -> the step before which it left the cache.
     until: dict[int, int] = field(default_factory=dict)
@@ -68,7 +68,7 @@ class Example:
         return len(self.tokens)
 
     def drawn(self, generator: torch.Generator | None = None) -> "Example":
-        """Return one draw of a random example; any other example as it is."""
+        """Return one draw of a random example, or any other example unchanged."""
         if self.draw is None:
             return self
         return self.draw(self, generator)
@@ -123,7 +123,7 @@ class Example:
 
 
 class Examples(ABC):
-    """Makes examples of documents, and counts what cannot be trained on."""
+    """Makes examples from documents, and counts what cannot be trained on."""
 
     def __init__(self, config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> None:
         self.config = config
@@ -156,7 +156,7 @@ def listed(skipped: Counter[str], most_common: int | None = None) -> str:
 def check_usable(document: Document) -> None:
     """Raise Skip for a document that could not be read or labelled.
 
-    The message leaves out where the document lies, so that equal reasons are counted together.
+    The message omits the document's location, so that equal reasons are counted together.
     """
     if document.error is not None:
         raise Skip(document.error.partition(": ")[2] or document.error)
@@ -168,7 +168,7 @@ def written(prompt: list[int], answer: list[int], shared: int = 0) -> Example:
     Args:
         prompt: Token ids of the prompt.
         answer: Token ids of the answer.
-        shared: The number of first prompt tokens in common with other examples.
+        shared: The number of leading prompt tokens shared with other examples.
     """
     tokens = iter(answer)
     program = autoregressive(
@@ -183,7 +183,7 @@ def trace(program: Program[Any], teacher: Teacher) -> tuple[Example, Any]:
 
     Args:
         program: The program of a decoding method.
-        teacher: Gives the gold tokens of each feed.
+        teacher: Returns the gold tokens of each feed.
 
     Returns:
         The example, and the answer that the program returned.

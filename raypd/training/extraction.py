@@ -1,6 +1,6 @@
 """Training examples of extraction, for `hyper_parallel` (HPD, section 4.4) and `autoregressive`.
 
-Values stand in an example as the method decodes them.
+An example contains values in the form in which the method decodes them.
 """
 
 import json
@@ -29,7 +29,7 @@ _NULL = "null says that there is no value"
 
 
 class ExtractionExamples(Examples):
-    """Makes examples of documents with labels, for the task and method of a configuration."""
+    """Makes examples from documents with labels, for the task and method of a configuration."""
 
     def __init__(
         self, config: RunConfig, tokenizer: PreTrainedTokenizerBase, context_length: int
@@ -136,7 +136,7 @@ class ExtractionExamples(Examples):
                 raise Skip(f"attribute {attribute.name!r}: no label; {_NULL}")
 
     def _labels_of(self, document: Document, category: Category) -> dict[str, Any]:
-        """Return the labels of a document by attribute; raise Skip if they have another form."""
+        """Return the labels of a document by attribute; raise Skip if their form differs."""
         attributes = category.attributes
         try:
             labels = labels_of(document.fields, self.column, attributes, self.config.text_columns())
@@ -169,17 +169,17 @@ def value_text(attribute: Attribute, value: object, bare: bool = False) -> str:
     Args:
         attribute: The attribute.
         value: Its label.
-        bare: Texts have no quotes.
+        bare: Whether texts have no quotes.
 
     Raises:
-        Skip: The label is no value of the attribute.
+        Skip: If the label is not a value of the attribute.
     """
     if value is None:
         if not attribute.nullable:
             raise Skip(f"attribute {attribute.name!r}: it is required, and has no label")
         return attribute.value_type.null_text(bare)
     if isinstance(value, float) and value.is_integer():
-        # A column of whole numbers in which some are missing has all of them as floats.
+        # A column of whole numbers with missing values is read as floats.
         value = int(value)
     try:
         return attribute.value_type.label_text(value, bare)
@@ -188,7 +188,7 @@ def value_text(attribute: Attribute, value: object, bare: bool = False) -> str:
 
 
 def record_text(attributes: Sequence[Attribute], target: dict[str, Any]) -> str:
-    """Return the answer that an autoregressive model is to write after the opening brace.
+    """Return the answer that an autoregressive model should write after the opening brace.
 
     Args:
         attributes: The attributes of the category.

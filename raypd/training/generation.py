@@ -46,7 +46,7 @@ Paragraph = tuple[list[int], list[int]]  # the tokens of a root, and those of it
 
 
 class GenerationExamples(Examples):
-    """Makes examples of documents with `turns` of the user and `responses` of the assistant."""
+    """Makes examples from documents with `turns` of the user and `responses` of the assistant."""
 
     def __init__(
         self, config: RunConfig, tokenizer: PreTrainedTokenizerBase, context_length: int
@@ -70,7 +70,8 @@ class GenerationExamples(Examples):
         for document in documents:
             try:
                 check_usable(document)
-                # The list is complete before it is added: all examples of a document, or none.
+                # The list is completed before it is added, so that a document gives all of its
+                # examples or none.
                 examples += list(self.examples(document))
             except Skip as reason:
                 self.skip(reason)
@@ -227,12 +228,12 @@ def masked(
 ) -> Example:
     """Return a text with one draw of masks (SAR-SFT, equations 1 to 3).
 
-    With one group, the text stays as it is with probability p_ar. Otherwise k tokens of the answer,
-    from a drawn index on, are masked, and what follows them is cut. The token before the masks and
-    each mask predict the next token.
+    With one group, the text stays unchanged with probability p_ar. Otherwise k tokens of the
+    answer, from a drawn index on, are masked, and what follows them is cut. The token before the
+    masks and each mask predict the next token.
 
-    With several groups, the text stays as it is, and beside it stand the masks of as many draws of
-    equation 3. Each group is a segment that sees the text before it and itself, as when SPACE
+    With several groups, the text stays unchanged, and the masks of as many draws of equation 3 are
+    added to it. Each group is a segment that sees the text before it and itself, as when SPACE
     decodes. All groups share one pass over the text.
 
     Args:
@@ -270,10 +271,10 @@ def _with_mask_groups(
     groups: int,
     first: int,
 ) -> Example:
-    """Return a text with groups of k masks beside it; `first` is the answer's first index."""
+    """Return a text with added groups of k masks; `first` is the answer's first index."""
     permutation = torch.randperm(len(text) - first - k + 1, generator=generator)
     starts = first + np.sort(permutation[:groups].numpy())  # [groups]
-    # The indices of the tokens that masks stand for: [groups * k].
+    # The indices of the tokens that masks replace: [groups * k].
     hidden = (starts[:, None] + np.arange(k)).ravel()
     group_numbers = np.arange(1, len(starts) + 1)
     reach: dict[tuple[int, int], Reach] = {}
@@ -337,7 +338,7 @@ class ThreadsTeacher:
         """Take the pieces of the main thread and the tokens of each block, up to its </async>."""
         self._main: deque[tuple[int, str]] = deque()
         for tokens, kind in main:
-            # A tag has its effect at its last token.
+            # A tag takes effect at its last token.
             self._main += [(token, "text") for token in tokens[:-1]]
             self._main += [(token, kind) for token in tokens[-1:]]
         self._blocks = [deque(block) for block in children]

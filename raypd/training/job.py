@@ -56,7 +56,7 @@ _KINDS = {kind.__name__: kind for kind in (ConfigError, InputError, ModelError)}
 
 @dataclass
 class _Outcome:
-    """What one learning rate led to."""
+    """The outcome of one learning rate."""
 
     attempt: TrainingAttempt
     data: TrainingData
@@ -77,14 +77,14 @@ def run_training(
         config: The configuration.
         verbose: Whether Ray's own messages are shown.
         say: Shows the user a line.
-        ends: The unix second at which the training stops; None if there is no deadline.
+        ends: The Unix time at which the training stops; None if there is no deadline.
 
     Returns:
         The record that was written into the output folder.
 
     Raises:
         ConfigError, InputError, ModelError: Before anything is trained.
-        BudgetReached: If cost.budget_usd is spent or `ends` is over.
+        BudgetReached: If cost.budget_usd is spent or `ends` has passed.
         RunError: If the workers ended. The same command resumes from the latest checkpoint.
         Interrupted: At SIGINT or SIGTERM.
     """
@@ -294,7 +294,7 @@ def _train_on_worker(arguments: dict[str, Any]) -> tuple[TrainingData, TrainedOn
             config, loaded.tokenizer, loaded.context_length
         )
     except UserError as error:
-        # Ray Train passes on nothing but text; `_explained` reads it.
+        # Ray Train passes on only text; `_explained` reads it.
         raise RuntimeError(json.dumps([type(error).__name__, str(error)])) from None
     is_first = ray.train.get_context().get_world_rank() == 0
     notify = arguments["board"].actor.put.remote if is_first else _ignore
@@ -395,7 +395,7 @@ def _finish(config: RunConfig, output: str, outcomes: list[_Outcome]) -> Trainin
             best.attempt.learning_rate,
             best.attempt.validation_loss,
         )
-        # What the model had been trained on before still is something that it has seen.
+        # The model has also seen what it had been trained on before.
         best.trained_on.merge(trained_on_of(config.model.model_dump()))
         best.trained_on.write(exported)
         for file in sorted(exported.iterdir()):

@@ -1,4 +1,4 @@
-"""What a training changes in the layers of a model, so that a pass is computed as it is decoded.
+"""What training changes in the layers of a model, so that a pass is computed as in decoding.
 
 Attention follows the layout of the pass, recurrent layers follow its chains, and the routers of a
 mixture of experts choose as they do in decoding.
@@ -20,12 +20,12 @@ _NOISES = ("router_jitter_noise", "input_jitter_noise", "jitter_noise")
 
 
 def use_training_layers(model: PreTrainedModel, keeps_routers: bool) -> None:
-    """Change a model in place. Called without a layout it computes as before.
+    """Change a model in place. Called without a layout, it computes as before.
 
     Args:
         model: The model.
-        keeps_routers: Whether routers are not trained. They then choose without the noise that some
-            have in training.
+        keeps_routers: Whether routers are not trained. If so, they choose without the noise that
+            some have in training.
     """
     AttentionInterface.register(attention.NAME, attention.attention)
     model.set_attn_implementation(attention.NAME)
@@ -34,7 +34,7 @@ def use_training_layers(model: PreTrainedModel, keeps_routers: bool) -> None:
         routers = list(routers_of(model).values())
         for module in model.modules():
             for name in _NOISES:
-                # Phi-MoE reads a threshold of the same name in its router, which is no noise.
+                # Phi-MoE's router has a threshold of the same name, which is not noise.
                 if hasattr(module, name) and module not in routers:
                     setattr(module, name, 0.0)
     current = CurrentPass()

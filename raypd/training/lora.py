@@ -9,9 +9,9 @@ from raypd.config import RunConfig
 from raypd.models import CONTROL_TOKENS, LoadedModel, experts_are_parameters
 from raypd.training.layers import expert_parameters, experts_per_token, routers_of
 
-# The experts of a mixture had linear layers of these names in transformers 4. For many mixtures
-# peft takes every target of such a name for them, and then leaves out the linear layers of that
-# name which a mixture has beside its experts.
+# The experts of a mixture had linear layers of these names in transformers 4. For many mixtures,
+# peft takes every target with such a name for an expert, and then leaves out linear layers with
+# that name outside the experts.
 _EARLIER_EXPERTS = frozenset({"gate", "gate_proj", "up_proj", "down_proj", "w1", "w2", "w3"})
 
 
@@ -55,7 +55,7 @@ def with_lora(loaded: LoadedModel, config: RunConfig) -> Any:
 
 
 def _targets(model: PreTrainedModel, config: RunConfig) -> dict[str, Any]:
-    """Return the fields of peft's settings that say what has matrices, and of which rank."""
+    """Return the peft settings that say which modules get matrices, and of which rank."""
     experts = expert_parameters(model)
     if experts:
         return _targets_of_mixture(model, config, experts)

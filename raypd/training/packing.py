@@ -130,8 +130,8 @@ def batches(
     Args:
         examples: All examples of an epoch.
         max_examples: The largest number of examples per group.
-        max_tokens: The largest number of tokens per group, an instruction counted once. An example
-            that is longer forms a group of its own.
+        max_tokens: The largest number of tokens per group, an instruction counted once. A longer
+            example forms its own group.
         seed: Draws the order of examples and of groups.
 
     Yields:

@@ -1,8 +1,9 @@
 """Preference rounds for PASTA: a model learns from its own best and worst answers (BoNBoN).
 
 A sample's score (section 4) is its theoretical speedup (section 5.1) + quality_weight x (wins less
-losses against the baseline, in both orders). A run keeps texts instead of tokens: a sample counts
-only if the interpreter, fed with the tokens of its text, produces the same text and counters.
+losses against the baseline, in both orders). A run stores texts instead of tokens, so a sample
+counts only if the interpreter, fed with the tokens of its text, produces the same text and
+counters.
 """
 
 import hashlib
@@ -26,7 +27,7 @@ from raypd.training.example import Example, Skip, listed, trace
 from raypd.training.generation import GenerationExamples, ThreadsTeacher, TokenPiece
 from raypd.training.teacher import DocumentKey, Row
 
-# Of the options that a run did not set.
+# The values of options that a run did not set.
 _DEFAULTS = asdict(PastaOptions())
 _COLUMNS = [
     "id",
@@ -102,7 +103,7 @@ def _recorded_config(run: str, method: str | None, overrides: Sequence[str]) -> 
 
 
 def _check_equal_decoding(config: RunConfig, run: str, recorded: dict[str, Any]) -> None:
-    """Raise ConfigError if a run was decoded with other keys than `config` has."""
+    """Raise ConfigError if a run was decoded with other values than those in `config`."""
     task_keys = ("prompt_column", "system", "chat_template", "thinking", "too_long")
     keys = [("task", name) for name in task_keys]
     keys += [("decoding", name) for name in ANSWER_KEYS["generation"]["pasta"]]
@@ -229,7 +230,7 @@ def _verdicts(run: str, skipped: Counter[str]) -> dict[str, int]:
 
 
 def _verdict_words(row: Row) -> set[str]:
-    """Return which verdicts stand in the last line of a complete answer of the judge."""
+    """Return which verdicts appear in the last line of a complete answer of the judge."""
     if row["finish_reason"] != "stop":
         return set()
     lines = row["text"].strip().splitlines() or [""]
@@ -250,7 +251,7 @@ def label(documents: Iterable[Document], config: RunConfig) -> Counter[str]:
 
     Raises:
         InputError: If none of the documents has a sample.
-        ConfigError: If the judge's run judges something else.
+        ConfigError: If the judge's run is about something else.
     """
     runs = _runs(config)
     skipped = Counter[str]()
@@ -314,7 +315,7 @@ class PairExamples(GenerationExamples):
             self.skipped[reason] += 1
             return
         for example in (best, worst):
-            # The pair has the whole prompt in common but its last token, which predicts.
+            # The two share the whole prompt except its last token, which predicts.
             example.shared = min(example.targets)
             yield example
 
@@ -332,7 +333,7 @@ class PairExamples(GenerationExamples):
     def _reproduced(self, document: Document, row: Row) -> Example | None:
         """Return what the interpreter fed for a sample.
 
-        Returns None, and counts it, if the sample's tokens cannot be told from its text.
+        Returns None, and counts the sample, if its tokens cannot be determined from its text.
         """
         request = next(self.task.plan([document]))
         if isinstance(request, Record):

@@ -1,9 +1,9 @@
 """The runs that a training depends on.
 
 A preference round (PASTA, section 4) needs three runs: the baseline's answers, the samples, and the
-judge's verdicts on both. Structure that a teacher marks needs one run of the teacher. Runs that the
-configuration describes by keys instead of by a folder are executed below the training's folder, and
-resume like any other run.
+judge's verdicts on both. If a teacher marks structure, one run of the teacher is needed. Runs that
+the configuration describes by keys instead of by a folder are executed below the training's folder,
+and resume like any other run.
 """
 
 import json
@@ -46,7 +46,7 @@ def train(config: RunConfig, *, verbose: bool = False) -> TrainingRecord:
         verbose: Whether Ray's own messages are shown.
 
     Returns:
-        The record of the training; of preference rounds, that of the last round.
+        The record of the training; with preference rounds, that of the last round.
 
     Raises:
         ConfigError: If a key of the training, or of a run that it depends on, cannot be used.

@@ -1,7 +1,7 @@
 """Rules that find which parts of an answer can be written side by side (APAR, appendix B).
 
 These are the points of an ordered list, or what follows the first sentence of each paragraph. An
-answer that holds code, mathematics or web addresses is left in one piece.
+answer that contains code, mathematics or web addresses is left in one piece.
 """
 
 import re
@@ -30,8 +30,8 @@ def outline(answer: str) -> list[tuple[str, str]]:
         answer: The text of an answer.
 
     Returns:
-        (root, detail) pairs, which joined are the answer. A detail can be written beside what
-        follows it. The last detail is empty.
+        (root, detail) pairs, which joined give the answer. A detail can be written in parallel with
+        what follows it. The last detail is empty.
     """
     if _AMBIGUOUS.search(answer):
         return [(answer, "")]
@@ -83,7 +83,7 @@ def promises(answer: str) -> list[Piece]:
     """Split an answer into the texts of the main thread and promised blocks, by rules.
 
     The details of `outline` with at least five words become blocks. A topic is at most three words
-    of the text before the block. A sync stands after the last block if text follows it.
+    of the text before the block. A sync comes after the last block if text follows it.
 
     Args:
         answer: The text of an answer.

@@ -20,7 +20,7 @@ DocumentKey = tuple[str, int]  # the source of a document, and its row or offset
 def label_documents(documents: Sequence[Document], run: str, config: RunConfig) -> None:
     """Put labels into the documents' column of labels.
 
-    A document for which there is no usable label gets an error instead.
+    A document without a usable label gets an error instead.
 
     Args:
         documents: The documents, which are changed in place.
@@ -29,7 +29,7 @@ def label_documents(documents: Sequence[Document], run: str, config: RunConfig) 
         config: The configuration, which names the columns.
 
     Raises:
-        InputError: If the run holds no answers, or the file holds no labels.
+        InputError: If the run has no answers, or the file has no labels.
     """
     if run.lower().endswith(ENDINGS):
         _label_by_id(documents, run, config)
@@ -74,7 +74,7 @@ def _label_by_id(documents: Sequence[Document], file: str, config: RunConfig) ->
 
 
 def _label_of(rows: Sequence[Row]) -> Any:
-    """Return the label that a document's rows make; None if one failed, was cut or is invalid."""
+    """Return the label from a document's rows; None if one failed, was cut or is invalid."""
     if any(row["status"] != "ok" for row in rows):
         return None
     if "record" in rows[0]:

@@ -33,7 +33,7 @@ Notify = Callable[[TrainingProgress], None]
 class PackedTrainer(Trainer):
     """A Trainer whose batches are passes that `pack` made; the loss is the mean over targets."""
 
-    # Average targets per validation pass, by which the loss of a validation pass is divided.
+    # The average number of targets per validation pass; the loss of such a pass is divided by it.
     mean_targets = 1.0
 
     def compute_loss(
@@ -191,7 +191,7 @@ def make_trainer(
         validation: The passes of a validation.
         folder: Where the checkpoints are written.
         rate: The learning rate.
-        notify: Is called with the progress.
+        notify: Called with the progress.
     """
     training = config.training
     has_pairs = training.preference is not None

@@ -69,7 +69,7 @@ def _is_full(config: RunConfig) -> bool:
 
 
 def _check_dropout(config: RunConfig) -> None:
-    """Raise ModelError for dropout in a mixture of experts, whose LoRA has no place for it."""
+    """Raise ModelError for dropout in a mixture of experts, where LoRA does not support it."""
     source = find_source(config.model)
     base = read_config(source)
     with torch.device("meta"):
@@ -107,7 +107,7 @@ def load_for_training(config: RunConfig) -> LoadedModel:
 
 
 def make_trainable(loaded: LoadedModel, config: RunConfig) -> None:
-    """Let a model compute training passes, and enable gradients.
+    """Prepare a model for training passes, and enable gradients.
 
     Args:
         loaded: The model, which is changed in place or replaced.
@@ -131,7 +131,7 @@ def make_trainable(loaded: LoadedModel, config: RunConfig) -> None:
 
 
 class HeadsOnModel(torch.nn.Module):
-    """A model whose Medusa heads alone are trained and saved (APAR, appendix A.2)."""
+    """A model of which only the Medusa heads are trained and saved (APAR, appendix A.2)."""
 
     def __init__(self, model: PreTrainedModel, heads: MedusaHeads) -> None:
         super().__init__()
