@@ -35,11 +35,11 @@ def staged(name: str, weights: bool = True) -> Path:
     """Copy a model's files to this machine's disk; one process copies and others wait.
 
     Args:
-        name: The folder, of this machine or of an object store.
+        name: The folder, on this machine or in an object store.
         weights: Whether weights are copied, too.
 
     Returns:
-        The folder of the copies, which is another one where a file has changed.
+        The folder of the copies, which differs if a file has changed.
 
     Raises:
         ModelError: If the model is not there, or cannot be copied.
@@ -66,11 +66,11 @@ def staged_file(name: str, file_name: str) -> Path:
     """Copy one file of a folder to this machine's disk.
 
     Args:
-        name: The folder, of an object store.
+        name: The folder, in an object store.
         file_name: The name of the file in it.
 
     Returns:
-        The copy, which is another one where the file has changed.
+        The copy, whose folder differs if the file has changed.
 
     Raises:
         ModelError: If the file is not there, or cannot be copied.

@@ -1,8 +1,8 @@
 """The text part of models that also see or hear, which is all that raypd computes.
 
-A checkpoint such as Qwen3-VL or Mistral Small 3.2 holds a language model beside an encoder of
-images. Its language model is loaded as the class of a plain one, whose names its tensors get. The
-tensors of the encoder are not read.
+A checkpoint such as Qwen3-VL or Mistral Small 3.2 contains a language model and an image encoder.
+The language model is loaded as a plain one: its tensors get the names that they have in that class.
+The tensors of the encoder are not read.
 """
 
 import re
@@ -45,7 +45,7 @@ _PLAIN_TYPE = {
     "qwen3_vl_moe_text": "qwen3_moe",
 }
 _ROTATION_OF_IMAGES = ("mrope_section", "mrope_interleaved", "type")
-# Beginnings of the names of the text part, in files of different ages, and what they become.
+# The prefixes of names in the text part, in older and newer files, and what they become.
 KEY_MAPPING = {
     r"^model\.language_model\.": "model.",
     r"^language_model\.model\.": "model.",
@@ -60,14 +60,14 @@ def text_config(config: PretrainedConfig) -> PretrainedConfig:
     """Return the configuration of the text part, as of a plain language model.
 
     Args:
-        config: As config.json has it.
+        config: The configuration in config.json.
 
     Returns:
-        `config` itself where it is of a plain language model, or of one that is not known.
+        `config` itself if it is of a plain language model, or of an unknown one.
     """
     text = config.get_text_config()
     if text.model_type == "mistral4":
-        # transformers does not list it, as it is published with an encoder of images.
+        # transformers does not list it, because it is published with an image encoder.
         from transformers import Mistral4Config, Mistral4ForCausalLM
 
         AutoModelForCausalLM.register(Mistral4Config, Mistral4ForCausalLM, exist_ok=True)
@@ -85,13 +85,13 @@ def text_config(config: PretrainedConfig) -> PretrainedConfig:
     quantization = getattr(config, "quantization_config", None)
     if quantization is not None:
         text.quantization_config = quantization
-    # `has_text_part` is asked where the files are read.
+    # `has_text_part` reads this when the files are read.
     text.text_part_of = config.model_type
     return text
 
 
 def has_text_part(config: PretrainedConfig) -> bool:
-    """Return whether a configuration that `text_config` returned is of a part of a model."""
+    """Return whether a configuration from `text_config` is that of a part of a model."""
     return hasattr(config, "text_part_of")
 
 
@@ -104,7 +104,7 @@ def _plain_config(text: PretrainedConfig, plain_type: str) -> PretrainedConfig:
         rope.pop(key, None)
     settings["rope_parameters"] = rope
     if plain_type == "qwen3_moe":
-        # Its router always does so, and has no key for it.
+        # Its router always normalizes, and has no key for this.
         settings["norm_topk_prob"] = True
     return AutoConfig.for_model(plain_type, **settings)
 

@@ -1,4 +1,4 @@
-"""Tells tensors of a checkpoint that a model can do without from those that change its answers.
+"""Separates tensors of a checkpoint that a model can do without from those that change its answers.
 
 transformers leaves out every tensor that the model has no place for, and only warns. A scale, a
 bias or an adapter that is left out makes all answers wrong.
@@ -9,7 +9,7 @@ from collections.abc import Iterable
 
 from transformers import PretrainedConfig
 
-# A part of a name between two dots means that its tensor is not one of the text model's layers.
+# If such a part of a name stands between dots, the tensor is not in the text model's layers.
 _OTHER_PARTS = re.compile(
     r"^(visual|vision|image|audio|speech|video|multi_modal|multimodal|mm)($|_)"  # other inputs
     r"|^embed_(vision|audio)$|^connector$"
@@ -30,7 +30,7 @@ _LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
 
 
 def important_keys(keys: Iterable[str], config: PretrainedConfig) -> list[str]:
-    """Selects the tensors that a model needs and has no place for, scales of weights first.
+    """Return the tensors that a model needs but has no place for, scales of weights first.
 
     Args:
         keys: Names of tensors that transformers left out.
@@ -41,12 +41,12 @@ def important_keys(keys: Iterable[str], config: PretrainedConfig) -> list[str]:
 
 
 def is_scale(key: str) -> bool:
-    """Whether a tensor looks like a part of a quantized weight."""
+    """Return whether a tensor looks like part of a quantized weight."""
     return _SCALES.search(key) is not None
 
 
 def is_other_part(key: str) -> bool:
-    """Whether a tensor belongs to a part of a model that sees, hears or drafts."""
+    """Return whether a tensor belongs to a part of a model that sees, hears or drafts."""
     return any(_OTHER_PARTS.search(part) for part in key.split("."))
 
 
@@ -57,7 +57,7 @@ def _is_unimportant(key: str, config: PretrainedConfig) -> bool:
 
 
 def _drafts(key: str, config: PretrainedConfig) -> bool:
-    """Whether a tensor is of a layer, after the last one, that predicts tokens further ahead."""
+    """Return whether a tensor is in an extra last layer that predicts tokens further ahead."""
     text = config.get_text_config()
     layer = _LAYER.search(key)
     drafting = getattr(text, "num_nextn_predict_layers", None) or 0

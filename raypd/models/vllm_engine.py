@@ -33,7 +33,7 @@ _ENVIRONMENT = {
     # GiB of memory.
     "VLLM_CPU_KVCACHE_SPACE": "4",
 }
-# Characters of an error of vLLM that a message shows.
+# The number of characters of a vLLM error that a message shows.
 _MAX_ERROR = 400
 
 
@@ -175,7 +175,7 @@ def _load_vllm(model: ModelConfig, sizes: EngineConfig) -> Any:
             "max_num_batched_tokens": batched_tokens,
             "enable_prefix_caching": True,
             "disable_log_stats": True,
-            # The configuration may overwrite each of them.
+            # The configuration may override each of them.
             **sizes.vllm,
         }
         try:

@@ -11,7 +11,7 @@ from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from raypd.models.end_tokens import model_end_tokens, vocabulary_size
 
-# What a part of a character is decoded to.
+# What an incomplete character is decoded to.
 _REPLACEMENT = "\ufffd"
 
 _cache: WeakKeyDictionary[PreTrainedTokenizerBase, list[str]] = WeakKeyDictionary()
@@ -51,7 +51,7 @@ def _decode(tokenizer: PreTrainedTokenizerBase, rows: list[list[int]]) -> list[s
     """Decode rows of tokens, without special ones."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is not None:
-        # It decodes all rows at once, in Rust.
+        # This decodes all rows in one call, in Rust.
         return list(backend.decode_batch(rows, skip_special_tokens=True))
     texts = []
     for row in rows:
@@ -61,13 +61,13 @@ def _decode(tokenizer: PreTrainedTokenizerBase, rows: list[list[int]]) -> list[s
 
 
 def token_bytes(tokenizer: PreTrainedTokenizerBase) -> list[bytes]:
-    """Return the bytes that each token adds inside a text, which tell parts of characters apart.
+    """Return the bytes that each token adds inside a text, even for parts of characters.
 
     Args:
         tokenizer: The tokenizer.
 
     Returns:
-        For every id of `token_texts` its bytes; none for special tokens.
+        The bytes for every id of `token_texts`; empty for special tokens.
     """
     texts = token_texts(tokenizer)
     pieces = [text.encode() for text in texts]
