@@ -15,7 +15,7 @@ from raypd.decoding.sampling import AllowedTokens
 from raypd.decoding.visibility import Reach
 
 _T = TypeVar("_T")
-ANY_OBJECT = r"\{.*\}"  # A pattern that stands for any JSON object.
+ANY_OBJECT = r"\{.*\}"  # A pattern that means any JSON object.
 
 
 class ProgramError(Exception):

@@ -30,7 +30,7 @@ _facts: WeakKeyDictionary[PreTrainedTokenizerBase, _ModelFacts] = WeakKeyDiction
 
 
 def remember_model(tokenizer: PreTrainedTokenizerBase, source: ModelSource) -> None:
-    """Reads what the functions below say about the model of a tokenizer.
+    """Read what the functions below return about the model of a tokenizer.
 
     Raises:
         ModelError: A file is not JSON.
@@ -55,7 +55,7 @@ def remember_model(tokenizer: PreTrainedTokenizerBase, source: ModelSource) -> N
 
 
 def model_end_tokens(tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
-    """Ids that end an answer, by generation_config.json and config.json of the tokenizer's model.
+    """Return the ids that end an answer, by generation_config.json and config.json of the model.
 
     They are in the order of the files, where the first is the one that most answers end with.
     Empty for a tokenizer that `load_tokenizer` did not load.
@@ -64,18 +64,18 @@ def model_end_tokens(tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
 
 
 def vocabulary_size(tokenizer: PreTrainedTokenizerBase) -> int:
-    """The number of ids that the tokenizer's model can predict; 0: not known."""
+    """Return the number of ids that the tokenizer's model can predict; 0 if it is unknown."""
     return _facts.get(tokenizer, _NOTHING_KNOWN).vocabulary_size
 
 
 def _ids(value: Any) -> list[int]:
-    """The ids of `eos_token_id`, which is one, a list or null."""
+    """Return the ids of `eos_token_id`, which is one id, a list or null."""
     values = value if isinstance(value, list) else [value]
     return [id for id in values if isinstance(id, int) and not isinstance(id, bool) and id >= 0]
 
 
 def _read_json(source: ModelSource, name: str) -> dict[str, Any]:
-    """Reads a file of the model, empty where there is none.
+    """Read a file of the model; empty if there is none.
 
     transformers' classes would fill in their own end token where the file names none.
     """

@@ -61,7 +61,7 @@ class LoadedModel:
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
     name: str
-    # Of its activations: under quantization the weights are held in fewer bits.
+    # The dtype of its activations; under quantization the weights have fewer bits.
     dtype: torch.dtype
     device: torch.device
     context_length: int  # most tokens of one sequence
@@ -72,7 +72,7 @@ class LoadedModel:
 def check_model_config(
     config: ModelConfig, machine: bool = True, purpose: Purpose = "decode"
 ) -> None:
-    """Checks config.json (of the Hub, too), the adapter and the machine, without any weights.
+    """Check config.json (also on the Hub), the adapter and the machine, without any weights.
 
     Args:
         config: The section `model` of a configuration.
@@ -123,7 +123,7 @@ def check_model_config(
 
 
 def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
-    """The model's tokenizer. An adapter's own is not used: the base model's fits both."""
+    """Return the model's tokenizer. An adapter's own is not used; the base model's fits both."""
     source = find_source(config)
     with explained(source, "its tokenizer cannot be read"), quiet():
         tokenizer = AutoTokenizer.from_pretrained(source.location, **source.arguments)
