@@ -183,8 +183,8 @@ REGISTRY = {
     "pasta": MethodSpec(
         {"generation": ("max_new_tokens",)},
         PastaOptions,
-        # If the tokenizer lacks these control tokens, they are spelled out in ordinary tokens.
         "raypd.decoding.methods.pasta:PastaText",
+        # If the tokenizer lacks these control tokens, they are spelled out in ordinary tokens.
         (PROMISE, OPEN, CLOSE, SYNC),
         markup=True,
     ),
