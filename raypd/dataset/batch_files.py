@@ -1,7 +1,7 @@
-"""The two files that OpenAI's batch API returns: for every request a line of answers or an error.
+"""The two files that OpenAI's batch API returns: one line per request, an answer or an error.
 
-They are a view of the committed rows in the order of the input, and written whenever the run has
-ended.
+They are a view of the committed rows in the order of the input, and are written each time the run
+ends.
 """
 
 import hashlib
@@ -70,10 +70,10 @@ def write(config: RunConfig, output: str) -> tuple[int, int]:
         output: The run's folder.
 
     Returns:
-        Lines of each file.
+        The number of lines in each file.
 
     Raises:
-        RunError: The committed rows are not of this input, or a file cannot be written.
+        RunError: The committed rows do not belong to this input, or a file cannot be written.
         InputError: The input cannot be read.
     """
     output_lines: list[str] = []
@@ -108,7 +108,7 @@ def _put(path: str, lines: list[str]) -> None:
 
 
 def _lines(config: RunConfig) -> Iterator[tuple[Line, dict[str, Any] | None]]:
-    """Yield the lines of the batch file, each with its object; None on a line without one."""
+    """Yield each line of the batch file and its object, or None if the line is not an object."""
     files = list(objects(config.input))
     if len(files) != 1 or files[0].format != "jsonl":
         raise ConfigError(
@@ -160,7 +160,7 @@ def _completion(
     """Return a chat.completion.
 
     Args:
-        config: The run's configuration; its fingerprint stands for the model that has answered.
+        config: The run's configuration; its fingerprint identifies the model that answered.
         name: The request's name in ids.
         answer: The committed rows.
         model: The model that the request names.
@@ -195,9 +195,9 @@ def _completion(
 def _error(
     config: RunConfig, name: str, line: Line, fields: dict[str, Any] | None, reason: str
 ) -> str:
-    """Return a line of errors.jsonl: what the API answers to the request.
+    """Return a line of errors.jsonl: the API's answer to a failed request.
 
-    A line that is no request, or one without a custom_id, is named by its number.
+    A line that is not a request, or that has no custom_id, is identified by its number.
     """
     if fields is None:
         fault = BadRequest(reason, None, "invalid_json_line")

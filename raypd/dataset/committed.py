@@ -1,4 +1,4 @@
-"""The committed units of a run, as one listing of their objects and its table files show them."""
+"""The committed units of a run, from one listing of their objects and from its table files."""
 
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Set
@@ -14,10 +14,10 @@ from raypd.run import layout
 
 
 def unit_objects(output: str) -> Iterator[storage.Object]:
-    """Yield the objects of all committed units; their names are below the folder of the units.
+    """Yield the objects of all committed units; their names are relative to the units folder.
 
-    The objects of units in table files do not exist any more. `writer.read_table` reads such a unit
-    from its table file, and so it does if a compaction deletes an object after it was listed.
+    The objects of units in table files no longer exist. `writer.read_table` reads such a unit from
+    its table file, also if a compaction deletes the object after it was listed.
     """
     table = compacted.table_of(output)
     if table is not None:
@@ -48,7 +48,7 @@ def loose_objects(
             continue
         listed.append(value)
         yield item
-    # A compaction that was completed meanwhile may have deleted objects before they were listed.
+    # A compaction that completed in the meantime may have deleted objects before they were listed.
     newer_table = compacted.table_of(output)
     if newer_table is None or newer_table is table:
         return
@@ -60,7 +60,7 @@ def loose_objects(
 
 
 def leftover_objects(output: str, table: CompactedTable) -> Iterator[storage.Object]:
-    """Yield the objects of units that are in table files, too."""
+    """Yield the objects whose units are also in table files."""
     for item in storage.walk(storage.join(output, layout.UNITS)):
         if _is_unit(item.name) and table.has(digest(unit_id_of(item.name))):
             yield item
@@ -77,11 +77,11 @@ class CommittedUnits(Set[str]):
     Iterating lists the objects again.
 
     Attributes:
-        table: The table files of a run that was compacted; None without any.
-        objects: The number of units, counting those twice that have objects in two partitions.
+        table: The table files of a run that was compacted; None if there are none.
+        objects: The number of units; a unit with objects in two partitions counts twice.
         loose: How many of them are not in table files.
         loose_bytes: The bytes of their objects.
-        leftovers: The number of objects whose units are in table files, too.
+        leftovers: The number of objects whose units are also in table files.
 
     Args:
         output: The run's folder.

@@ -2,7 +2,7 @@
 
 A compaction copies the rows of units into few large files, `table/<compaction>/<number>.parquet`,
 in the order of the input. compaction.json names these files. Once it exists, a unit is committed if
-the table file with its rows exists, and its own object is not read any more.
+the table file with its rows exists, and its own object is no longer read.
 
 Beside each table file, `table_units/<compaction>/<number>.parquet` has a row for each unit: its
 summary, and where its rows are. A unit never spans two row groups.
@@ -28,12 +28,12 @@ from raypd.run import RecordError, UnitSummary, layout, records
 UNIT_ROWS = pa.schema(
     [
         *SCHEMA,
-        # Digests of the unit's id, of its name and stamp, and of the name and stamp that the object
-        # had from which its rows were copied.
+        # Digests of the unit's id, of its name and stamp, and of the name and stamp of the object
+        # from which its rows were copied.
         ("id_digest", pa.uint64()),
         ("version_digest", pa.uint64()),
         ("source_digest", pa.uint64()),
-        # Where its rows are: the row group of the table file, and the first row in that.
+        # Where its rows are: the row group of the table file, and the first row in it.
         ("row_group", pa.int32()),
         ("row", pa.int32()),
         ("rows", pa.int32()),
@@ -43,7 +43,7 @@ _LOCATION = np.dtype(
     [("file", "i4"), ("number", "i4"), ("row_group", "i4"), ("row", "i4"), ("rows", "i4")]
 )
 _THREADS = 8
-# What a process holds of table files: decoded row groups, footers, and rows about units.
+# What a process caches of table files: decoded row groups, footers, and rows about units.
 _HELD_ROW_GROUPS = 3
 _HELD_FOOTERS = 8
 _HELD_UNIT_ROWS = 2
@@ -84,10 +84,10 @@ class Compaction:
 
 
 class _Held(Generic[_Key, _Value]):
-    """Values that are made once for all threads; the ones that were used last are held.
+    """A cache of values that are made once for all threads; it keeps the most recently used ones.
 
     Args:
-        limit: How many values are held.
+        limit: How many values are kept.
         make: Makes the value of a key.
     """
 
@@ -177,7 +177,7 @@ class CompactedTable:
         return self.locate(value) is not None
 
     def locate(self, value: int) -> Any:
-        """Return where the rows of a unit are, by the digest of its id; None if nowhere.
+        """Return where the rows of a unit are, by the digest of its id; None if it is in no file.
 
         The location has the fields file (the number of the table file), number (of the unit in the
         file), row_group, row and rows.
@@ -186,7 +186,7 @@ class CompactedTable:
         return None if number is None else self._locations[number]
 
     def version_of(self, value: int) -> int | None:
-        """Return the digest of a unit's name and stamp, by that of its id; None if unknown."""
+        """Return the digest of a unit's name and stamp, by the digest of its id, or None."""
         number = self._number(value)
         return None if number is None else int(self.versions[number])
 
@@ -211,7 +211,7 @@ class CompactedTable:
         return storage.join(self.folder(), *name.split("/"))
 
     def objects(self) -> Iterator[storage.Object]:
-        """Yield all units as the objects that they were, in the order of the input."""
+        """Yield all units as the objects that they were before, in the order of the input."""
         for number in self._numbers:
             rows = self._read_unit_rows(number, ["name", "stamp"]).to_pylist()
             for row in rows:
@@ -285,7 +285,7 @@ class CompactedTable:
         return self._read(number, read)
 
     def _read(self, number: int, read: Callable[[Any], Any]) -> Any:
-        """Read something from a table file."""
+        """Return what a function reads from a table file."""
         path = self.path(number)
         try:
             with self._opened(number) as file:
@@ -307,7 +307,7 @@ class CompactedTable:
 
 
 class TableReplaced(RunError):
-    """A table file does not exist any more."""
+    """A table file no longer exists."""
 
     def __str__(self) -> str:
         return (
@@ -403,8 +403,8 @@ def holding(path: str, refresh: bool = False) -> tuple[CompactedTable, Any] | No
 
     Args:
         path: The path of the object that the unit has or had.
-        refresh: Whether to look at the storage again. Otherwise the table files are those that this
-            process knows.
+        refresh: Whether to check storage again. Otherwise the table files that this process
+            knows are used.
 
     Returns:
         None if the unit is not in table files.

@@ -1,8 +1,8 @@
 """Compact a run: copy the rows of its units into few large table files, and delete the units.
 
-Units remain the commit until compaction.json is written, in one request. Whatever happens before,
-they are as they were; whatever happens afterwards, they are not read any more. A compaction that
-was interrupted resumes after the last table file that it has stored.
+The units' objects remain the committed data until compaction.json is written, in one request.
+Whatever happens before that, they are unchanged; after that, they are no longer read. An
+interrupted compaction resumes after the last table file that it stored.
 """
 
 import contextlib
@@ -48,14 +48,14 @@ _MEBIBYTE = 1 << 20
 DEFAULT_TARGET_MB = 128
 # Units that are read at the same time: as many as fit into this memory, decoded.
 _READ_BYTES = 128 << 20
-_DECODED_PER_BYTE = 10  # decoded bytes of a stored one
+_DECODED_PER_BYTE = 10  # decoded bytes per stored byte
 _MAX_THREADS = 16
 _LOOSE = np.dtype([("id", "u8"), ("version", "u8"), ("partition", "i4")])
 
 
 @dataclass(frozen=True)
 class NewRows:
-    """New rows for some units, which a retry brings.
+    """New rows for some units, from a retry.
 
     Attributes:
         units: Digests of the units' ids.
@@ -74,11 +74,11 @@ class _UnitSource:
     digest: int
     version: int  # digest of its name and stamp
     partition: str
-    location: Any = None  # in the table files; None if it has an object of its own
+    location: Any = None  # in the table files; None if it has its own object
 
     @property
     def name(self) -> str:
-        """The name of the unit's object, below the folder of the units."""
+        """The name of the unit's object, relative to the units folder."""
         prefix = f"{self.partition}/" if self.partition else ""
         return f"{prefix}{self.unit_id}.parquet"
 
@@ -154,7 +154,7 @@ class _AdoptJob:
 
 @dataclass(frozen=True)
 class _CopyJob:
-    """A table file of an earlier compaction that stays as it is."""
+    """A table file of an earlier compaction that is copied unchanged."""
 
     number: int
     partition: str
@@ -198,7 +198,7 @@ class Compacted:
 
 
 def table_folder(output: str) -> str:
-    """Return the folder in which other programs find a run's rows: of table files, or of units."""
+    """Return the folder where other programs find a run's rows: table files or units."""
     table = compacted.table_of(output)
     if table is None:
         return writer.units_folder(output)
@@ -240,7 +240,7 @@ def after_run(config: RunConfig, output: str, plan: Plan, committed: CommittedUn
 
 
 def _is_due(config: RunConfig, committed: CommittedUnits) -> bool:
-    """Return whether a run is to be compacted at its end."""
+    """Return whether a run should be compacted when it ends."""
     target_mb = config.output.target_file_mb
     table = committed.table
     if table is not None:
@@ -248,7 +248,7 @@ def _is_due(config: RunConfig, committed: CommittedUnits) -> bool:
         return has_units or not _is_settled(committed, table)
     if target_mb is None:
         return False
-    # Nothing is won if there would be half as many table files as units, or more.
+    # Compaction is not worthwhile if there would be at least half as many table files as units.
     target_bytes = target_mb * _MEBIBYTE
     units_per_file = committed.loose * target_bytes / max(1, committed.loose_bytes)
     if committed.loose_bytes >= target_bytes and units_per_file > 2:
@@ -258,7 +258,7 @@ def _is_due(config: RunConfig, committed: CommittedUnits) -> bool:
 
 
 def _current_plan(config: RunConfig, output: str, plan: Plan | None) -> Plan:
-    """Return a run's plan with the units of several files that were taken apart since."""
+    """Return a run's plan, made again if units of several files were split since."""
     if plan is not None and plan.totals.alone == len(alone(output)):
         return plan
     return planner.plan(config, output)
@@ -272,8 +272,8 @@ def compact_run(config: RunConfig, output: str) -> Compacted:
         output: The folder of the run.
 
     Raises:
-        ConfigError: The folder is a part of nightly runs or of a retry, or no unit is committed.
-        RunError: Another session works on the run, or it could not be compacted.
+        ConfigError: The folder belongs to nightly runs or to a retry, or no unit is committed.
+        RunError: Another session is working on the run, or it could not be compacted.
         Interrupted: At SIGINT or SIGTERM. The same command resumes.
     """
     if layout.is_nightly(output) or storage.exists(storage.join(output, layout.NIGHT)):
@@ -291,7 +291,7 @@ def compact_run(config: RunConfig, output: str) -> Compacted:
 
 
 def compact(output: str, plan: Iterable[Unit], target_mb: int) -> Compacted:
-    """Compact the committed units of a run, and hold the lease on it meanwhile.
+    """Compact the committed units of a run while holding the lease on it.
 
     Args:
         output: The folder of the run.
@@ -299,8 +299,8 @@ def compact(output: str, plan: Iterable[Unit], target_mb: int) -> Compacted:
         target_mb: The size of a table file, in MiB.
 
     Raises:
-        RunError: Another session works on the run, or it could not be compacted. The units stay
-            as they are.
+        RunError: Another session is working on the run, or it could not be compacted. The units
+            stay as they are.
     """
     with held(output, say, records_session=False) as lease:
         for part in (layout.TABLE, layout.TABLE_UNITS):
@@ -338,7 +338,7 @@ def _replace_table(
     replacement: NewRows | None,
     lease: RunLease,
 ) -> CompactedTable:
-    """Write the table files of all committed units, and make them the commit."""
+    """Write the table files of all committed units, and make them the committed data."""
     say(
         f"compacting {counted(sources.units, 'unit')} into table files of {target_mb} MB "
         "(output.target_file_mb)"
@@ -369,7 +369,8 @@ def _replace_table(
     table = compacted.table_of(output)
     if table is None:
         raise RunError(f"{path}: was deleted while the run was compacted")
-    # The rows about the units of table files have all that these files have.
+    # The summary files are no longer needed: the rows about the units of table files contain the
+    # same data.
     with contextlib.suppress(OSError):
         folder = storage.join(output, layout.SUMMARIES)
         storage.delete_all(storage.join(folder, name) for name in storage.names(folder))
@@ -382,7 +383,7 @@ def _new_id() -> str:
 
 
 def _unfinished(output: str, table: CompactedTable | None) -> str | None:
-    """Return the newest compaction that was begun and not completed."""
+    """Return the newest compaction that was started but not completed."""
     current = table.compaction.id if table is not None else None
     begun = storage.folders(storage.join(output, layout.TABLE_UNITS))
     return max((name for name in begun if name != current), default=None)
@@ -536,7 +537,7 @@ class _Writing:
         unit_row = row_of(Commit(summary, source.name, stamp))
         unit_row["id_digest"] = source.digest
         unit_row["version_digest"] = digest(source.name, stamp)
-        # A file with new rows of a retry is not the one that an ordinary compaction would write.
+        # With new rows of a retry, a file differs from the one that an ordinary compaction writes.
         unit_row["source_digest"] = 0 if is_replaced else source.version
         return _ReadUnit(source.partition, unit_row, rows.replace_schema_metadata(None))
 
@@ -557,7 +558,7 @@ class _Lookahead:
         return batch
 
     def put_back(self, sources: list[_UnitSource]) -> None:
-        """Make units the next ones again."""
+        """Put units back, so that they are the next ones again."""
         self._put_back.extendleft(reversed(sources))
 
 
@@ -566,7 +567,7 @@ class _Lookahead:
 
 
 def settle(table: CompactedTable) -> str:
-    """Bring a run's folder to its compaction. The caller holds the run.
+    """Make a run's folder match its compaction. The caller holds the lease on the run.
 
     Args:
         table: The table files of the run.
@@ -598,7 +599,7 @@ def _is_settled(committed: CommittedUnits, table: CompactedTable) -> bool:
 
 
 def _list_of(table: CompactedTable) -> bytes:
-    """Return the list of table files for other programs, a path in each line."""
+    """Return the list of table files for other programs, one path per line."""
     return "".join(f"{path}\n" for path in table.paths()).encode()
 
 

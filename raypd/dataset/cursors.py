@@ -1,8 +1,8 @@
-"""Reading files that cannot be entered in their middle, one unit after the other.
+"""Sequential reading, unit by unit, of files that cannot be read from the middle.
 
-A compressed stream, a row group, an array of JSON and a workbook have to be read from the beginning
-to get at a later row. The units of such a file usually follow on each other, so each one continues
-where the one before it ended, and every byte is read once instead of once per unit.
+To get to a later row, a compressed stream, a row group, a JSON array and a workbook have to be read
+from the beginning. The units of such a file are usually consecutive, so each one continues where
+the previous one ended, and every byte is read once instead of once per unit.
 """
 
 import sys
@@ -19,15 +19,15 @@ from raypd.dataset.formats import FORMATS, SourceRow
 from raypd.errors import InputError
 from raypd.run import Part
 
-# Open files between two units. An open row group holds its compressed columns in memory.
+# Files that stay open between two units. An open row group keeps its compressed columns in memory.
 _MAX_OPEN = 4
 _MAX_LOCKS = 1024
-# Rows that were passed over and are kept, because units do not begin exactly in their order.
+# Skipped rows that are kept, because units do not start exactly in order.
 _KEPT_ROWS = 4096
 
 
 class _Cursor:
-    """An open file, to be read from a part on.
+    """An open file, which is read from a part on.
 
     Args:
         part: The first part to read.
@@ -56,10 +56,10 @@ class _Cursor:
         return rows
 
     def _pass_over(self, count: int) -> bool:
-        """Keep the rows of units that may come later; others may have been processed before.
+        """Skip rows, and keep them, because they may belong to units that come later.
 
         Returns:
-            False if a row cannot be read. The rows behind it may be readable.
+            False if a row cannot be read. The rows after it may be readable.
         """
         try:
             for number, row in enumerate(islice(self._rows, count), self._position):
@@ -92,10 +92,10 @@ class Cursors:
         self._file_locks: OrderedDict[Hashable, threading.Lock] = OrderedDict()
 
     def rows(self, part: Part, source: InputConfig, columns: set[str | None]) -> list[SourceRow]:
-        """Return the rows of a part, whose documents are counted; raises as `Format.read` does.
+        """Return the rows of a part whose documents are counted; raises as `Format.read` does.
 
         Args:
-            part: A part of a file that `applies` says to read here.
+            part: A part for which `applies` returns True.
             source: Section `input`.
             columns: The columns that are needed.
         """
@@ -139,7 +139,7 @@ class Cursors:
 
 
 def _read_or_close(cursor: _Cursor, part: Part) -> list[SourceRow] | None:
-    """Return what `_Cursor.read` does; close the file if that is nothing, or an error."""
+    """Return the result of `_Cursor.read`; close the file if it returns None or raises an error."""
     rows = None
     try:
         rows = cursor.read(part)
@@ -150,7 +150,7 @@ def _read_or_close(cursor: _Cursor, part: Part) -> list[SourceRow] | None:
 
 
 def applies(part: Part) -> bool:
-    """Return whether a part is one of several of a file that cannot be entered in its middle."""
+    """Return whether a part is one of several of a file that cannot be read from the middle."""
     is_whole = part.bytes >= part.size
     return part.exact and not is_whole and not FORMATS[part.format].can_enter(part)
 

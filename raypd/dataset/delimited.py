@@ -1,7 +1,7 @@
-"""Records of CSV and TSV files, for planning and reading alike, by Python's csv module.
+"""Records of CSV and TSV files, for both planning and reading, by Python's csv module.
 
-A quoted field may hold line breaks, so reading can begin only at the offsets that planning has
-noted.
+A quoted field may contain line breaks, so reading can begin only at the offsets that planning
+recorded.
 """
 
 import csv
@@ -23,17 +23,17 @@ from raypd.text import counted
 
 DELIMITERS = {"csv": ",", "tsv": "\t"}
 _MARKS = ",;\t|"  # delimiters that spreadsheets write
-_HEAD_BYTES = 1 << 16  # of a file, from which its line ends are recognized
+_HEAD_BYTES = 1 << 16  # of a file, from which its line endings are detected
 # Excel's own first line, which names the delimiter.
-# A spreadsheet that saved the file again may have filled it up with delimiters.
+# A spreadsheet program that saved the file again may have padded the line with delimiters.
 _SEPARATOR = re.compile(r"""\ufeff?"?sep=([^\w"\r\n])"?[,;\t|]*\r?[\n\r]""", re.IGNORECASE)
-# A quoted field, or one whose end is not seen.
+# A quoted field, or one whose end is not in the text.
 _QUOTED = re.compile(r'"[^"]*(?:"|\Z)')
-csv.field_size_limit(sys.maxsize)  # a record has a limit of its own
+csv.field_size_limit(sys.maxsize)  # records have their own limit
 
 
 class DelimitedRecord(NamedTuple):
-    """A record that is not blank. Bytes are those of the (uncompressed) text."""
+    """A record that is not blank. Offsets and lengths count bytes of the uncompressed text."""
 
     offset: int  # of its first byte
     line: int  # on which it begins, from 1
@@ -48,14 +48,14 @@ class _Dialect:
 
     encoding: str
     delimiter: str
-    line_end: str = "\n"  # or \r, where no line ends in anything else
+    line_end: str = "\n"  # or \r, if no line ends in anything else
     declared: bool = False  # whether the file's first line names the delimiter
 
 
 def with_encoding(part: Part, source: InputConfig) -> Part:
-    """Return the part with the encoding of its file, detected where `input.encoding` is auto.
+    """Return the part with the encoding of its file, detected if `input.encoding` is auto.
 
-    Planning calls this once for each file, so that all that read it decode it alike.
+    Planning calls this once for each file, so that every reader decodes the file in the same way.
 
     Raises:
         InputError: No known encoding fits.
@@ -68,7 +68,7 @@ def with_encoding(part: Part, source: InputConfig) -> Part:
 
 
 def can_seek(part: Part, source: InputConfig) -> bool:
-    """Return whether a record can be read without all that precedes it.
+    """Return whether a record can be read without reading everything before it.
 
     Args:
         part: A planned part, whose encoding is known.
@@ -78,14 +78,14 @@ def can_seek(part: Part, source: InputConfig) -> bool:
 
 
 def _has_byte_lines(encoding: str) -> bool:
-    """Return whether the byte of a line break is always one in this encoding, as it is not in
+    """Return whether the byte of a line break always means a line break in this encoding, unlike in
     UTF-16 and EBCDIC.
     """
     return "\n".encode(encoding) == b"\n"
 
 
 def whole(part: Part, source: InputConfig) -> tuple[list[str], Iterator[DelimitedRecord]]:
-    """The columns of the header (none: empty), and all records.
+    """Return the columns of the header (empty if there is none), and all records.
 
     Raises InputError, here or at a later record.
     """
@@ -93,9 +93,10 @@ def whole(part: Part, source: InputConfig) -> tuple[list[str], Iterator[Delimite
 
 
 def table(path: str) -> Iterator[tuple[DelimitedRecord, dict[str, str]]]:
-    """Every record of a small file, and its cells by the header.
+    """Yield every record of a small file, and its cells by column name.
 
-    The encoding is detected, because spreadsheets save a file in another one than they read.
+    The encoding is detected, because spreadsheet programs may save a file in a different encoding
+    from the one in which they read it.
 
     Raises InputError, with file and line.
     """
@@ -122,12 +123,12 @@ def _opened(
 ) -> tuple[_Dialect, list[str], Iterator[DelimitedRecord]]:
     """Read a file's header.
 
-    The delimiter is the one that a first line `sep=;` names, else that of the format, else the
-    first by which the header has several columns: spreadsheets write semicolons where the comma is
-    decimal.
+    The delimiter is the one that a first line such as `sep=;` names; otherwise the usual one of the
+    format if it splits the header into several columns; otherwise the first other one that does.
+    Spreadsheet programs write semicolons where the comma is the decimal separator.
 
     Returns:
-        The dialect, the columns' names without the white space around them, and the records.
+        The dialect, the column names without surrounding white space, and the records.
     """
     encoding = with_encoding(part, source).encoding or source.encoding
     usual = DELIMITERS[part.format]
@@ -157,12 +158,12 @@ def _opened(
 
 
 def _is_filled(record: DelimitedRecord) -> bool:
-    """Return whether a record has anything but blanks; above a header there may be such ones."""
+    """Return whether a record contains more than blanks; blank records may precede a header."""
     return record.error is not None or any(field.strip() for field in record.fields)
 
 
 def ranged(part: Part, source: InputConfig) -> tuple[list[str], Iterator[DelimitedRecord]]:
-    """The columns of a file, and the records whose first byte lies in the part's range.
+    """Return the columns of a file, and the records whose first byte is in the part's range.
 
     Raises as `whole` does.
     """
@@ -184,7 +185,7 @@ def _records(
         source: Section `input`.
         offset: Of the first record's first byte.
         line: The number of the line there, from 1.
-        dialect: At offset 0 it takes the line ends and the delimiter that the file itself shows.
+        dialect: At offset 0, the line endings and the delimiter found in the file are set in it.
     """
     with open_lines(part.path, part.compression, offset, part.version) as file:
         if offset == 0:
@@ -223,9 +224,9 @@ def _records(
 
 
 def _look_at_head(file: BinaryIO, dialect: _Dialect) -> None:
-    """Put the line ends, and a delimiter that the first line names, into the dialect."""
+    """Set the line endings of a dialect, and its delimiter if the first line names one."""
     head = file.peek(_HEAD_BYTES)[:_HEAD_BYTES].decode(dialect.encoding, "replace")  # type: ignore[attr-defined]
-    # A line break may lie in a quoted field, and a half of \r\n at the end of the head.
+    # A line break may be inside a quoted field, and the head may end between \r and \n.
     for text in (head, _QUOTED.sub("", head)):
         if "\r" in text.rstrip("\r") and "\n" not in text:
             dialect.line_end = "\r"
@@ -252,14 +253,14 @@ class _RecordLines:
         self._document_limit = source.max_document_bytes
         self._limit = line_limit(source.max_document_bytes)
         self._text: io.TextIOWrapper | None = None
-        # Lines that a file of bytes cannot split are split as text, and become bytes again in the
-        # encoding of `_text_bytes`.
+        # Lines that cannot be split as bytes are split as text, and are encoded again in the
+        # encoding `_text_bytes`.
         self._text_bytes = "utf-8"
         if not _has_byte_lines(dialect.encoding):
             self._text = io.TextIOWrapper(file, dialect.encoding, newline=dialect.line_end)
             self._encoding = "utf-8"
         elif dialect.line_end != "\n":
-            # As Latin-1 every byte stays what it is.
+            # Latin-1 maps every byte to one character, so no byte changes.
             self._text = io.TextIOWrapper(file, "latin-1", newline=dialect.line_end)
             self._text_bytes = "latin-1"
         self.begin_record()

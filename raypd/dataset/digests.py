@@ -1,4 +1,4 @@
-"""Ids of units as digests of 64 bits, as few as a run with billions of units needs."""
+"""Ids of units as 64-bit digests, which are long enough for a run with billions of units."""
 
 import hashlib
 from collections.abc import Iterable
@@ -20,7 +20,7 @@ def digest(*texts: str) -> int:
 
 
 class DigestSet:
-    """A set of digests that takes 8 bytes for each.
+    """A set of digests that takes 8 bytes per digest.
 
     Args:
         digests: The digests, in any order.
@@ -33,7 +33,7 @@ class DigestSet:
         return len(self.sorted)
 
     def positions(self, digests: np.ndarray) -> np.ndarray:
-        """Return where digests [n] stand in the set [n]; -1 for those that are not in it."""
+        """Return the positions [n] of digests [n] in the set; -1 for those that are not in it."""
         if not len(self.sorted):
             return np.full(len(digests), -1)
         positions = np.searchsorted(self.sorted, digests)

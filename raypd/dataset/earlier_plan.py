@@ -1,8 +1,8 @@
-"""What an earlier session has planned, compared with the input as it is now.
+"""The plan of an earlier session, compared with the input as it is now.
 
-The listing lies in a small database on this machine's disk, so that memory does not grow with the
-number of files. It is SQLite, because each file of the earlier plan is looked up by its name, one
-after the other: DuckDB, which compares whole tables in `verify`, takes 80 times as long for that.
+The listing is in a small database on this machine's disk, so that memory does not grow with the
+number of files. It is SQLite, because the files of the earlier plan are looked up by name, one at a
+time: DuckDB, which compares whole tables in `verify`, takes 80 times as long for that.
 """
 
 import hashlib
@@ -43,7 +43,7 @@ class Listing:
         # If the digest is the same, no file has changed.
         self.digest = digest.hexdigest()
         self.objects: int = self._database.execute("SELECT count(*) FROM now").fetchone()[0]
-        # The parts of a file follow on each other, so the last answer is often asked for again.
+        # The parts of a file are consecutive, so the last result is often asked for again.
         self._last_name: str | None = None
         self._last_object: InputObject | None = None
         self._changed_files = 0
@@ -75,7 +75,7 @@ class Listing:
             self._examples.append(description)
 
     def changes(self) -> str:
-        """Return in words which of the files that were looked for are gone or were replaced."""
+        """Return a description of the files that were looked up but are gone or were replaced."""
         text = ", ".join(self._examples)
         if self._changed_files > _MAX_EXAMPLES:
             text += f", and {self._changed_files - _MAX_EXAMPLES} more"
@@ -99,19 +99,19 @@ def _is_same(part: Part, item: InputObject) -> bool:
         return False
     if part.stamp == item.stamp or storage.is_remote(item.path):
         return part.stamp == item.stamp
-    # A local file that was copied or touched has another stamp, and may have the same content.
+    # A local file that was copied or touched has another stamp but may have the same content.
     try:
         return part.version == storage.version(item.path)
     except OSError as error:
         outage = storage.outage(error, item.path)
         if outage is not None:
             raise outage from None
-        # Planning looks into the file and says what is wrong.
+        # Planning inspects the file and reports what is wrong.
         return False
 
 
 def add_to_digest(files: Iterable[InputObject], digest: "hashlib._Hash") -> Iterator[InputObject]:
-    """Yield the files, each after adding all that is known of it to the digest."""
+    """Yield the files, each after everything known about it was added to the digest."""
     for item in files:
         digest.update("\0".join(map(str, item)).encode() + b"\n")
         yield item
@@ -125,7 +125,7 @@ def unchanged_units(plan: Plan, listing: Listing, alone: set[str]) -> Iterator[U
     Args:
         plan: The earlier plan.
         listing: The input as it is now.
-        alone: Names of files that may share no unit; a unit that they share is left out.
+        alone: Names of files that must not share a unit; units in which they do are left out.
     """
     last_kept: str | None = None
     for unit in plan.all():

@@ -23,18 +23,18 @@ _MARKS = {
     codecs.BOM_UTF16_LE: "utf-16",
     codecs.BOM_UTF16_BE: "utf-16",
 }
-# A text with so many valid characters for each invalid one is damaged UTF-8 and has no other
-# encoding.
+# A text with at least this many valid characters per invalid one is damaged UTF-8 rather than text
+# in another encoding.
 _DAMAGED = 4
-# How much worse Western European may fit than the best guess. Most texts in it make sense as
-# Central European, too.
+# How much worse a Western European encoding may fit than the best guess. Most texts in it also make
+# sense in a Central European one.
 _TOLERANCE = 0.02
 
 
 def detect(file: BinaryIO) -> str:
     """Return the name of a file's encoding; the whole file is read, in bounded memory.
 
-    UTF-8, also with some damaged characters, and a byte order mark are recognized for certain; any
+    UTF-8, even with some damaged characters, and byte order marks are recognized reliably; any
     other encoding is the best guess of charset-normalizer.
 
     Raises:
@@ -68,7 +68,7 @@ def detect(file: BinaryIO) -> str:
 
 
 def _unicode_of(head: bytes) -> str | None:
-    """Return the encoding that a byte order mark or the zero bytes of UTF-16 give away."""
+    """Return the encoding that a byte order mark or the zero bytes of UTF-16 indicate."""
     for mark, name in _MARKS.items():
         if head.startswith(mark):
             return name
@@ -81,7 +81,7 @@ def _unicode_of(head: bytes) -> str | None:
 
 
 def _foreign_lines(chunk: bytes) -> bytes:
-    """Return the lines that have characters beyond ASCII: the others tell nothing."""
+    """Return the lines with characters beyond ASCII; the others fit any encoding."""
     lines = chunk.replace(b"\r", b"\n").split(b"\n")
     return b"".join(line + b"\n" for line in lines if not line.isascii())
 
@@ -98,7 +98,8 @@ def _guessed(sample: bytes) -> str:
         return best.encoding
     if western.chaos > best.chaos + _TOLERANCE or western.coherence < best.coherence - _TOLERANCE:
         return best.encoding
-    # Turkish differs from Western European in six letters, which only the language tells.
+    # The Turkish and the Western European code page differ in six letters, so only the language
+    # can decide between them.
     turkish = _match(matches, "cp1254")
     if turkish is not None and turkish.coherence > western.coherence:
         return "cp1254"

@@ -1,4 +1,4 @@
-"""Looking into one file of the input: whether it can be read, and the parts that it is cut into."""
+"""Inspects one file of the input: whether it can be read, and the parts that it is cut into."""
 
 import contextlib
 import threading
@@ -21,10 +21,10 @@ _one_large_window = threading.Lock()
 
 @dataclass
 class Inspected:
-    """A file that was looked into."""
+    """A file that was inspected."""
 
     object: InputObject
-    # Made as they are asked for. A damaged file has a single part without documents.
+    # Made on demand. A damaged file has a single part without documents.
     parts: Iterator[Part]
     columns: SeenColumns | None = None
     damaged: str | None = None  # why it cannot be read
@@ -33,7 +33,7 @@ class Inspected:
 def inspect(
     item: InputObject, source: InputConfig, cluster: ClusterConfig, columns: WantedColumns
 ) -> Inspected:
-    """Look into a file; the result says what is wrong with it.
+    """Inspect a file; the result says what is wrong with it, if anything.
 
     Args:
         item: The file.
@@ -42,7 +42,7 @@ def inspect(
         columns: The columns that the file must have.
 
     Raises:
-        storage.Unavailable: The storage is out of reach, so nothing is known of the file.
+        storage.Unavailable: The storage is out of reach, so nothing is known about the file.
     """
     format = FORMATS[item.format]
     try:
@@ -68,7 +68,7 @@ def inspect(
 
 
 def _with_partition_keys(columns: list[str], name: str) -> list[str]:
-    """Return a file's columns, each once, and those that the folders in its name give."""
+    """Return a file's columns and those that the folders in its name give, each once."""
     names = dict.fromkeys(column.strip() for column in columns)
     names.update(dict.fromkeys(partition_keys(name)))
     return list(names)

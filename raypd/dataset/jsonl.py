@@ -1,4 +1,4 @@
-"""Lines of files, plain or compressed. Planning and reading both count them here, and so alike."""
+"""Lines of files, plain or compressed. Planning and reading both use it, so they count alike."""
 
 import gzip
 import io
@@ -14,24 +14,24 @@ from raypd import storage
 from raypd.errors import InputError
 from raypd.run import Part
 
-_SKIP = 1 << 20  # bytes that are read at once of a line that is passed over
-_FRAME_HEADER_BYTES = 18  # the header of a zstd frame is no longer
+_SKIP = 1 << 20  # bytes of a skipped line that are read at a time
+_FRAME_HEADER_BYTES = 18  # the header of a zstd frame is no longer than this
 LARGE_WINDOW = 1 << 27  # bytes; Arrow reads no frame with a larger window
 _MAX_WINDOW = 1 << 31  # bytes: `zstd --long=31`
-# Compressed bytes that are decompressed at once: few of them may stand for very many.
+# Compressed bytes that are decompressed at a time: a few of them may expand to very many.
 _COMPRESSED_BYTES = 1 << 12
 _BUFFER_BYTES = 1 << 20
 _LARGE_WINDOW_ERROR = "too much memory"  # in zstd's own message about a window
 # Raised for a file that is cut short or damaged, or cannot be reached.
 UNREADABLE = (EOFError, zlib.error, OSError)
 BOM = b"\xef\xbb\xbf"
-# Bytes of blank lines in a row in a compressed file, which stores a thousandth of them. It is not a
-# limit of time, because a slow store must not make a file unreadable.
+# Bytes of consecutive blank lines that a compressed file may have, which it stores in a thousandth
+# of their size. It is not a time limit, because slow storage must not make a file unreadable.
 BLANK_LIMIT = 8 << 20
 
 
 def line_limit(max_document_bytes: int) -> int:
-    """Return the bytes of a line, or of a record of CSV, beyond which it is not parsed.
+    """Return the size in bytes above which a line, or a record of CSV, is not parsed.
 
     The limit leaves room for escapes and for columns that are not read.
     """
@@ -41,7 +41,7 @@ def line_limit(max_document_bytes: int) -> int:
 class Line(NamedTuple):
     """A line that is not blank."""
 
-    number: int  # from 1, with the blank ones
+    number: int  # from 1, counting blank lines
     offset: int  # of its first byte in the (uncompressed) file
     length: int  # bytes
     data: bytes | None  # None above the limit
@@ -56,7 +56,7 @@ def open_lines(
         path: The file.
         compression: "gz", "zst" or None.
         offset: The byte to start from; 0 for a compressed file.
-        version: The only version to read; None reads whichever version is there.
+        version: The only version to read; None reads any version.
 
     Raises:
         storage.Changed: Here or while reading, if the file is no longer that version.
@@ -79,10 +79,10 @@ def window_bytes(raw: BinaryIO) -> int:
     """Return the memory that the zstd frame at the beginning of a file needs for its window.
 
     Args:
-        raw: The compressed file, at its beginning, where it stays.
+        raw: The compressed file, at its beginning; its position does not change.
 
     Returns:
-        Bytes; 0 where no frame begins there.
+        Bytes; 0 if no frame begins there.
     """
     head = raw.peek(_FRAME_HEADER_BYTES)[:_FRAME_HEADER_BYTES]  # type: ignore[attr-defined]
     try:
@@ -124,7 +124,7 @@ class _LargeWindowFrames(io.RawIOBase):
         self._compressed = b""
         self._data = memoryview(b"")
         self._frame = self._new_frame()
-        self._is_in_frame = False  # whether the frame has got bytes
+        self._is_in_frame = False  # whether the frame has received bytes
 
     @staticmethod
     def _new_frame() -> Any:
@@ -166,14 +166,14 @@ class _LargeWindowFrames(io.RawIOBase):
 
 
 def lines_of_range(file: BinaryIO, limit: int, start: int, end: int) -> Iterator[Line]:
-    """Yield the lines whose first byte lies in a range, numbered from the first of them.
+    """Yield the lines whose first byte is in a range, numbered from the first of them.
 
     Args:
         file: Opened at max(0, start - 1), because a line begins at `start` if the byte before it
             ends one.
         limit: Bytes of a line beyond which its text is left out.
         start: First byte of the range.
-        end: The byte behind the range.
+        end: The offset after the range.
     """
     offset = start
     if start > 0:
@@ -185,7 +185,7 @@ def lines_of_range(file: BinaryIO, limit: int, start: int, end: int) -> Iterator
 
 
 def _next_line_start(file: BinaryIO, offset: int, end: int) -> int | None:
-    """Read up to the next line break and return the offset behind it; None if none is before `end`.
+    """Read up to the next line break and return the offset after it; None if `end` comes first.
 
     Args:
         file: Opened at `offset`.
@@ -206,7 +206,7 @@ def packed_lines(file: BinaryIO, limit: int) -> Iterator[Line]:
     """Yield `lines` of a compressed file.
 
     Raises:
-        InputError: More than BLANK_LIMIT bytes of blank lines follow on each other.
+        InputError: There are more than BLANK_LIMIT bytes of consecutive blank lines.
     """
     return lines(file, limit, blank_limit=BLANK_LIMIT)
 
@@ -229,10 +229,10 @@ def lines(
         limit: Bytes of a line beyond which its text is left out.
         offset: The byte to start from.
         end: Lines that begin here or later are not read; None reads all.
-        blank_limit: Bytes of blank lines that may follow on each other; None for any number.
+        blank_limit: Bytes of consecutive blank lines that are allowed; None for any number.
 
     Raises:
-        InputError: More than `blank_limit` bytes of blank lines follow on each other.
+        InputError: There are more than `blank_limit` bytes of consecutive blank lines.
     """
     number = 1
     blank_bytes = 0

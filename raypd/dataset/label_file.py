@@ -1,6 +1,6 @@
 """A small file of labels: JSON Lines (.gz, .zst), JSON, a CSV, a workbook or Parquet.
 
-It has the documents' columns too, or ids alone.
+It contains the documents' columns, too, or only their ids.
 """
 
 from collections.abc import Collection, Iterator, Mapping
@@ -20,7 +20,7 @@ from raypd.errors import InputError, raised_as
 from raypd.tasks import parse_json, plain_value
 from raypd.text import id_text, is_formula
 
-# Ends of names that tell a file of labels from a run's folder.
+# File extensions that distinguish a file of labels from a run's folder.
 LABEL_ENDINGS = (".jsonl", ".json", ".csv", ".tsv", ".parquet", *EXCEL)
 _UNREADABLE = (*jsonl.UNREADABLE, InputError, pa.ArrowException)
 _BATCH_ROWS = 1024
@@ -33,7 +33,7 @@ LEAST_SURE = "least sure"
 AT_RANDOM = "at random"
 # Statuses of an answer that is neither a value nor null.
 UNREAD = ("ambiguous", "invalid", "truncated", "unsure")
-# Columns that a file of `raypd export` has beside the attributes.
+# Columns that a file of `raypd export` has besides the attributes.
 _EXPORT_COLUMNS = {"source", "row", "status", "error"}
 
 
@@ -50,12 +50,12 @@ def label_rows(
 
     Args:
         path: The file.
-        id_column: The column of the id. Without it the column `id` counts, and without this the
-            name of the file and the row's position, as a run numbers documents.
-        only_objects: Whether a row that is no object is an error.
+        id_column: The column of the id. If it is None, the id is in the column `id`; without that
+        column it is the name of the file and the row's position, as in a run's default ids.
+        only_objects: Whether a row that is not an object is an error.
 
     Raises:
-        InputError: The file cannot be read, or a row is no object.
+        InputError: The file cannot be read, or a row is not an object.
     """
     for line, default_id, row in _reviewed(_rows(path)):
         if not isinstance(row, dict):
@@ -86,7 +86,7 @@ def columns_of(path: str) -> list[str]:
 
 
 def unused_columns(path: str, used: Collection[str | None]) -> list[str]:
-    """Return the columns of a file of labels that hold neither labels nor anything else known.
+    """Return the columns of a file of labels that contain neither labels nor anything else known.
 
     Args:
         path: The file.
@@ -118,7 +118,7 @@ def about_ids(path: str, id_column: str | None) -> str:
 
 
 def _reviewed(rows: Iterator["_LabelRow"]) -> Iterator["_LabelRow"]:
-    """Yield rows; those of a file of `raypd review`, one a value, become one a document.
+    """Yield rows; in a file of `raypd review`, the rows of a document's values become one row.
 
     Documents that nobody reviewed are left out (`was_reviewed`), and so are values that a review
     left open (`was_left_open`).
@@ -161,8 +161,8 @@ def _reviewed(rows: Iterator["_LabelRow"]) -> Iterator["_LabelRow"]:
 def was_reviewed(cells: Mapping[str, Any]) -> bool:
     """Return whether a line of a file of `raypd review` shows that a person looked at it.
 
-    It was marked in the column `reviewed`, or its value was changed. A file without that column is
-    one that the page of an earlier version saved, which holds reviewed documents alone.
+    It was marked in the column `reviewed`, or its value was changed. A file without that column was
+    saved by the page of an earlier version and contains only reviewed documents.
 
     Args:
         cells: The cells of the line, by column.
@@ -175,11 +175,11 @@ def was_reviewed(cells: Mapping[str, Any]) -> bool:
 def was_left_open(cells: Mapping[str, Any]) -> bool:
     """Return whether a line of a file of `raypd review` gives no label, not even null.
 
-    The answer could not be read as a value, and nobody wrote a value, or `null`, in its place.
+    The answer could not be read as a value, and nobody replaced it with a value or `null`.
 
     Args:
-        cells: The cells of the line, by column. A file without the column `status` is one of an
-            earlier version, whose empty values are null.
+        cells: The cells of the line, by column. A file without the column `status` is from an
+            earlier version, in which empty values are null.
     """
     if cells.get("status") not in UNREAD:
         return False
@@ -187,10 +187,10 @@ def was_left_open(cells: Mapping[str, Any]) -> bool:
 
 
 def without_documents(path: str, texts: Collection[str], id_column: str | None) -> bool:
-    """Return whether a file has labels by ids alone, as its first row shows.
+    """Return whether a file of labels has ids but no texts, judging by its first row.
 
     Args:
-        path: The file; anything else is no file of labels.
+        path: The file; False is returned for anything that is not a file of labels.
         texts: The columns of text of a document.
         id_column: The column of the id.
     """
@@ -204,7 +204,7 @@ def without_documents(path: str, texts: Collection[str], id_column: str | None) 
 
 
 def _rows(path: str) -> Iterator[_LabelRow]:
-    # If there is no such file, the error names one that is nearly called so.
+    # If there is no such file, the error suggests one with a similar name.
     next(storage.find(path))
     root = storage.absolute(path)
     name = root.rpartition("/")[2]
@@ -220,7 +220,7 @@ def _rows(path: str) -> Iterator[_LabelRow]:
 
 
 def _without_quote(cell: str) -> str:
-    """Return a cell without the quote that keeps a spreadsheet from running it as a formula."""
+    """Return a cell without the quote that keeps a spreadsheet from evaluating it as a formula."""
     if cell.startswith("'") and (is_formula(cell[1:]) or cell[1:2] in ("+", "-", "'")):
         return cell[1:]
     return cell

@@ -1,4 +1,4 @@
-"""The files of the input as a stream: what format each has, and under which name it is known."""
+"""The files of the input as a stream, each with its format and name."""
 
 import os
 import re
@@ -17,9 +17,9 @@ from raypd.storage import literal
 from raypd.text import counted
 
 _NULL = "__HIVE_DEFAULT_PARTITION__"
-# Hugging Face writes such files beside a saved dataset.
+# Hugging Face writes such files next to a saved dataset.
 _CACHE = re.compile(r"(?:.*/)?cache-[0-9a-f]{16}[^/]*\.arrow")
-# Ends a name that is told apart by its root's number.
+# The end of a name that is made unique by the number of its root.
 _ROOT_NUMBER = re.compile(r"#\d+$")
 
 
@@ -27,9 +27,9 @@ class InputObject(NamedTuple):
     """A file of the input."""
 
     path: str
-    name: str  # differs from all others', and is the same wherever the input lies
+    name: str  # unique, and the same wherever the input is
     size: int  # bytes
-    stamp: str  # see storage.Object: by it a later session recognizes the file
+    stamp: str  # see storage.Object; a later session recognizes the file by it
     format: str  # see `formats.FORMATS`
     compression: str | None  # "gz", "zst" or None
 
@@ -39,15 +39,15 @@ class InputObject(NamedTuple):
 
 
 def objects(source: InputConfig, left_out: LeftOut | None = None) -> Iterator[InputObject]:
-    """Yield the files of the input, each once, by root and name.
+    """Yield the files of the input, each once, in order of root and name.
 
     Args:
         source: Section `input` of a configuration; a table has its version.
-        left_out: Collects the files that are not yielded. Of a table only its version's files
-            count, so files of other versions are not among them.
+        left_out: Collects the files that are not yielded. The files of other versions of a table
+            are not among them.
 
     Raises:
-        InputError: A root holds nothing that can be read.
+        InputError: A root contains nothing that can be read.
     """
     if left_out is None:
         left_out = LeftOut()
@@ -55,7 +55,7 @@ def objects(source: InputConfig, left_out: LeftOut | None = None) -> Iterator[In
         yield from _table_objects(source)
         return
     roots = [source.path] if isinstance(source.path, str) else source.path
-    # Kept only where one root can hold what another one does.
+    # Kept only if roots may overlap.
     path_hashes: set[int] = set()
     for number, root in enumerate(roots):
         is_repeated = _overlaps(root, roots[:number])
@@ -152,14 +152,14 @@ def _input_object(
     except UnicodeEncodeError:
         raise InputError(f"{item.path!a}: the name is not UTF-8; rename the file") from None
     name = item.name
-    # The root's number tells apart files of one name in several roots.
+    # The root's number distinguishes files with the same name in several roots.
     if root_number or _ROOT_NUMBER.search(name):
         name = f"{name}#{root_number + 1}"
     return InputObject(item.path, name, item.size, item.stamp, format.name, compression)
 
 
 def _overlaps(root: str, other_roots: list[str]) -> bool:
-    """Return whether one of the other roots may hold files of this one."""
+    """Return whether one of the other roots may contain files of this one."""
     start = literal(storage.absolute(root))
     for other_root in other_roots:
         other_start = literal(storage.absolute(other_root))
@@ -185,7 +185,7 @@ def _reason(name: str, setting: str) -> str:
 
 
 def _unsupported(path: str, setting: str) -> str:
-    """Return the message about a file whose name tells no format.
+    """Return the message about a file whose name does not show its format.
 
     Args:
         path: The file.
@@ -208,13 +208,13 @@ def _unsupported(path: str, setting: str) -> str:
 
 
 def partition_keys(name: str) -> dict[str, str | None]:
-    """Return the columns that a file's folders give, as Hive names them.
+    """Return the columns that a file's folders give in Hive's naming.
 
     Args:
-        name: Such as "country=DE/part-0.parquet".
+        name: The file's name, such as "country=DE/part-0.parquet".
 
     Returns:
-        Such as {"country": "DE"}.
+        The values by column, such as {"country": "DE"}.
     """
     columns: dict[str, str | None] = {}
     for folder in name.split("/")[:-1]:

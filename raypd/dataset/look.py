@@ -1,4 +1,4 @@
-"""A look at the first rows of data: which columns hold the id and the texts, and the format."""
+"""A look at the first rows of data: which columns contain the id and the texts, and the format."""
 
 import contextlib
 import itertools
@@ -34,18 +34,18 @@ __all__ = [
     "look_for_columns",
 ]
 
-# Rows that are looked at, at most.
+# The most rows that are looked at.
 MOST_ROWS = 500
 _MOST_FILES = 1000  # of a folder, whose sizes tell which format is meant
-# Keys of the objects in one column that are columns of their own.
+# The most keys of the objects in one column that become columns.
 _MOST_KEYS = 50
 _MAX_SHOWN = 8  # columns in a message
 _MOST_LISTED = 10_000  # files that are listed to say which are read and which are left out
 # A column is one of HTML if at least this share of its texts has tags.
 _HTML_SHARE = 0.5
-# A column whose texts are shorter on average holds names, codes or dates.
+# A column whose texts are shorter on average contains names, codes or dates.
 _TEXT_CHARACTERS = 20.0
-# Names of columns that may hold the id, the best first: `id`, names of well-known identifiers,
+# Names of columns that may contain the id, the best first: `id`, names of well-known identifiers,
 # names that end in "id" or "number", and last the address of a document.
 _ID_NAMES = (
     re.compile(r"_?id|uuid|guid", re.IGNORECASE),
@@ -57,13 +57,14 @@ _ID_NAMES = (
     re.compile(r".+[ _-](no|nr|number|num|code|ref)|(number|nr|no|ref|code)", re.IGNORECASE),
     re.compile(r"url|uri|link|path|file_?name", re.IGNORECASE),
 )
-# Texts that tables have in place of nothing.
+# Texts that tables use for missing values.
 _MISSING = frozenset({"", "-", "--", "?", "na", "n/a", "n.a.", "nan", "none", "null", "nil"})
-# A column in which at least this share of the texts are addresses, hashes or codes is no text.
+# A column in which at least this share of the texts are addresses, hashes or codes is not text.
 _CODE_SHARE = 0.8
 # A code with a letter and a digit, such as T0001, but neither an address nor a date.
 _ID_CODE = re.compile(r"(?!\d{4}-\d\d-)(?=.*[A-Za-z])(?=.*\d)[\w.#/-]+", re.ASCII)
-# Unique codes may name documents, whatever their column is called, if there are so many of them.
+# Unique codes may identify documents, whatever their column is called, if there are at least this
+# many.
 _CODES_NEEDED = 10
 # Columns of these names are read, however short their texts are.
 _TITLE = re.compile(r"((product|item|document)[ _]?)?(title|name|subject|headline)", re.IGNORECASE)
@@ -71,7 +72,7 @@ _TAG = re.compile(r"</\w+>|<(br|p|li|img|hr)\b[^>]*>", re.IGNORECASE)  # of HTML
 # Numbers, dates, true and false.
 _NO_TEXT = re.compile(r"[-+\d\s.,:/%TZ]*|true|false", re.IGNORECASE)
 # Addresses, hashes, file names and codes: a word with a digit or of many characters, in ASCII,
-# because some languages write no blanks.
+# because some languages are written without spaces.
 _CODE = re.compile(r"\w+://\S+|www\.\S+|\S+@\S+|[!-~]*\d[!-~]*|[!-~]{25,}", re.ASCII)
 
 
@@ -88,8 +89,8 @@ class _ColumnTexts:
 class _Column:
     """The first values of a column."""
 
-    texts: _ColumnTexts | None  # None without text
-    is_unique: bool = False  # no value is missing, and none is there twice
+    texts: _ColumnTexts | None  # None if the column has no text
+    is_unique: bool = False  # no value is missing or repeated
     has_codes: bool = False  # all values are codes such as T0001, in enough rows
 
 
@@ -108,7 +109,7 @@ class Look:
     columns: list[str]
     id_column: str | None
     texts: list[str]  # columns of text
-    html: list[str]  # columns that hold HTML
+    html: list[str]  # columns that contain HTML
     left_out: str = ""  # the files that are not read, in words
     files: str = ""  # the files that are read, in words, if each is a document
     # Columns of text that are not read because they are named like an attribute.
@@ -123,13 +124,13 @@ def describe(
     files: str = "",
     label_texts: Container[str] = (),
 ) -> str:
-    """Return in words what is read, and which of the columns are not.
+    """Return a description of what is read and of the columns that are not.
 
     Args:
         texts: The columns that make up a document.
         id_column: The column of the id; None numbers the documents.
         columns: All columns of the data.
-        html: The columns that hold HTML.
+        html: The columns that contain HTML.
         files: The files in words, if each is a document.
         label_texts: Columns of text that are named like an attribute.
     """
@@ -173,7 +174,7 @@ def look(data: str, source: InputConfig | None = None, labels: Container[str] = 
     Args:
         data: A file, a folder or a glob.
         source: Section `input`, for how the data is read; None for the defaults.
-        labels: Columns that hold what is to be extracted. They are not read if there are others.
+        labels: Columns that contain what is to be extracted. They are not read if there are others.
 
     Raises:
         InputError: There is no such data, or no text in it.
@@ -198,7 +199,7 @@ def look(data: str, source: InputConfig | None = None, labels: Container[str] = 
 
 
 def _files(source: InputConfig) -> tuple[str, str]:
-    """Return the files of a folder in words: those that are read, and those that are not.
+    """Return descriptions of the files of a folder that are read, and of those that are not.
 
     The second is "" if all are read.
     """
@@ -252,7 +253,7 @@ def _choose(data: str, setting: str | None, columns: _Columns, labels: Container
             codes.append(name)
         if texts.html_share >= _HTML_SHARE:
             html_columns.append(name)
-    # Codes are read only where there is nothing else.
+    # Codes are read only if there is nothing else.
     if lengths.keys() - {*codes}:
         for name in codes:
             lengths.pop(name, None)
@@ -274,7 +275,7 @@ def _choose(data: str, setting: str | None, columns: _Columns, labels: Container
 
 
 def _id_column(columns: _Columns, labels: Container[str]) -> str | None:
-    """Return the column that names each document, or None."""
+    """Return the column that identifies each document, or None."""
     for pattern in _ID_NAMES:
         for name, column in columns.items():
             if pattern.fullmatch(name) and column.is_unique:
@@ -293,25 +294,25 @@ def look_for_columns(
     rows: Iterable[Row] | None = None,
     origin: str = COMMAND_LINE,
 ) -> None:
-    """Put the columns of data, and its format, into the configuration of an extraction.
+    """Set the columns and the format of data in the configuration of an extraction.
 
-    Only keys that the configuration and the overrides leave open are changed, and only if the data
-    lacks the default columns. What is chosen is said.
+    Only keys that the configuration and the overrides leave unset are changed, and only if the data
+    lacks the default columns. The user is told what was chosen.
 
     Args:
         path: The data.
         tree: The configuration as a tree, which is changed.
         overrides: Settings such as "input.id_column=null".
-        say: Tells the user a line.
+        say: Is called with lines for the user.
         rows: The first rows of a table in memory; None looks at the files of `path`.
         origin: Where the overrides were given, for messages.
 
     Raises:
         ConfigError: The configuration is not valid.
         StorageError: The storage cannot be reached.
-        InputError: The table in memory has no text. Of files, the run says what is wrong.
+        InputError: The table in memory has no text. For files, the run says what is wrong.
     """
-    # Which columns hold text is not known yet, and those of HTML must be among them.
+    # It is not known yet which columns contain text, and the HTML columns must be among them.
     without_html = [*overrides, "input.html_columns=[]"]
     config = make_config({**tree, "input": {**tree["input"], "path": path}}, without_html, origin)
     storage.configure(config.storage)
@@ -359,10 +360,10 @@ def _first_of_table(data: str, root: str, table_kind: str) -> InputObject:
 
 
 def _first_file(source: InputConfig) -> InputObject:
-    """Return the first file that is read: of rows, or of the format that most of the data has.
+    """Return the first file that is read: one of rows, or of the format that most of the data has.
 
     Raises:
-        InputError: There is none.
+        InputError: There is no such file.
     """
     settings = ["auto"]
     if source.format == "auto" and isinstance(source.path, str):
@@ -382,8 +383,8 @@ def _first_file(source: InputConfig) -> InputObject:
 def _settings_by_bytes(root: str, ocr: bool) -> list[str]:
     """Return the values of `input.format` that may read some data, the most likely one first.
 
-    A folder of documents may hold a small table, and one of tables a file that explains them. The
-    first files tell, by their bytes, which of the two it is.
+    A folder of documents may contain a small table, and a folder of tables a file that explains
+    them. The sizes of the first files show which of the two it is.
     """
     sizes = dict.fromkeys(["auto", *settings_by_ending()], 0)
     detectors = {setting: Detector(setting, ocr) for setting in sizes}
@@ -441,7 +442,7 @@ def _columns_of_rows(rows: Iterable[Row]) -> _Columns:
         column.has_codes = are_codes and len(values) >= _CODES_NEEDED
         columns[name] = column
     for name in list(columns):
-        # Parquet names all columns first, also those that hold objects.
+        # Parquet names all columns first, including those that contain objects.
         has_keys = any(other.startswith(f"{name}.") for other in columns)
         if has_keys and columns[name].texts is None:
             del columns[name]
@@ -449,9 +450,9 @@ def _columns_of_rows(rows: Iterable[Row]) -> _Columns:
 
 
 def _flat(row: Row) -> Iterator[tuple[str, object]]:
-    """Yield the columns of a row, and in place of a column with an object the keys inside of it.
+    """Yield the columns of a row, and instead of a column with an object the keys inside it.
 
-    An object with very many keys is no record but a mapping, and is yielded as it is.
+    An object with very many keys is a mapping rather than a record, and is yielded unchanged.
     """
     for name, value in row.items():
         inner = list(names_in_row({name: value}))[1:]
@@ -465,5 +466,5 @@ def _flat(row: Row) -> Iterator[tuple[str, object]]:
 
 
 def _is_missing(value: object) -> bool:
-    """Return whether a cell holds nothing, also as tables write that ("NA", "-")."""
+    """Return whether a cell is empty, or has a text for a missing value ("NA", "-")."""
     return value is None or (isinstance(value, str) and value.strip().casefold() in _MISSING)

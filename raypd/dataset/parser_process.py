@@ -1,7 +1,7 @@
-"""Reads files of foreign formats in processes of their own, with limits on time and memory.
+"""Reads files in foreign formats in separate processes, with limits on time and memory.
 
-The parsers of HTML, PDF, files of offices and mail can be made to run for hours, to ask for all
-memory or to abort. In a process of its own that costs one document, or one object of the input.
+The parsers of HTML, PDF, office files and email can be made to run for hours, to ask for all memory
+or to abort. In a separate process, that costs only one document, or one object of the input.
 """
 
 import atexit
@@ -15,9 +15,9 @@ import threading
 from pathlib import Path
 from typing import Any
 
-# The folder that holds raypd, for the process.
+# The folder that contains raypd, for the process.
 _ROOT = str(Path(__file__).parents[2])
-# CPU seconds for a file, so that a busy machine refuses no file.
+# CPU seconds for a file, so that no file is refused because the machine is busy.
 SECONDS = {
     "html": 10,
     "xml": 10,
@@ -45,8 +45,8 @@ _NAMES = {
     "ocr": "a scanned page",
 }
 _MEMORY = 2 << 30  # bytes of address space of a process
-_IDLE_MEMORY = 256 << 20  # bytes; a process that still holds more after its answer ends
-# The same of a process that recognizes scans, whose models stay loaded.
+_IDLE_MEMORY = 256 << 20  # bytes; a process that still uses more after its answer ends
+# The same for a process that recognizes scans, whose models stay loaded.
 _OCR_MEMORY = 4 << 30
 _OCR_IDLE_MEMORY = 2 << 30
 _WALL_SECONDS = 900.0  # a process that makes no progress
@@ -54,12 +54,12 @@ _MAX_PROCESSES = max(1, os.cpu_count() or 1)
 
 
 def parse(kind: str, data: bytes, limit: int = 0, page: int = 0) -> bytes:
-    """Parse a file in a process of its own.
+    """Parse a file in a separate process.
 
     Args:
         kind: What the file is, a key of SECONDS.
         data: The file; HTML as UTF-8.
-        limit: Bytes that a zipped file may have when it is unpacked.
+        limit: Bytes that a zipped file may have when unpacked.
         page: The page to recognize ("ocr"), from 0.
 
     Returns:
@@ -78,7 +78,7 @@ def parse(kind: str, data: bytes, limit: int = 0, page: int = 0) -> bytes:
         except _ProcessEnded:
             _end(process)
             raise ValueError(_reason(kind, process.returncode)) from None
-        except BaseException:  # such as Ctrl-C: what the process sends later is of this file
+        except BaseException:  # such as Ctrl-C: the process may still send this file's answer
             _end(process)
             raise
         if header["last"]:
@@ -122,7 +122,7 @@ def _started(kind: str) -> subprocess.Popen[bytes]:
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
-        # Ctrl-C is for the parent; without it the process ends by itself.
+        # Ctrl-C is only for the parent. When the parent ends, the process ends by itself.
         start_new_session=True,
     )
 
@@ -133,7 +133,7 @@ def _exchange(
     """Send a request and return the header and the body of its answer.
 
     Raises:
-        _Ended: The process ended, by itself or after _WALL_SECONDS.
+        _ProcessEnded: The process ended, by itself or after _WALL_SECONDS.
     """
     assert process.stdin is not None
     assert process.stdout is not None
@@ -163,7 +163,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     """End a process and release its pipes; one that has ended keeps its exit code."""
     for pipe in (process.stdin, process.stdout):
         if pipe is not None:
-            with contextlib.suppress(OSError):  # what was not sent yet
+            with contextlib.suppress(OSError):  # for data that was not sent yet
                 pipe.close()
     try:
         # A process that was about to end by itself keeps the signal that says why.

@@ -4,7 +4,8 @@ The folder <output>/plan contains:
 
 * plan.json: totals, what the plan was made from, and the folder of its chunks. It is written last.
 * <id>/<number>.parquet: the units.
-* alone.json: names of files that share no unit, because a unit of several could not be read.
+* alone.json: names of files that must not share a unit, because a unit that they shared could not
+  be read.
 """
 
 import contextlib
@@ -31,7 +32,7 @@ from raypd.run import (
     temporary_space,
 )
 
-# Parts of a chunk; while it is made or read it takes some tens of megabytes.
+# Parts of a chunk; while it is made or read, it takes tens of megabytes.
 _CHUNK_PARTS = 20_000
 _BATCH_UNITS = 64
 _TYPES: dict[Any, pa.DataType] = {
@@ -58,7 +59,7 @@ class PlanTotals:
 
     id: str
     units: int = 0
-    # Of the units that can be read; counted where `exact`, else partly estimated.
+    # Of the units that can be read; counted if `exact`, otherwise partly estimated.
     documents: int = 0
     bytes: int = 0  # as stored
     exact: bool = True
@@ -66,7 +67,7 @@ class PlanTotals:
     damaged: int = 0  # units that cannot be read, one object each
     chunks: int = 0
     listing: str = ""  # digest of the objects' names, sizes and versions
-    alone: int = 0  # objects that share no unit, because one of their unit could not be read
+    alone: int = 0  # objects in `alone.json`
     # Keys of the configuration that decide how objects are cut.
     cut: dict[str, Any] = field(default_factory=dict)
     version: int | None = None  # of a Delta or Iceberg table
@@ -89,17 +90,17 @@ class Plan:
         self.totals = totals
         self._folder = folder
         self._spool = spool
-        # These three leave damaged units out.
+        # These three exclude damaged units.
         self.units = totals.units
         self.documents = totals.documents
         self.bytes = totals.bytes
         # Whether `documents` is a count, or an estimate from the first lines of JSONL.
         self.exact = totals.exact
-        # In words, which files are not what they were in the last session's plan.
+        # A description of the files that have changed since the last session's plan.
         self.changes = ""
-        # Files that are no input, and input files without a document.
+        # Files that are not input, and input files without a document.
         self.left_out: list[LeftOutFiles] = []
-        # Notes on large objects that cannot be split; only a plan that was made now has them.
+        # Notes on large objects that cannot be split; only a newly made plan has them.
         self.unsplit: list[str] = []
 
     def __iter__(self) -> Iterator[Unit]:
@@ -139,8 +140,8 @@ class Plan:
     def keep(self, output: str) -> None:
         """Store the plan in the run's folder for later sessions, and delete all other plans there.
 
-        The caller holds the run, so that the other plans are those of earlier sessions, also of
-        killed ones.
+        The caller holds the lease on the run, so the other plans are those of earlier sessions,
+        including killed ones.
 
         Raises:
             OSError: The plan cannot be stored.
@@ -186,7 +187,7 @@ def stored(output: str) -> Plan | None:
 
 
 def alone(output: str) -> set[str]:
-    """Return the names of files that may share no unit, because one of them could not be read.
+    """Return the names of files that must not share a unit, because one of them could not be read.
 
     Args:
         output: The run's folder.
@@ -204,7 +205,7 @@ def take_apart(output: str, plan: Plan, units: Sequence[Unit], fingerprint: str)
         output: The run's folder.
         plan: The plan; its number of units is corrected.
         units: The units to replace.
-        fingerprint: The configuration's.
+        fingerprint: The fingerprint of the configuration.
 
     Returns:
         The units of one file each.
@@ -223,7 +224,7 @@ def _chunk(folder: str, number: int) -> str:
 
 
 class PlanWriter:
-    """Makes a plan of units that are added one by one, in a temporary folder on this machine."""
+    """Makes a plan from units that are added one by one, in a temporary folder on this machine."""
 
     def __init__(self) -> None:
         self._spool = TemporaryFolder("plan")
@@ -267,7 +268,7 @@ class PlanWriter:
         Args:
             objects: Files of the input.
             listing: Digest of the files; a later session with the same one keeps the plan.
-            alone: How many files may share no unit.
+            alone: How many files must not share a unit.
             cut: The keys of the configuration that cut files into parts.
         """
         if self._buffer:

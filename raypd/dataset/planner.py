@@ -25,15 +25,15 @@ from raypd.dataset.wanted_columns import WantedColumns
 from raypd.errors import InputError, RunError, UserError
 from raypd.run import LeftOut, Part, Unit, left_out as run_left_out, make_unit
 
-_THREADS = 32  # that look into files at once; mostly they wait for storage
-# If not one of so many files can be read, the fault is not in the files.
+_THREADS = 32  # that inspect files at the same time; mostly they wait for storage
+# If none of this many files can be read, the files are not the cause.
 _MAX_UNREADABLE = 100
 # At the end of a plan units are smaller, so that the workers of a run end at about the same time.
 _TAIL = 8  # the last eighth of the units that are planned
-# The tail is held in memory and never larger than this.
+# The tail is kept in memory and is never larger than this.
 _TAIL_UNITS = 1024
 _TAIL_PARTS = 20_000
-# Each unit of the tail is cut into so many pieces if it has at least so many documents.
+# Each unit of the tail is cut into this many pieces if it has at least this many documents.
 _TAIL_PIECES = 4
 _TAIL_DOCUMENTS = 64
 
@@ -46,12 +46,12 @@ def plan(config: RunConfig, output: str | None = None, same_run: bool = True) ->
         output: The run's folder. Units of a plan stored there are kept if their files have not
             changed, and new files become units of their own. Without it units stay the same when
             files are added.
-        same_run: Whether the stored plan is of the same run. Then a table keeps its version, and
-            the last of the new units are smaller, so that workers end at about the same time.
+        same_run: Whether the stored plan belongs to the same run. If so, a table keeps its version,
+            and the last of the new units are smaller, so that workers end at about the same time.
 
     Raises:
         InputError: The run would be pointless. Single unreadable files are in the plan instead.
-        RunError: Storage failed, so nothing is known of the files that were not looked into.
+        RunError: Storage failed, so nothing is known about the files that were not inspected.
     """
     check_installed(config.input)
     left_out = LeftOut()
@@ -66,7 +66,7 @@ def plan(config: RunConfig, output: str | None = None, same_run: bool = True) ->
 def listing(config: RunConfig) -> str:
     """Return a digest of the input's files, their sizes and versions: the `listing` of a plan.
 
-    It costs a listing alone; no file is looked into. Raises as `plan` does.
+    It costs only a listing; no file is opened. Raises as `plan` does.
     """
     digest = hashlib.sha256()
     with _named_errors(config):
@@ -109,7 +109,7 @@ def _plan(config: RunConfig, output: str | None, left_out: LeftOut, same_run: bo
         if same_run:
             tail_units = _TAIL_UNITS
     if earlier is not None and earlier.totals.fingerprint not in ("", config.fingerprint()):
-        # That run has committed nothing, or this one would have been refused before.
+        # That run has committed nothing, or this one would already have been refused.
         earlier = None
     version = None
     if earlier is not None and same_run:
@@ -140,7 +140,7 @@ class _Planning:
     Args:
         config: The run's configuration.
         source: Section `input`; a table has its version.
-        alone: Names of files that may share no unit.
+        alone: Names of files that must not share a unit.
         tail_units: How many units at the end may be cut into smaller ones.
     """
 
@@ -154,7 +154,7 @@ class _Planning:
         wanted = config.wanted_columns()
         optional = tables.optional_columns(source, wanted.values())
         self.columns = WantedColumns(wanted, config.input, optional)
-        self.objects = 0  # files that were looked into
+        self.objects = 0  # files that were inspected
         self.version = source.version  # of a table
         self._tail_units = tail_units
         paths = [source.path] if isinstance(source.path, str) else source.path
@@ -171,7 +171,7 @@ class _Planning:
         self.writer.add(unit)
 
     def add(self, files: Iterable[InputObject]) -> None:
-        """Look into files and cut them into units, the last of them into smaller ones."""
+        """Inspect files and cut them into units, the last of them into smaller ones."""
         inspected = storage.in_threads(self._inspect, files, _THREADS)
         tail: deque[Unit] = deque()
         tail_parts = 0
@@ -188,10 +188,10 @@ class _Planning:
                 self.writer.add(piece)
 
     def _inspect(self, item: InputObject) -> Inspected:
-        """Look into a file.
+        """Inspect a file.
 
         Raises:
-            InputError: It belongs to a table, whose folder also holds files of earlier versions.
+            InputError: It belongs to a table, whose folder also contains files of earlier versions.
         """
         if item.format == Parquet.name and self.config.input.format == "auto":
             self._check_no_table(item)
@@ -235,7 +235,7 @@ class _Planning:
             yield item
 
     def _units(self, inspected: Iterable[Inspected]) -> Iterator[Unit]:
-        """Yield units: small files that follow on each other share one."""
+        """Yield units: consecutive small files share one."""
         cluster = self.config.cluster
         group: list[Part] = []
         group_documents = 0
@@ -290,7 +290,7 @@ class _Planning:
             try:
                 parts = FORMATS[part.format].cut(part, self.config.input, _TAIL_PIECES)
             except (storage.Changed, FileNotFoundError):
-                # Reading the unit tells what is wrong.
+                # Reading the unit will show what is wrong.
                 return [unit]
             pieces = [[piece] for piece in parts]
         return [make_unit(piece, self.fingerprint) for piece in pieces if piece]
@@ -304,8 +304,7 @@ class _Planning:
             cut: The keys of the configuration that cut files into parts.
 
         Raises:
-            InputError: The plan holds nothing, or the configuration names a column that no file
-                has.
+            InputError: The plan is empty, or the configuration names a column that no file has.
         """
         if self.objects and not self._readable_files and not self._kept_units:
             reason = str(self._first_damage)

@@ -1,6 +1,6 @@
 """The documents of a unit, one for each row of its parts.
 
-A row that cannot be read becomes a document with an error, so that none is lost.
+A row that cannot be read becomes a document with an error, so that no row is lost.
 """
 
 import json
@@ -36,7 +36,7 @@ def read_unit(unit: Unit, config: RunConfig, columns: Sequence[str] = ()) -> lis
 
     Raises:
         InputError: A file cannot be read, or is not the one that was planned.
-        storage.Unavailable: The storage is out of reach, so nothing is known of the file.
+        storage.Unavailable: The storage is out of reach, so nothing is known about the file.
     """
     if unit.damaged is not None:
         raise InputError(unit.damaged)
@@ -83,7 +83,7 @@ def _read_part(
         columns: Columns to read besides those of the configuration.
         first_number: The number of the first document in its unit.
         numbers: The numbers of the documents to read; None for all.
-        documents: Gets them.
+        documents: The list that gets the documents.
 
     Returns:
         How many documents the part has.
@@ -122,7 +122,7 @@ def _read_part(
 
 
 def _columns_read(config: RunConfig) -> set[str | None]:
-    """Return the columns of the configuration; None is among them where one is not set."""
+    """Return the columns of the configuration; None is among them if one is not set."""
     source = config.input
     return {*config.wanted_columns().values(), source.id_column, source.category_column}
 
@@ -154,7 +154,7 @@ def filled(
         config: The run's configuration.
         fields: Fields that are known; a row's own fields of these names replace them.
         read_fields: Returns the row's own fields; raises ValueError.
-        position: Where the row stands, as the beginning of an error.
+        position: Where the row is, as the beginning of an error message.
 
     Returns:
         The same document.
@@ -204,9 +204,9 @@ def _fill(document: Document, fields: Fields, config: RunConfig) -> None:
 
 
 def _without_spaces(fields: Fields) -> Fields:
-    """Return the fields by their names without the white space around them.
+    """Return the fields by their names without surrounding white space.
 
-    Of two names that become alike, the one without white space counts.
+    If two names become the same, the field whose name had no white space is kept.
     """
     stripped: Fields = {}
     for name, value in fields.items():
@@ -217,14 +217,14 @@ def _without_spaces(fields: Fields) -> Fields:
 
 
 def _set_id(document: Document, fields: Fields, source: InputConfig) -> None:
-    """Give a document the id of its column, if there is one that is a single value."""
+    """Set the id of a document from its column, if the column has a single value."""
     if source.id_column is None:
         return
     value = fields.get(source.id_column)
     if value is None or isinstance(value, (dict, list)):
         return
     if isinstance(value, str) and not value.strip():
-        # A cell of CSV cannot say null. Many documents with one empty id would be one.
+        # A CSV cell cannot be null, and documents that share an empty id would count as one.
         return
     document.id = id_text(value)
 
@@ -233,7 +233,7 @@ def _column_text(name: str, value: object) -> str | None:
     """Return the value of a column as text; None if there is none.
 
     Raises:
-        ValueError: The value is no text, or one with characters that cannot be used.
+        ValueError: The value is not text, or has characters that cannot be used.
     """
     if isinstance(value, list):
         items = [item for item in value if item is not None]
@@ -257,7 +257,7 @@ def _column_text(name: str, value: object) -> str | None:
 
 
 def _key_hint(name: str, value: object) -> str:
-    """Return how to name a text inside of an object; "" if it has none."""
+    """Return a hint at how to name a text inside an object; "" if it has none."""
     if not isinstance(value, Mapping):
         return ""
     for key, inner in value.items():

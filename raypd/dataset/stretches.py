@@ -1,6 +1,6 @@
 """Stretches of files that have to be read from their beginning: one process reads each of them.
 
-Such a stretch is a whole compressed file, array of JSON or workbook, or a large row group of
+Such a stretch is a whole compressed file, JSON array or workbook, or a large row group of
 Parquet. If several processes shared its units, each of them would read the stretch from its
 beginning.
 """

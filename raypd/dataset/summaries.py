@@ -1,4 +1,4 @@
-"""What the committed units of a run contain, in few files.
+"""What the committed units of a run contain, in a few files.
 
 Every unit's object has its summary in its footer. The driver also appends the summaries to files of
 about ten thousand units each, so that the end of a run and the commands that look at it need not
@@ -42,7 +42,7 @@ from raypd.run import (
     layout,
 )
 
-# Units of a file. It is also written after so many seconds if it has fewer.
+# Units of a file. A file with fewer units is written after this many seconds.
 _FILE_UNITS = 10_000
 _FILE_SECONDS = 600.0
 _CHUNK_UNITS = 500  # summaries that are held as objects
@@ -53,7 +53,7 @@ class SummaryWriter:
     """Appends the summaries of units that were just committed to files.
 
     Nothing is lost if it ends without `flush`, or if a file cannot be written: the footers of the
-    units hold the same.
+    units contain the same data.
 
     Args:
         output: The run's folder.
@@ -105,7 +105,7 @@ def read(units: CommittedUnits, keep: bool = False) -> Iterator[pa.Table]:
 
     Args:
         units: The units.
-        keep: Whether to store the summaries that no file has. The caller holds the run.
+        keep: Whether to store the summaries that no file has. The caller holds the run's lease.
 
     Yields:
         Tables of SCHEMA with at least one row.
@@ -129,16 +129,16 @@ def read(units: CommittedUnits, keep: bool = False) -> Iterator[pa.Table]:
 
 
 def none_seen(units: CommittedUnits) -> np.ndarray:
-    """Return for `stored` and `unseen` that no unit was seen yet, [objects] of bool."""
+    """Return the `seen` of `stored` and `unseen` before any unit was seen, [objects] of bool."""
     return np.zeros(len(units.versions), dtype=bool)
 
 
 def stored(units: CommittedUnits, seen: np.ndarray) -> Iterator[pa.Table]:
-    """Yield the summaries that lie in files, and mark their units as seen.
+    """Yield the summaries that are in files, and mark their units as seen.
 
     Args:
         units: The units.
-        seen: What `none_seen` returned; is changed.
+        seen: What `none_seen` returned; it is modified.
     """
     if units.table is not None:
         for table in units.table.unit_rows():
@@ -153,7 +153,7 @@ def stored(units: CommittedUnits, seen: np.ndarray) -> Iterator[pa.Table]:
         keys = zip(table["name"].to_pylist(), table["stamp"].to_pylist(), strict=True)
         digests = np.fromiter((digest(*key) for key in keys), dtype=np.uint64)
         positions = units.versions.positions(digests)
-        # Two files may have the same unit, and so may one.
+        # The same unit may be in two files, or twice in one.
         _, first_rows = np.unique(positions, return_index=True)
         is_first = np.zeros(len(positions), dtype=bool)
         is_first[first_rows] = True
@@ -184,7 +184,7 @@ def unseen(units: CommittedUnits, seen: np.ndarray) -> Iterator[storage.Object]:
 
     Args:
         units: The units.
-        seen: As `stored` has left it; is changed.
+        seen: As `stored` left it; it is modified.
     """
     if seen.all():
         return
@@ -272,7 +272,7 @@ def _add_usage(result: UnitTotals, table: pa.Table) -> None:
 def spread(
     tables: Iterable[pa.Table], total: int, limit: int, offset: int = 0
 ) -> Iterator[pa.Table]:
-    """Yield an even choice of at most `limit` of the rows of some tables.
+    """Yield at most `limit` rows of some tables, evenly spaced.
 
     Args:
         tables: Tables.
@@ -295,7 +295,7 @@ def failed_names(tables: Iterable[pa.Table]) -> Iterator[str]:
 
 
 def some(output: str, limit: int) -> list[UnitSummary]:
-    """Return the summaries of an even choice of a run's committed units.
+    """Return the summaries of some of a run's committed units, evenly spaced.
 
     Args:
         output: The run's folder.

@@ -43,7 +43,7 @@ def _columns() -> Iterator[tuple[str, pa.DataType]]:
             yield item.name, _PLAIN[item.type]
 
 
-# The object below the folder of the units, its stamp in a listing, and its summary.
+# The object's name relative to the units folder, its stamp in a listing, and its summary.
 SCHEMA = pa.schema([("name", pa.string()), ("stamp", pa.string()), *_columns()])
 
 
@@ -64,9 +64,9 @@ def summary_of(row: dict[str, Any]) -> UnitSummary:
 
 
 def with_columns(table: pa.Table, schema: pa.Schema) -> pa.Table:
-    """Return a table in the columns of a schema.
+    """Return a table with the columns of a schema.
 
-    A column is null if the file of the table is of an earlier version, which did not have it.
+    A column is null if the file of the table is from an earlier version, which did not have it.
     """
     columns = []
     for column in schema:

@@ -1,7 +1,7 @@
 """Write the table files of a compaction, a row group at a time.
 
-Each table file is stored first and the rows about its units after it, so that these tell an
-interrupted compaction which files are whole.
+Each table file is stored before the rows about its units, so these rows tell a resumed compaction
+which files are complete.
 """
 
 import os
@@ -14,12 +14,13 @@ from raypd import storage
 from raypd.dataset.compacted import UNIT_ROWS, TableFile, unit_rows_path
 from raypd.run import TemporaryFolder, layout, temporary_space
 
-# Decoded bytes of a row group: enough for readers to skip, few enough to hold several.
+# Decoded bytes of a row group: enough to be worth skipping, and few enough to keep several in
+# memory.
 _ROW_GROUP_BYTES = 32 << 20
-_CHUNK_UNITS = 500  # rows about units that are held as objects
-# A command reads the rows about the units of a file at once.
+_CHUNK_UNITS = 500  # rows about units that are kept as objects
+# A command reads all rows about the units of a file into memory.
 _MAX_FILE_UNITS = 20_000
-_COMBINED_UNITS = 64  # units that are held as a table each
+_COMBINED_UNITS = 64  # units that are kept as one table each
 
 
 class TableWriter:
@@ -88,7 +89,7 @@ class TableWriter:
         if self._group_bytes >= _ROW_GROUP_BYTES:
             self._write_row_group()
         self._file_units += 1
-        # With one more row group the file would be further from its size.
+        # With one more row group the file would be further from its target size.
         is_full = self._size + self._group_size // 2 >= self._target_bytes
         if is_full or self._file_units >= _MAX_FILE_UNITS:
             self.end_file()
@@ -129,7 +130,7 @@ class TableWriter:
             self._file,
             self._schema,
             compression="zstd",
-            # With checksums `raypd verify` sees a flipped bit in any column.
+            # With checksums, `raypd verify` detects a flipped bit in any column.
             write_page_checksum=True,
             # Readers skip row groups, and pages, by the smallest and largest value of a column.
             write_statistics=True,

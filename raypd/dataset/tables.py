@@ -1,7 +1,7 @@
 """Delta and Iceberg tables as input.
 
-A version of a table is a list of Parquet files, which are read as any others. A table of which rows
-were deleted beside these files is refused. A plan keeps its version, so that a resumed run reads
+A version of a table is a list of Parquet files, which are read like any others. A table with
+deletion vectors or delete files is refused. A plan keeps its version, so that a resumed run reads
 the same rows.
 """
 
@@ -21,13 +21,13 @@ from raypd.errors import ConfigError, InputError
 _METADATA = "metadata"  # the folder of an Iceberg table's metadata files
 _METADATA_FILE = re.compile(r"v?(\d+)[^/]*\.metadata\.json")
 _PHYSICAL_NAME = "delta.columnMapping.physicalName"
-# What deltalake says of a storage that does not answer, and of a body that broke off.
+# What deltalake's messages say about storage that does not answer, and about a body that broke off.
 _STORE_ERROR = re.compile(r"Generic \w+ error")
 _BROKEN_BODY = "body error"
 _COLORS = re.compile(r"\x1b\[[\d;]*m")
 _MAX_ATTEMPTS = 8
 _RETRY_SECONDS = 0.5
-# pyiceberg's names of the settings that reach S3, and those of the storage.
+# pyiceberg's names of the settings for S3, and their names in `Backend.object_store`.
 _S3_PROPERTIES = {
     "s3.endpoint": "aws_endpoint_url",
     "s3.anonymous": "aws_skip_signature",
@@ -39,10 +39,10 @@ _S3_PROPERTIES = {
 
 
 def pinned(source: InputConfig, version: int | None) -> InputConfig:
-    """Return section `input` with the version of its table; without a table, as it is.
+    """Return section `input` with the version of its table; unchanged if there is no table.
 
     Args:
-        source: Section `input`. The version that it sets has precedence.
+        source: Section `input`. The version that it sets takes precedence.
         version: The version of an earlier plan; None for the newest.
 
     Raises:
@@ -90,7 +90,7 @@ def folder(source: InputConfig) -> str:
 
 
 def optional_columns(source: InputConfig, columns: Collection[str]) -> set[str]:
-    """Return the columns of a table's version that are null in files which lack them.
+    """Return the columns of a table's version that are null in files that lack them.
 
     Files lack a column if they were written before it was added.
 
@@ -159,7 +159,7 @@ def file_names(source: InputConfig) -> set[str]:
 
     Raises:
         ConfigError: The package that reads such tables is not installed.
-        InputError: The table cannot be read, or rows were deleted beside its files.
+        InputError: The table cannot be read, or it has deletion vectors or delete files.
     """
     if source.format == "delta":
         return _delta_files(str(source.path), source.version)
@@ -185,7 +185,7 @@ def _iceberg_files(root: str, version: int | None) -> set[str]:
     location = table.location().rstrip("/") + "/"
     try:
         tasks = list(table.scan(snapshot_id=version).plan_files())
-    except Exception as error:  # pyiceberg's, and any of Python's for a damaged file
+    except Exception as error:  # pyiceberg's errors, and any Python error for a damaged file
         raise _read_error(error, root, f"its snapshot {version} cannot be read") from None
     names = set()
     for task in tasks:
@@ -217,7 +217,7 @@ def _delta(root: str, version: int | None) -> Any:
             raise InputError(f"{root}: no Delta table here (no _delta_log)") from None
         except (DeltaError, OSError) as error:
             reason = " ".join(_COLORS.sub("", str(error)).split())
-            # deltalake repeats all requests but those whose body broke off.
+            # deltalake retries all requests except those whose body broke off.
             if _BROKEN_BODY in reason and attempt < _MAX_ATTEMPTS:
                 time.sleep(_RETRY_SECONDS)
                 continue
@@ -240,7 +240,7 @@ def _iceberg(path: str, version: int | None = None) -> Any:
     metadata = path if path.endswith(".json") else _newest_metadata(path)
     try:
         table = StaticTable.from_metadata(storage.absolute(metadata), _properties(path))
-    except Exception as error:  # pyiceberg's, pydantic's and pyarrow's
+    except Exception as error:  # errors of pyiceberg, pydantic and pyarrow
         reason = "cannot be read as the metadata of an Iceberg table"
         raise _read_error(error, metadata, reason) from None
     if version is not None and table.snapshot_by_id(version) is None:

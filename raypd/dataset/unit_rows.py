@@ -40,7 +40,7 @@ def tables(output: str, columns: Sequence[str] | None = None) -> Iterator[pa.Tab
 
 
 def of_paths(paths: Iterable[str], columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
-    """Yield the rows of some units; otherwise as `tables`.
+    """Yield the rows of some units, as `tables` does.
 
     Args:
         paths: The paths of the units' objects.

@@ -28,7 +28,7 @@ class _LargeObject:
 
 
 class UnsplitObjects:
-    """Collects large objects of a plan, in memory that grows with their number alone."""
+    """Collects large objects of a plan, in memory that grows only with their number."""
 
     def __init__(self) -> None:
         self._objects: dict[str, _LargeObject] = {}
@@ -71,7 +71,7 @@ def _notes(objects: Iterable[_LargeObject]) -> Iterator[str]:
 
 
 def _size(count: int) -> str:
-    """Return bytes in words."""
+    """Return a number of bytes as text."""
     if count >= 1e9:
         return f"{count / 1e9:.1f} GB"
     return f"{max(1, round(count / 1e6))} MB"

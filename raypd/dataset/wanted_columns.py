@@ -1,4 +1,4 @@
-"""The columns that a configuration names, looked for in the files of the input."""
+"""Checks that the files of the input have the columns that a configuration names."""
 
 from collections.abc import Sequence
 
@@ -21,7 +21,7 @@ _ADVICE = {
 
 
 class WantedColumns:
-    """Finds out which columns of a configuration are missing, in one file and in all together.
+    """Finds out which columns of a configuration are missing, in one file and in all files.
 
     Args:
         wanted: The columns that the input must have, by the key that names each.
@@ -34,7 +34,7 @@ class WantedColumns:
         # All columns that a run reads; a category may be missing.
         self.read = with_outer([*wanted.values(), source.id_column, source.category_column])
         self._optional = optional
-        # A file without any of these holds nothing to read.
+        # A file without any of these contains nothing to read.
         self._content = dict(self._wanted)
         self._content.pop("input.id_column", None)
         self._content.pop("input.category_column", None)
@@ -47,8 +47,8 @@ class WantedColumns:
     def lacks(self, columns: SeenColumns) -> str | None:
         """Return why a file cannot be read, or None.
 
-        A file with a schema needs every wanted column. Of a file whose rows may differ, at least
-        one row needs a column of text.
+        A file with a schema needs every wanted column. In a file whose rows may differ, at
+        least one row needs a column of text.
         """
         if columns.is_schema:
             present = self._optional.union(columns.names)
@@ -72,7 +72,7 @@ class WantedColumns:
         self._seen |= set(self._wanted.values()).intersection(columns.names)
 
     def missing_everywhere(self) -> str | None:
-        """Return which column none of the noted files has; None if there is none such."""
+        """Return a message about a column that no noted file has; None if there is none."""
         if self._first_file is None:
             return None
         if not self._objects:

@@ -69,7 +69,7 @@ def output_schema(task_columns: pa.Schema, partition: Iterable[str] = ()) -> pa.
 
     Raises:
         ConfigError: A partition's key is the name of a column.
-        ValueError: A column of the task is called like one of raypd's own.
+        ValueError: A column of the task has the same name as one of raypd's own.
     """
     repeated = set(tasks_columns.OWN.names) & set(task_columns.names)
     if repeated:
@@ -94,7 +94,7 @@ def make_table(
         documents: All documents of the unit.
         records: Their answers. A document without one gets an error row.
         columns: The columns of the task.
-        attempts: How often the unit was tried, with this time.
+        attempts: How often the unit was tried, including this time.
 
     Raises:
         RunError: A document has the same answer twice.
@@ -180,9 +180,9 @@ def count_failures(table: pa.Table) -> failure_reasons.FailureCounts:
 
 
 def with_counts(summary: UnitSummary, table: pa.Table) -> UnitSummary:
-    """Return a summary with all that is counted in a unit's rows.
+    """Return a summary with everything that is counted in a unit's rows.
 
-    Workers and retries take it from here.
+    Workers and retries both use it.
     """
     ok, failed = count_documents(table)
     failures = count_failures(table)
@@ -200,7 +200,7 @@ def with_counts(summary: UnitSummary, table: pa.Table) -> UnitSummary:
 
 
 def id_range(table: pa.Table) -> tuple[str | None, str | None]:
-    """Return the smallest and the largest id of a unit's rows; None for each if one is long."""
+    """Return the smallest and the largest id of a unit's rows; None for both if one is too long."""
     ids = pc.min_max(table["id"]).as_py()
     if ids["min"] is None or max(map(len, ids.values())) > _MAX_RANGE_ID:
         return None, None
@@ -260,23 +260,23 @@ def replace_rows(
 def _encoded(table: pa.Table, summary: UnitSummary) -> bytes:
     sink = pa.BufferOutputStream()
     table = table.replace_schema_metadata({_SUMMARY_KEY: encoded(summary, indent=None)})
-    # With checksums `raypd verify` sees a flipped bit in any column.
+    # With checksums, `raypd verify` detects a flipped bit in any column.
     pq.write_table(table, sink, compression="zstd", write_page_checksum=True)
     return bytes(sink.getvalue().to_pybytes())
 
 
 def typed_table(rows: pa.Table, config: RunConfig) -> pa.Table:
-    """Return the rows of a run with a column of its own type for each attribute.
+    """Return the rows of a run with a typed column for each attribute.
 
     Args:
-        rows: Rows with the columns `record` and `values`, or rows that are typed already.
+        rows: Rows with the columns `record` and `values`, or rows that are already typed.
         config: The run's configuration with `output.columns: typed`.
     """
     if "record" not in rows.column_names:
         return rows
     typed = []
     for row in rows.to_pylist():
-        # A table of several nights may have categories that the schema does not have any more.
+        # A table of several nights may have categories that the schema no longer has.
         if row["record"] is not None and row["category"] in config.extraction.categories:
             row |= typed_row({**row, "record": json.loads(row["record"])}, config)
         typed.append(row)
@@ -377,9 +377,9 @@ def _opened(path: str, item: storage.Object | None = None) -> Iterator[pq.Parque
         item: The file in a listing, if that is known.
 
     Raises:
-        Damaged: The file, here or while it is read, is damaged.
+        Damaged: The file is damaged, here or while it is read.
         RunError: It is out of reach or access is denied, so it must not be deleted.
-        storage.Changed: It is not the one in the listing any more.
+        storage.Changed: It is no longer the one in the listing.
     """
     try:
         version = None
@@ -398,7 +398,7 @@ def _opened(path: str, item: storage.Object | None = None) -> Iterator[pq.Parque
     except storage.StorageError as error:
         raise RunError(f"{error}; run the same command again to resume") from None
     except (pa.ArrowException, OSError, KeyError, TypeError, ValueError) as error:
-        # Errors of pyarrow about the content have no number.
+        # Errors of pyarrow about the content have no errno.
         if isinstance(error, OSError) and error.errno not in (None, errno.ENOENT):
             raise RunError(f"{path}: cannot be read: {error}") from None
         advice = "delete it, and the same command processes it again"

@@ -1,5 +1,5 @@
-"""Text and rows of files of foreign formats, each format in a module of its own.
+"""Text and rows of files in foreign formats, one module per format.
 
-A small file of such a format can take minutes or all memory to read. `parser_process` therefore
-runs `server` in a process of its own, with limits.
+Even a small file in such a format can take minutes or all memory to read. `parser_process`
+therefore runs `server` in a separate process with limits.
 """

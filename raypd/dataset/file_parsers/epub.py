@@ -19,11 +19,11 @@ _CHAPTER_TYPES = ("application/xhtml+xml", "text/html")
 
 
 def book_text(data: bytes, limit: int) -> str:
-    """Return the visible text of the chapters in the order in which they are read.
+    """Return the visible text of the chapters in reading order.
 
     Args:
         data: The file.
-        limit: Bytes that the file may have when it is unpacked.
+        limit: Bytes that the file may have when unpacked.
 
     Raises:
         ValueError: The file cannot be read; the text says why.
@@ -41,13 +41,13 @@ def book_text(data: bytes, limit: int) -> str:
                     texts.append(chapter)
     except MemoryError:
         raise
-    except Exception as error:  # of zipfile and lxml, and a KeyError of a part that is missing
+    except Exception as error:  # from zipfile and lxml, or a KeyError for a missing part
         raise ValueError(f"{_NO_BOOK}: {error or type(error).__name__}") from None
     return "\n".join(texts)
 
 
 def _chapter_names(archive: zipfile.ZipFile) -> Iterator[str]:
-    """Yield the names of the chapters' parts as the book's spine lists them."""
+    """Yield the names of the chapters' parts in the order of the book's spine."""
     container = _parsed(archive.read(_CONTAINER))
     package_name = next(container.iter("{*}rootfile")).get("full-path")
     package = _parsed(archive.read(package_name))
@@ -60,7 +60,7 @@ def _chapter_names(archive: zipfile.ZipFile) -> Iterator[str]:
 
 
 def _encrypted_names(archive: zipfile.ZipFile) -> set[str]:
-    """Return the names of the encrypted parts; fonts may be among them in a book that is not."""
+    """Return the names of the encrypted parts; a book that is not encrypted may have such fonts."""
     if _ENCRYPTION not in archive.namelist():
         return set()
     references = _parsed(archive.read(_ENCRYPTION)).iter("{*}CipherReference")
@@ -72,9 +72,9 @@ def _parsed(data: bytes) -> Any:
 
 
 def _decoded(data: bytes) -> str:
-    """Return a chapter as HTML; what is no XHTML is left as it is."""
+    """Return a chapter as HTML; a chapter that is not XHTML is returned unchanged."""
     try:
-        # The parser of HTML takes a self-closing element, such as <title/>, for one that is open.
+        # The HTML parser treats a self-closing element, such as <title/>, as an open one.
         return str(lxml.etree.tostring(_parsed(data), method="html", encoding="unicode"))
     except lxml.etree.LxmlError:
         pass

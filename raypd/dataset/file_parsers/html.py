@@ -18,12 +18,12 @@ _LINES = re.findall(  # elements that begin a line
 
 
 def visible_text(text: str) -> str:
-    """Return the visible text of a page of HTML, or of a piece of one.
+    """Return the visible text of an HTML page or fragment.
 
     Raises:
         ValueError: The HTML cannot be read; the text says why.
     """
-    # libxml2 drops what stands behind these.
+    # libxml2 drops everything after these tags.
     text = re.sub(r"(?i)</(?:body|html)\s*>", "", text)
     parser = lxml.html.HTMLParser(
         remove_comments=True, remove_pis=True, huge_tree=True, encoding="utf-8"
@@ -36,7 +36,7 @@ def visible_text(text: str) -> str:
         raise ValueError("the HTML cannot be read: its elements are nested more than 2048 deep")
     if page is None:
         return ""
-    # The tree stays as it is: lxml lets no control character be written into it.
+    # The tree is not modified, because lxml does not accept control characters in new text.
     pieces = []
     walk: Any = lxml.etree.iterwalk(page, ("start", "end"))
     for event, element in walk:

@@ -1,4 +1,4 @@
-"""Messages of mail: headers, body and attachments."""
+"""Email messages: headers, body and attachments."""
 
 import base64
 import codecs
@@ -15,9 +15,9 @@ from raypd.dataset.file_parsers.html import in_lines, visible_text
 
 _HEADERS = ("From", "To", "Cc", "Date", "Subject")
 _NO_NAME = "attachment"
-# Parts that only prove who has written the message.
+# Parts that only prove who wrote the message.
 _SIGNATURES = ("application/pgp-signature", "application/pkcs7-signature")
-# The first instant of Outlook's clock, which stands for no date.
+# The first instant of Outlook's clock, which means that there is no date.
 _NO_DATE = datetime(1601, 1, 1, tzinfo=UTC)
 
 
@@ -39,7 +39,7 @@ class Mail(TypedDict):
 
 
 class _Content(NamedTuple):
-    """What the parts of a message hold."""
+    """The content of a message's parts."""
 
     plain: list[str]
     html: list[str]
@@ -47,14 +47,15 @@ class _Content(NamedTuple):
 
 
 def mail_of_eml(data: bytes) -> Mail:
-    """Return a message in the format of the Internet (RFC 5322).
+    """Return a message in the Internet Message Format (RFC 5322).
 
-    The body is the plain text, or the visible text of the HTML where there is none.
+    The body is the plain text or, if there is none, the visible text of the HTML.
 
     Raises:
-        ValueError: It is no message.
+        ValueError: It is not a message.
     """
-    # Programs that save a mail as text put a mark or empty lines before its headers.
+    # Programs that save an email as text may put a byte order mark or empty lines before its
+    # headers.
     data = data.removeprefix(codecs.BOM_UTF8).lstrip(b"\r\n")
     message = email.message_from_bytes(data, policy=email.policy.default)
     headers = _headers({name: _header(message, name) for name in _HEADERS})
@@ -79,7 +80,7 @@ def _header(message: email.message.Message, name: str) -> str:
 
 
 def _headers(values: dict[str, str]) -> list[str]:
-    """Return the headers that say something, as lines."""
+    """Return the headers that are not empty, as lines."""
     lines = []
     for name, value in values.items():
         plain = " ".join(value.split())
@@ -109,7 +110,7 @@ def _collect(message: Any, content: _Content) -> None:
             # A picture with an id is shown inside the body.
             continue
         else:
-            # A part that is no text to be shown, such as an invitation, is a file, too.
+            # A part that is not text to show, such as an invitation, is also a file.
             ending = mimetypes.guess_extension(kind) or ""
             content.attachments.append(_attached(name or f"{_NO_NAME}{ending}", _payload(part)))
 
@@ -130,12 +131,12 @@ def _payload(part: Any) -> bytes:
 def _text(part: Any) -> str:
     """Return the text of a part; bytes that do not fit its charset are replaced."""
     data = _payload(part)
-    # Mails of old programs name no charset, or a wrong one.
+    # Emails from old programs name no charset, or a wrong one.
     for charset in (part.get_content_charset(), "utf-8"):
         with contextlib.suppress(LookupError, UnicodeDecodeError):
             if charset and codecs.lookup(charset).name != "iso8859-1":
                 return data.decode(charset)
-    # What is called Latin-1 is cp1252, as on the web.
+    # Text that is labelled Latin-1 is read as cp1252, as on the web.
     return data.decode("cp1252", "replace")
 
 
@@ -154,7 +155,7 @@ def mail_of_msg(data: bytes) -> Mail:
     Raises:
         ValueError: The file cannot be read; the text says why.
     """
-    from oxmsg import Message  # imported here because most runs need none of it
+    from oxmsg import Message  # imported here because most runs do not need it
 
     try:
         message = Message.load(data)
@@ -174,7 +175,7 @@ def mail_of_msg(data: bytes) -> Mail:
         ]
     except MemoryError:
         raise
-    except Exception as error:  # of olefile and python-oxmsg, which check little
+    except Exception as error:  # from olefile and python-oxmsg, which check little
         raise ValueError(
             f"not a readable message of Outlook: {error or type(error).__name__}"
         ) from None

@@ -10,16 +10,16 @@ from typing import Any, NamedTuple, TypedDict
 _DPI = 200  # of a page of a PDF
 _POINTS = 72  # per inch, the unit of a PDF
 _MAX_PIXELS = 24_000_000  # of a picture that is recognized: A4 at 400 dpi is smaller
-_MAX_OPENED_PIXELS = 200_000_000  # of a picture that is opened at all
-_MIN_SCORE = 0.5  # a line that the recognizer is less sure of is a stain
-# Below this score, on average, a page may stand upside down.
+_MAX_OPENED_PIXELS = 200_000_000  # of a picture that may be opened
+_MIN_SCORE = 0.5  # a line with a lower score is a stain
+# A page with a lower average score may be upside down.
 _UPRIGHT_SCORE = 0.8
-# A text that is higher than wide by this factor stands sideways.
+# A text that is taller than it is wide by this factor is sideways.
 _TALL = 1.5
-# Two texts stand on one line if they overlap by this share of the lower one's height.
+# Two texts are on one line if they overlap by this share of the smaller height.
 _SAME_LINE = 0.5
-# Two texts side by side in so many rows, with so many characters on average, are columns of prose
-# and not cells of a table.
+# Texts side by side in at least this many rows, with at least this many characters on average, are
+# columns of prose and not cells of a table.
 _PROSE_ROWS = 3
 _PROSE_CHARACTERS = 25
 
@@ -33,16 +33,16 @@ class TextLine(TypedDict):
 
 
 class RecognizedPage(TypedDict):
-    """What is recognized of one page."""
+    """The recognized text of one page."""
 
-    # Texts that follow on each other in one row of the page are one item of the outer list.
+    # Each item of the outer list is one row of the page, with its texts in order.
     rows: list[list[TextLine]]
     # The pages of the file.
     pages: int
 
 
 class _RecognizedText(NamedTuple):
-    """A text as it is recognized, with its four corners (pixels) from its upper left."""
+    """A recognized text with its four corners (pixels), starting from its upper left."""
 
     text: str
     corners: list[list[float]]
@@ -50,7 +50,7 @@ class _RecognizedText(NamedTuple):
 
 
 class _UprightText(NamedTuple):
-    """A text with its corners (pixels), and its place on the page as if it stood upright."""
+    """A text with its corners (pixels), and its position as if the page were not tilted."""
 
     text: str
     corners: list[list[float]]
@@ -74,7 +74,7 @@ def recognized_page(data: bytes, number: int) -> RecognizedPage:
         picture, pages = _picture(data, number)
     except MemoryError:
         raise
-    except Exception as error:  # of pypdfium2 and Pillow, which have many
+    except Exception as error:  # from pypdfium2 and Pillow, which raise many kinds
         raise ValueError(f"a page cannot be drawn: {error or type(error).__name__}") from None
     texts, turns = _recognized_upright(picture)
     height, width = picture.shape[:2]
@@ -85,10 +85,10 @@ def recognized_page(data: bytes, number: int) -> RecognizedPage:
 
 
 def _recognized_upright(picture: Any) -> tuple[list[_RecognizedText], int]:
-    """Recognize a picture; one that looks upside down or sideways is turned.
+    """Recognize a picture, and rotate it if it looks upside down or sideways.
 
     Returns:
-        The texts, and how often the picture was turned by 90 degrees to the left before.
+        The texts, and how many times the picture was rotated left by 90 degrees to read them.
     """
     import numpy
 
@@ -107,7 +107,7 @@ def _recognized_upright(picture: Any) -> tuple[list[_RecognizedText], int]:
 
 
 def _recognized(picture: Any) -> list[_RecognizedText]:
-    # The library's own test of each line for being upside down turns some that are not.
+    # The library's own check for upside-down lines also rotates some lines that are upright.
     recognition = _engine()(picture, use_cls=False)
     if recognition.boxes is None:
         return []
@@ -133,7 +133,7 @@ def _sureness(texts: Sequence[_RecognizedText]) -> float:
 
 @lru_cache(maxsize=1)
 def _engine() -> Any:
-    """Return the recognizer, whose models come with its package; it takes one core."""
+    """Return the recognizer, whose models come with its package; it uses one core."""
     import cv2
     import rapidocr
 
@@ -142,8 +142,9 @@ def _engine() -> Any:
         "Global.log_level": "critical",
         "EngineConfig.onnxruntime.intra_op_num_threads": 1,
         "EngineConfig.onnxruntime.inter_op_num_threads": 1,
-        # Lines are found in a smaller picture (pixels), which takes a quarter of the time, and read
-        # in the full one. With the library's margin around them some lines of dense pages are cut.
+        # Lines are located in a smaller picture (pixels), which takes a quarter of the time, and
+        # read in the full one. With the library's own margin, some lines of dense pages are cut
+        # off.
         "Det.limit_type": "max",
         "Det.limit_side_len": 1280,
         "Det.unclip_ratio": 2.0,
@@ -158,7 +159,7 @@ def _picture(data: bytes, number: int) -> tuple[Any, int]:
 
     if data.lstrip()[:5] == b"%PDF-":
         return _drawn_page(data, number)
-    Image.MAX_IMAGE_PIXELS = _MAX_OPENED_PIXELS // 2  # Pillow refuses twice as many
+    Image.MAX_IMAGE_PIXELS = _MAX_OPENED_PIXELS // 2  # Pillow refuses more than twice this limit
     with Image.open(io.BytesIO(data)) as file:
         pages = getattr(file, "n_frames", 1)
         file.seek(number)
@@ -168,7 +169,7 @@ def _picture(data: bytes, number: int) -> tuple[Any, int]:
             file.thumbnail((int(width * scale), int(height * scale)))
         upright = ImageOps.exif_transpose(file)
         if upright.mode in ("RGBA", "LA", "PA", "P"):
-            # What is transparent is paper.
+            # Transparent pixels become white, like paper.
             upright = upright.convert("RGBA")
             paper = Image.new("RGBA", upright.size, "white")
             upright = Image.alpha_composite(paper, upright)
@@ -187,17 +188,17 @@ def _drawn_page(data: bytes, number: int) -> tuple[Any, int]:
         largest = math.sqrt(_MAX_PIXELS / max(1.0, width * height))
         bitmap = page.render(scale=min(_DPI / _POINTS, largest), rev_byteorder=False)
         array = bitmap.to_numpy()[:, :, :3]
-        # A copy, because the bitmap's memory goes with the document.
+        # A copy, because the bitmap's memory is freed with the document.
         return numpy.array(array, order="C"), pages
 
 
 def _upright(texts: Sequence[_RecognizedText]) -> list[_UprightText]:
-    """Return texts with their places as if the page were not tilted."""
+    """Return texts with their positions as if the page were not tilted."""
     slopes = []
     for _, (top_left, top_right, *_), _ in texts:
         width = top_right[0] - top_left[0]
         height = top_right[1] - top_left[1]
-        # A short text says little of the page, and an upright one nothing.
+        # A short text says little about the tilt of the page, and a vertical one says nothing.
         if width > 100 and abs(height) < width / 4:
             slopes.append(height / width)
     slope = median(slopes) if slopes else 0.0
@@ -231,7 +232,7 @@ def _on_one_line(first: _UprightText, second: _UprightText) -> bool:
 
 
 def _in_reading_order(rows: Sequence[list[_UprightText]]) -> list[list[_UprightText]]:
-    """Return rows with two columns of prose one after the other; those of tables stay."""
+    """Return rows with two columns of prose put one after the other; tables are unchanged."""
     ordered: list[list[_UprightText]] = []
     block: list[list[_UprightText]] = []
     for row in rows:
@@ -248,7 +249,7 @@ def _in_reading_order(rows: Sequence[list[_UprightText]]) -> list[list[_UprightT
 
 
 def _continues(block: Sequence[list[_UprightText]], row: list[_UprightText]) -> bool:
-    """Return whether a row stands in the two columns of a block, or in one of them."""
+    """Return whether a row fits the two columns of a block, or one of them."""
     right_column = block[0][1].left
     tolerance = row[0].bottom - row[0].top
     if len(row) == 2:
@@ -272,13 +273,13 @@ def _columns_apart(block: Sequence[list[_UprightText]]) -> list[list[_UprightTex
 
 
 def _line(piece: _UprightText, width: int, height: int, turns: int) -> TextLine:
-    """Return a text with its box on the page as the file has it.
+    """Return a text with its box on the page before rotation.
 
     Args:
-        piece: The text, with its corners on the page after its turns.
-        width: Pixels of the page before its turns.
-        height: As `width`.
-        turns: How often it was turned by 90 degrees to the left.
+        piece: The text, with its corners on the rotated page.
+        width: The width of the page before rotation, in pixels.
+        height: The height of the page before rotation, in pixels.
+        turns: How many times the page was rotated left by 90 degrees.
     """
     lefts = []
     tops = []

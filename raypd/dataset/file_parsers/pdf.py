@@ -6,17 +6,17 @@ from collections.abc import Sequence
 from statistics import mean
 from typing import Any, NamedTuple
 
-# Texts whose lines differ in height by less than this share of the font's size stand on one line.
+# Texts whose baselines differ in height by less than this share of the font size are on one line.
 _SAME_LINE = 0.3
-# Columns with so many rows at the same heights are a table if the texts of one are shorter than
-# this on average (characters); else they are columns of prose.
+# Columns with at least this many rows at the same heights are a table if the texts of one of them
+# are shorter than this on average (characters); otherwise they are columns of prose.
 _TABLE_ROWS = 2
 _CELL_CHARACTERS = 20
-_ALIGNED = 0.6  # the share of a column's rows that must stand at the heights of the other's
+_ALIGNED = 0.6  # the share of a column's rows that must be level with rows of the other
 
 
 class _PositionedText(NamedTuple):
-    """A text with the place where it begins (points, from the lower left) and its font's size."""
+    """A text with the position where it begins (points, from the lower left) and its font size."""
 
     text: str
     left: float
@@ -30,7 +30,7 @@ def pdf_pages(data: bytes) -> list[str]:
     Raises:
         ValueError: The file cannot be read; the text says why.
     """
-    import pypdf  # imported here because most runs need none of it
+    import pypdf  # imported here because most runs do not need it
 
     try:
         pdf = pypdf.PdfReader(io.BytesIO(data))
@@ -39,13 +39,13 @@ def pdf_pages(data: bytes) -> list[str]:
         return [re.sub("[\0\f]", " ", _page_text(page)).strip() for page in pdf.pages]
     except MemoryError:
         raise
-    # Pypdf's own for some faults of a file, and any of Python's for others.
+    # pypdf raises its own errors for some faults of a file, and any Python error for others.
     except Exception as error:
         raise ValueError(f"the PDF cannot be read: {error or type(error).__name__}") from None
 
 
 def _page_text(page: Any) -> str:
-    """Return the text of a page as the file has it, but a table stored by columns row by row."""
+    """Return the text of a page in the order of the file, but tables stored by column as rows."""
     pieces: list[_PositionedText] = []
 
     def note(text: str, page_matrix: Any, matrix: Any, font: Any, size: float) -> None:
@@ -71,7 +71,7 @@ def _page_text(page: Any) -> str:
 
 
 def _columns(pieces: Sequence[_PositionedText]) -> list[list[_PositionedText]]:
-    """Cut the texts of a page where one stands higher than the one before it."""
+    """Split the texts of a page wherever one is higher up than the one before it."""
     columns: list[list[_PositionedText]] = []
     for piece in pieces:
         if not columns or piece.height > columns[-1][-1].height + piece.size / 2:
@@ -95,7 +95,7 @@ def _are_rows(first: Sequence[_PositionedText], second: Sequence[_PositionedText
 
 
 def _lines(pieces: Sequence[_PositionedText]) -> list[str]:
-    """Return the lines of texts, from the top, each from the left."""
+    """Return texts as lines, from top to bottom, each from left to right."""
     lines: list[list[_PositionedText]] = []
     for piece in sorted(pieces, key=lambda piece: -piece.height):
         if lines and lines[-1][0].height - piece.height <= _SAME_LINE * piece.size:

@@ -1,4 +1,4 @@
-"""The process in which files of foreign formats are read.
+"""The process that reads files in foreign formats.
 
 It reads requests from stdin and writes answers to stdout, both as a line of JSON followed by a body
 of bytes. `parser_process` starts it and talks to it.
@@ -43,8 +43,8 @@ def _rows_as_lines(data: bytes) -> bytes:
     return b"\n".join(lines)
 
 
-# The registry: kind -> what reads a file, from its bytes and the limit of the request.
-# All return what JSON can hold.
+# The registry: kind -> function that reads a file, given its bytes and the limit of the request.
+# All return values that JSON can represent.
 _PARSERS: dict[str, Callable[[bytes, int], Any]] = {
     "html": lambda data, limit: visible_text(data.decode()),
     "docx": word_text,
@@ -73,7 +73,7 @@ def _answer(request: dict[str, Any], data: bytes) -> bytes:
 
 
 def _resident_memory() -> int:
-    """Return the bytes that this process holds now; 0 where the system does not tell."""
+    """Return the bytes of memory that this process uses now; 0 if the system does not tell."""
     # Not `ru_maxrss`, which begins with the memory of the parent process.
     try:
         with open("/proc/self/statm") as file:
@@ -90,7 +90,7 @@ def _serve(requests: BinaryIO, answers: BinaryIO, memory: int, idle_memory: int)
         requests: The stream of requests.
         answers: The stream of answers.
         memory: Bytes of address space that this process may take.
-        idle_memory: Bytes; if it still holds more after an answer, it ends.
+        idle_memory: Bytes; if the process still uses more memory after an answer, it ends.
     """
     import resource  # not on every system
 
@@ -108,11 +108,11 @@ def _serve(requests: BinaryIO, answers: BinaryIO, memory: int, idle_memory: int)
         try:
             body = _answer(request, data)
         except MemoryError:
-            # As a parser that is not written in Python ends its process.
+            # A parser that is not written in Python would end the process, too.
             sys.exit(1)
         except ValueError as error:
             header["error"] = str(error)
-        except BaseException as error:  # a panic of Rust is no Exception
+        except BaseException as error:  # a panic in Rust is not an Exception
             header["error"] = f"it cannot be read: {type(error).__name__}: {error}"
         header["bytes"] = len(body)
         header["last"] = _resident_memory() > idle_memory

@@ -15,12 +15,12 @@ def slide_texts(data: bytes, limit: int) -> list[str]:
 
     Args:
         data: The file (.pptx).
-        limit: Bytes that the file may have when it is unpacked.
+        limit: Bytes that the file may have when unpacked.
 
     Raises:
         ValueError: The file cannot be read; the text says why.
     """
-    import pptx  # imported here because most runs need none of it
+    import pptx  # imported here because most runs do not need it
 
     check_unpacked(data, limit, "a PowerPoint file", _NO_PRESENTATION)
     try:
@@ -29,7 +29,7 @@ def slide_texts(data: bytes, limit: int) -> list[str]:
         ]
     except MemoryError:
         raise
-    except Exception as error:  # of zipfile, lxml or python-pptx
+    except Exception as error:  # from zipfile, lxml or python-pptx
         raise ValueError(f"{_NO_PRESENTATION}: {error or type(error).__name__}") from None
 
 

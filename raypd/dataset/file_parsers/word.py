@@ -14,23 +14,23 @@ _RUN_CHILDREN = {_WORD + name for name in ("br", "cr", "noBreakHyphen", "ptab", 
 
 
 def word_text(data: bytes, limit: int) -> str:
-    """Return paragraphs and rows of tables, a line each, as if all changes were accepted.
+    """Return paragraphs and rows of tables, one per line, with all tracked changes accepted.
 
     Args:
         data: The file.
-        limit: Bytes that the file may have when it is unpacked.
+        limit: Bytes that the file may have when unpacked.
 
     Raises:
         ValueError: The file cannot be read; the text says why.
     """
-    import docx  # imported here because most runs need none of it
+    import docx  # imported here because most runs do not need it
 
     check_unpacked(data, limit, "a Word file", "not a Word file, or one with a password")
     try:
         body = docx.Document(io.BytesIO(data)).element.body
     except MemoryError:
         raise
-    except Exception as error:  # of zipfile, lxml or python-docx
+    except Exception as error:  # from zipfile, lxml or python-docx
         raise ValueError(
             f"not a Word file, or one with a password: {error or type(error).__name__}"
         ) from None
@@ -55,7 +55,7 @@ def _word_lines(body: Any) -> Iterator[str]:
         elif tag == _WORD + "tr":
             rows.append(element)
         elif tag == _WORD + "del" or str(tag).endswith("}Fallback") or tag == "Fallback":
-            # Deleted text, and a fallback that says the same again.
+            # Deleted text is skipped, and so are fallbacks, which repeat the same content.
             walk.skip_subtree()
         elif tag == _WORD + "r" and paragraphs:
             paragraph = paragraphs[-1]

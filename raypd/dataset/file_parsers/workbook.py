@@ -11,7 +11,7 @@ from urllib.parse import urljoin
 import lxml.etree
 
 _UNPACKED_WORKBOOK = 1 << 30  # bytes
-_MAX_CELLS = 1 << 25  # of a sheet's range: the parser takes 32 bytes for each, also for empty ones
+_MAX_CELLS = 1 << 25  # of a sheet's range: the parser takes 32 bytes for each, even if it is empty
 _SHEET_CHUNK = 1 << 22  # bytes of a sheet that are searched at a time
 _SHEET_OVERLAP = 256  # bytes; no reference is longer than this
 _ROW_NUMBER = re.compile(rb'<(?:\w+:)?row\b[^>]*?\sr="(\d{1,7})"')
@@ -45,8 +45,8 @@ def sheet_rows(data: bytes) -> Iterator[dict[str, str | None]]:
 
 
 def _header_row(rows: Iterable[list[Any]]) -> int:
-    """Return the number of the row that names the columns: the first one with several values, as a
-    title may stand above it; of a sheet with a single column the first one with a value.
+    """Return the number of the row that names the columns: the first row with several values,
+    because a title may be above it; in a sheet with one column, the first row with a value.
     """
     first = None
     for number, row in enumerate(rows):
@@ -66,14 +66,14 @@ def _check_names(names: list[str]) -> None:
 
 
 def _check_workbook(data: bytes) -> None:
-    """Refuse a workbook that is known to be too large before it is unpacked or laid out.
+    """Refuse a workbook that is too large, before it is unpacked or laid out.
 
     Raises:
         ValueError: The workbook is too large.
     """
     try:
         archive = zipfile.ZipFile(io.BytesIO(data))
-    except zipfile.BadZipFile:  # an .xls, or no workbook
+    except zipfile.BadZipFile:  # an .xls, or not a workbook
         return
     with archive:
         unpacked = sum(file.file_size for file in archive.infolist())
@@ -82,7 +82,7 @@ def _check_workbook(data: bytes) -> None:
                 f"a workbook that has {unpacked} bytes unpacked, more than {_UNPACKED_WORKBOOK}: "
                 "save the sheet as CSV"
             )
-        # What is wrong with a part is found again when the workbook is read.
+        # Faults of a part are found again when the workbook is read.
         with contextlib.suppress(KeyError, lxml.etree.LxmlError, zipfile.BadZipFile, StopIteration):
             rows, columns = _sheet_range(archive, _first_sheet(archive))
             if rows * columns > _MAX_CELLS:
@@ -97,7 +97,7 @@ def _first_sheet(archive: zipfile.ZipFile) -> str:
     """Return the name of the first sheet's part of an .xlsx or .xlsm.
 
     Raises:
-        KeyError, StopIteration, lxml.etree.LxmlError: It has no such part, as an .ods has none.
+        KeyError, StopIteration, lxml.etree.LxmlError: It has no such part, such as an .ods.
     """
     workbook = _parsed(archive.read("xl/workbook.xml"))
     sheet = next(element for element in workbook.iter("{*}sheet"))
@@ -136,7 +136,7 @@ def _column_number(letters: bytes) -> int:
 
 
 def _cell_text(cell: Any) -> str | None:
-    """Return a cell as text; a workbook has no whole numbers."""
+    """Return a cell as text; a workbook stores whole numbers as floats, too."""
     if isinstance(cell, bool):
         return str(cell).lower()
     if isinstance(cell, float) and cell.is_integer():

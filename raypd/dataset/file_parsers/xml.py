@@ -13,8 +13,8 @@ _MAX_INDENT = 16  # levels; a line of a deeper element is indented no further
 def xml_text(data: bytes) -> str:
     """Return a line for each element that has text or attributes, indented by its depth.
 
-    An element with text reads `name: text`, with attributes `name (key=value): text`. Markup inside
-    a sentence is part of the sentence. Names are without their namespaces.
+    An element with text becomes `name: text`, or with attributes `name (key=value): text`. Markup
+    inside a sentence is part of the sentence. Names have no namespaces.
 
     Raises:
         ValueError: The file cannot be read; the text says why.
@@ -27,7 +27,7 @@ def xml_text(data: bytes) -> str:
         remove_pis=True,
     )
     try:
-        # Programs leave blanks before the declaration, where no parser allows them.
+        # Some programs write blanks before the declaration, which no parser allows.
         root = lxml.etree.fromstring(data.lstrip(b" \t\r\n"), parser)
     except (lxml.etree.LxmlError, ValueError) as error:
         raise ValueError(f"the XML cannot be read: {error}") from None

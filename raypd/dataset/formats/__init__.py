@@ -1,7 +1,7 @@
 """The input formats.
 
 To add a format, write a subclass of `Format` in a file of this folder and add its line to
-`INPUT_FORMATS` (`raypd/config/input_formats.py`), from which `FORMATS` is made.
+`INPUT_FORMATS` (`raypd/config/input_formats.py`), from which `FORMATS` is built.
 """
 
 import os
@@ -43,7 +43,7 @@ __all__ = [
 
 
 def _document_format(name: str) -> DocumentFormat | None:
-    """Return the format of a file inside another one, by its name; None if it is no document."""
+    """Return the format of a file inside another one, by its name; None if it is not a document."""
     ending = os.path.splitext(name.lower())[1]
     for format in FORMATS.values():
         if isinstance(format, DocumentFormat) and ending in format.endings:
@@ -52,14 +52,14 @@ def _document_format(name: str) -> DocumentFormat | None:
 
 
 def _format_of_type(media_type: str) -> DocumentFormat | None:
-    """Return the format of a media type such as "text/html"; None if it is no document."""
+    """Return the format of a media type such as "text/html"; None if it is not a document."""
     for format in FORMATS.values():
         if isinstance(format, DocumentFormat) and media_type in format.media_types:
             return format
     return None
 
 
-# What finds the formats of documents inside files of these formats.
+# Functions that find the formats of documents inside files of these formats.
 _FINDERS = {"eml": _document_format, "msg": _document_format, "warc": _format_of_type}
 
 
@@ -75,7 +75,7 @@ def _format(name: str) -> Format:
     return made
 
 
-# By name; a function of the user's own is no format that the configuration names.
+# By name. The user's own reader is also one, but `input.format` cannot name it.
 FORMATS: dict[str, Format] = {
     **{name: _format(name) for name in INPUT_FORMATS},
     CustomReader.name: CustomReader(),
@@ -88,8 +88,8 @@ class Detector:
     """Recognizes the format of files by their names, under one setting.
 
     Args:
-        setting: `input.format`, or "reader" where `input.reader` reads every file.
-        ocr: Whether files that need recognition are taken, too.
+        setting: `input.format`, or "reader" if `input.reader` reads every file.
+        ocr: Whether files that need recognition are accepted, too.
     """
 
     def __init__(self, setting: str, ocr: bool = True) -> None:
@@ -98,7 +98,7 @@ class Detector:
             needs_ocr = isinstance(format, DocumentFormat) and format.needs_ocr
             if format.setting == setting and (ocr or not needs_ocr):
                 self._by_ending.update(dict.fromkeys(format.endings, format))
-        # Where the setting names one format, every file is read as this one.
+        # If the setting names one format, every file is read in that format.
         self._only: Format | None = None
         if not self._by_ending:
             self._only = FORMATS[Parquet.name if setting in TABLES else setting]
@@ -125,7 +125,7 @@ class Detector:
 
 
 def settings_by_ending() -> list[str]:
-    """Return the values of `input.format` besides auto that take files by their names."""
+    """Return the values of `input.format` besides auto that select files by their names."""
     settings: dict[str, None] = {}
     for format in FORMATS.values():
         if format.endings and format.setting != "auto":
@@ -134,7 +134,7 @@ def settings_by_ending() -> list[str]:
 
 
 def endings_of(setting: str) -> list[str]:
-    """Return the ends of names that a value of `input.format` takes."""
+    """Return the file extensions that a value of `input.format` accepts."""
     endings: list[str] = []
     for format in FORMATS.values():
         if format.setting == setting:
@@ -143,7 +143,7 @@ def endings_of(setting: str) -> list[str]:
 
 
 def what_is_read(setting: str) -> str:
-    """Return which files a value of `input.format` takes, for a message."""
+    """Return a description of the files that a value of `input.format` accepts, for a message."""
     formats = [format for format in FORMATS.values() if format.setting == setting]
     if setting in settings_by_ending():
         endings = ", ".join(endings_of(setting))
@@ -155,19 +155,19 @@ def what_is_read(setting: str) -> str:
 
 
 def row_in_words(name: str, offset: int, setting: str) -> str:
-    """Return in words which row of its file a document is, such as "row 12".
+    """Return a description of the row of a document in its file, such as "row 12".
 
     Args:
         name: The document's `source`.
         offset: Its `row`.
-        setting: `input.format`, or "reader" where `input.reader` reads every file.
+        setting: `input.format`, or "reader" if `input.reader` reads every file.
 
     Returns:
-        "" where the file is the document, or where its rows are known by their first byte only.
+        "" if the whole file is the document, or if rows are known only by their first byte.
     """
     known_settings = {format.setting for format in FORMATS.values()}
     if setting not in {*known_settings, *FORMATS, *TABLES}:
-        # A run of another version, whose record is only shown.
+        # The run is of another version, and its record is only displayed.
         return ""
     # Names from the second entry of `input.path` on end in #2, #3, ...
     file_name = re.sub(r"#[0-9]+$", "", name)

@@ -1,4 +1,4 @@
-"""Files and streams of Arrow's IPC format, as Hugging Face's datasets are saved."""
+"""Files and streams in Arrow's IPC format, in which Hugging Face datasets are saved."""
 
 from collections.abc import Iterator
 from typing import Any

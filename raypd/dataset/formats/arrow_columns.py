@@ -27,10 +27,10 @@ def needed_names(names: Iterable[str], columns: Columns) -> list[str]:
 def rows_of_batches(
     batches: Iterable[pa.RecordBatch], first_row: int, part: Part
 ) -> Iterator[SourceRow]:
-    """Yield the rows of batches that lie in a part.
+    """Yield the rows of batches that are in a part.
 
     Args:
-        batches: Batches that follow on each other.
+        batches: Consecutive batches.
         first_row: Number of the first batch's first row in the file.
         part: Its range of row numbers is read.
     """
@@ -48,14 +48,14 @@ def rows_of_batches(
 
 
 def text_rows(batch: pa.RecordBatch | pa.Table) -> Iterator[Fields]:
-    """Yield the rows of a batch with its columns of text, after one that names all columns."""
+    """Yield a row that names all columns, and then the rows of a batch with its text columns."""
     yield dict.fromkeys(batch.schema.names)
     names = [field.name for field in batch.schema if "string" in str(field.type)]
     yield from batch.select(names).to_pylist()
 
 
 def column_values(column: Any) -> list[Any]:
-    """Return the values of a column in types that JSON has.
+    """Return the values of a column as types that JSON has.
 
     A text that is not UTF-8 is returned as the error itself, so that only its own row fails.
 
@@ -67,13 +67,13 @@ def column_values(column: Any) -> list[Any]:
     if any(is_text(column.type) for is_text in _TEXT_TYPES):
         return [_decoded(value) for value in column.cast(pa.large_binary()).to_pylist()]
     if pa.types.is_float32(column.type) or pa.types.is_float16(column.type):
-        # As a number of 64 bits, 0.1 would become 0.10000000149011612.
+        # As a 64-bit number, 0.1 would become 0.10000000149011612.
         shortest = column.cast(pa.float32()).cast(pa.string()).to_pylist()
         return [plain_value(None if text is None else float(text)) for text in shortest]
     try:
         values = column.to_pylist()
     except (ValueError, OverflowError):
-        # Python has no such time.
+        # Python cannot represent the time.
         values = column.cast(pa.string()).to_pylist()
     return [plain_value(value) for value in values]
 

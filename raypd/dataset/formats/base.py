@@ -18,7 +18,7 @@ from raypd.dataset.formats.ranges import (
 )
 from raypd.run import Part
 
-# Rows of a file in which columns are looked for while it is planned.
+# Rows of a file in which planning looks for columns.
 SAMPLED_ROWS = 100
 
 Fields = dict[str, Any]
@@ -29,8 +29,7 @@ Columns = Container[str | None]
 class SourceRow(NamedTuple):
     """A row of a file that becomes one document."""
 
-    # Where the row begins, as a default id and the column `row` of the output name it: a byte or a
-    # row number.
+    # Where the row begins: a byte or a row number. Default ids and the output column `row` use it.
     offset: int
     # The same in words, such as "line 7", for messages; "" if the whole file is the document.
     position: str
@@ -44,7 +43,7 @@ class SeenColumns:
 
     names: list[str]
     rows: int = 0  # rows that were looked at
-    objects: int = 0  # of these, the ones that have columns at all
+    objects: int = 0  # the rows among them that have columns
     is_schema: bool = False  # whether every row has these columns and no others
 
 
@@ -59,17 +58,17 @@ class Format(ABC):
     """How files of one format are recognized, cut into parts, read and looked at.
 
     An instance has no state. Every method raises InputError if the file cannot be read, and OSError
-    or an error of pyarrow as the storage and the parser do.
+    or an error of pyarrow if the storage or the parser does.
 
     The registry (`raypd.config.INPUT_FORMATS`) gives each of its formats `name`, `endings` and
-    `setting`, whose meaning it says.
+    `setting`, and describes them.
     """
 
     # Also `Part.format`.
     name: ClassVar[str]
     endings: ClassVar[tuple[str, ...]] = ()
     setting: ClassVar[str] = "auto"
-    # What one file is read as, where `setting` is not auto; for messages.
+    # What one file is read as if `setting` is not auto; for messages.
     reads_as: ClassVar[str] = ""
     # The format's name in the message "cannot be read as ...".
     title: ClassVar[str] = ""
@@ -77,7 +76,7 @@ class Format(ABC):
     compressible: ClassVar[bool] = True
     # Whether all rows of a file have the same columns.
     has_schema: ClassVar[bool] = True
-    # Whether a file can be entered at groups of rows, so that passing over many rows is a waste.
+    # Whether reading can start at any group of rows, so that skipping many rows is a waste.
     enters_groups: ClassVar[bool] = False
     # Whether the text of each row is in the column `text`, and its id in `id`.
     is_document: ClassVar[bool] = False
@@ -95,7 +94,7 @@ class Format(ABC):
             columns: The columns that are needed.
 
         Returns:
-            The parts, made as they are asked for, and the file's columns.
+            The parts, which are made on demand, and the file's columns.
         """
 
     @abstractmethod
@@ -124,9 +123,7 @@ class Format(ABC):
             yield fields
 
     def can_enter(self, part: Part) -> bool:
-        """Return whether a file can be read from the beginning of a part on without reading what
-        is before it.
-        """
+        """Return whether a part can be read without reading what precedes it in the file."""
         return False
 
     def counts_rows(self, part: Part) -> bool:
@@ -148,7 +145,7 @@ class Format(ABC):
         Args:
             part: A planned part.
             source: Section `input`.
-            pieces: How many are wanted. A format that cannot enter a file there returns one.
+            pieces: How many parts are wanted. There is one if reading cannot start inside `part`.
         """
         return parts_between(part, even_boundaries(part, pieces))
 

@@ -16,8 +16,8 @@ from raypd.text import counted
 class Csv(Format):
     """CSV.
 
-    Planning reads a file whole, because a quoted field may contain line breaks, and cuts it by
-    bytes at the records that it notes.
+    Planning reads the whole file, because a quoted field may contain line breaks, and cuts it into
+    ranges of bytes that begin at records.
     """
 
     def split(
@@ -79,7 +79,7 @@ class Csv(Format):
 
 
 class Tsv(Csv):
-    """TSV: as CSV, with a tab between fields."""
+    """TSV: like CSV, with a tab between fields."""
 
 
 def _parts(
@@ -91,11 +91,11 @@ def _parts(
         part: The whole file.
         first_records: (offset, line) of the first record of each range.
         counts: Records of each range.
-        end: Offset behind the last record.
+        end: The offset after the last record.
     """
     ends = [offset for offset, _ in first_records[1:]]
     ends.append(end)
-    # A file without records has an end alone.
+    # A file without records has only an end.
     for (start, line), range_end, count in zip(first_records, ends, counts, strict=False):
         size = part.size * (range_end - start) // end
         yield replace(part, start=start, end=range_end, line=line, expected=count, bytes=size)

@@ -1,4 +1,4 @@
-"""Files that a function of the user's own reads (`input.reader`)."""
+"""Files that a user's own function reads (`input.reader`)."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -46,5 +46,5 @@ class CustomReader(ObjectFormat):
         return fields
 
     def sample(self, part: Part, source: InputConfig) -> Iterator[Fields]:
-        # The function of the user runs only for the run itself.
+        # The user's function is called only by the run itself.
         raise InputError("only input.reader knows the columns of its rows")

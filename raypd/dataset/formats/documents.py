@@ -17,14 +17,14 @@ from raypd.run import Part
 # The columns of the only row of such a file: its name and its text.
 ID = "id"
 TEXT = "text"
-# The field of a row that holds the boxes of its text (a list of `TextBox`); it is no column.
+# The field of a row with the boxes of its text (a list of `TextBox`); it is not a column.
 BOXES = "\0boxes"
-# Bytes that a file may have for each byte of its text, such as tags, or the pictures of a PDF.
+# Bytes that a file may have for each byte of its text, because of tags or of pictures in a PDF.
 MARKUP = 16
 
 
 class DocumentFormat(RowFormat):
-    """A format of which each file is one document with the columns `id` and `text`."""
+    """A format in which each file is one document with the columns `id` and `text`."""
 
     setting = "files"
     reads_as = "a document"
@@ -33,7 +33,7 @@ class DocumentFormat(RowFormat):
     markup: ClassVar[int] = MARKUP
     # Names of the format in mails and on the web.
     media_types: ClassVar[tuple[str, ...]] = ()
-    # Whether files of this format are read by recognition (OCR) alone.
+    # Whether files of this format can be read only by recognition (OCR).
     needs_ocr: ClassVar[bool] = False
 
     @abstractmethod
@@ -50,11 +50,11 @@ class DocumentFormat(RowFormat):
         return [(1, part.size)], SeenColumns([ID, TEXT], is_schema=True)
 
     def read(self, part: Part, source: InputConfig, columns: Columns) -> Iterator[SourceRow]:
-        """Yield the only row; what is wrong with the file shows when its fields are read."""
+        """Yield the only row; errors of the file are raised when its fields are read."""
         yield SourceRow(0, "", partial(self._fields, self._data(part, source), part, source))
 
     def _data(self, part: Part, source: InputConfig) -> bytes:
-        """Return the file, or so much of it that `check_size` refuses it."""
+        """Return the file, or enough of it for `check_size` to refuse it."""
         limit = source.max_document_bytes * self.markup
         with open_lines(part.path, part.compression, version=part.version) as file:
             return file.read(limit + 1)
@@ -75,7 +75,7 @@ class DocumentFormat(RowFormat):
         """Refuse a file that is too large.
 
         Raises:
-            ValueError: It is; the text says so.
+            ValueError: The file is too large; the text says so.
         """
         limit = source.max_document_bytes * self.markup
         if len(data) > limit:
@@ -85,14 +85,15 @@ class DocumentFormat(RowFormat):
             )
 
     def unpacked_limit(self, source: InputConfig) -> int:
-        """Return the bytes that a zipped file may have when it is unpacked."""
-        # It may unpack as far again as it may be larger than its text.
+        """Return the bytes that a zipped file may have when unpacked."""
+        # The file may be `markup` times as large as its text, and its unpacked content as many
+        # times as large as the file.
         return source.max_document_bytes * self.markup * self.markup
 
 
 def in_pages(pages: Iterable[str]) -> str:
     """Return the texts of pages as one; `span.page` counts the form feeds between them."""
-    # Each page ends as pdftotext ends it.
+    # Each page ends as in the output of pdftotext.
     return "".join(f"{page}\n\f" for page in pages)
 
 
@@ -110,17 +111,17 @@ class Text(DocumentFormat):
 
 
 def detected_encoding(data: bytes) -> str:
-    """Return the encoding of a file; raises ValueError if none is known that fits."""
+    """Return the encoding of a file; raises ValueError if no known one fits."""
     with raised_as(ValueError, "the text cannot be read", InputError):
         return encodings.detect(io.BytesIO(data))
 
 
 def decode(data: bytes, encoding: str, errors: str = "strict") -> str:
-    """Return the text of a file, without a byte order mark in UTF-8.
+    """Return the text of a file, without a UTF-8 byte order mark.
 
     Args:
         data: The file.
-        encoding: The encoding as Python names it.
+        encoding: The encoding, by its name in Python.
         errors: How bytes that do not fit are handled, as `bytes.decode` takes it.
 
     Raises:

@@ -1,4 +1,4 @@
-"""HTML: the visible text of a page, or of a column that holds pieces of pages."""
+"""HTML: the visible text of a page, or of a column that contains HTML."""
 
 import codecs
 import json
@@ -18,7 +18,7 @@ from raypd.dataset.jsonl import BOM
 from raypd.dataset.parser_process import parse
 from raypd.run import Part
 
-# HTML up to this size (bytes) cannot take long to parse, so it needs no process of its own.
+# HTML up to this size (bytes) cannot take long to parse, so it needs no separate process.
 _SHORT_HTML = 32 << 10
 _HEAD_BYTES = 4096  # in which a page names its charset
 _CHARSET = re.compile(rb"""<meta[^>]+charset\s*=\s*["']?\s*([\w-]+)""", re.IGNORECASE)
@@ -28,7 +28,7 @@ _READ_AS_CP1252 = ("ascii", "iso8859-1", "cp1252")
 
 
 class Html(DocumentFormat):
-    """Pages of HTML."""
+    """HTML pages."""
 
     media_types = ("text/html", "application/xhtml+xml")
 
@@ -47,12 +47,12 @@ class Html(DocumentFormat):
 
 
 def html_limit(source: InputConfig) -> int:
-    """Return the bytes of HTML beyond which a column is not read."""
+    """Return the size in bytes above which the HTML in a column is not read."""
     return source.max_document_bytes * MARKUP
 
 
 def visible_text(text: str) -> str:
-    """Return the visible text of a page of HTML, or of a piece of one.
+    """Return the visible text of an HTML page or fragment.
 
     Raises:
         ValueError: The HTML cannot be read; the text says why.

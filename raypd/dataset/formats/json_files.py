@@ -36,9 +36,9 @@ class Json(ObjectFormat):
 
 
 def json_values(data: bytes) -> Iterator[Any]:
-    """Yield the items of a file's arrays, and each value that is no array.
+    """Yield the items of a file's arrays, and each value that is not an array.
 
-    An object whose only value is an array counts as this array.
+    An object whose only value is an array is treated as that array.
 
     Raises:
         InputError: The file is not JSON.

@@ -44,15 +44,16 @@ from raypd.errors import InputError, in_words
 from raypd.run import Part
 from raypd.tasks import kind_of, parse_json
 
-# Bytes of a plain file that planning reads: it counts lines and sees columns in them.
+# Bytes of a plain file that planning reads to count lines and find columns.
 HEAD_BYTES = 1 << 20
 
 
 class JsonLines(Format):
     """JSON Lines.
 
-    A plain file is cut by bytes, of which planning reads only the first megabyte. A compressed one
-    is cut by lines, and planning reads all of it, because a stream cannot be entered in its middle.
+    A plain file is cut into ranges of bytes, and planning reads only its first megabyte. A
+    compressed file is cut into ranges of lines, and planning reads all of it, because a compressed
+    stream cannot be read from the middle.
     """
 
     has_schema = False
@@ -98,7 +99,7 @@ class JsonLines(Format):
         return part.compression is not None
 
     def may_have(self, part: Part, offset: int) -> bool:
-        # A compressed file is cut by lines, and its rows are known by their bytes.
+        # A compressed file is cut by lines, but its rows are identified by their byte offsets.
         return part.compression is not None or super().may_have(part, offset)
 
     def cut(self, part: Part, source: InputConfig, pieces: int) -> list[Part]:
@@ -108,7 +109,7 @@ class JsonLines(Format):
         if part.exact:
             # The pieces stay exact only if each of them begins with a line.
             boundaries = _at_lines(boundaries, part, source)
-        # A plain file stores the bytes of its ranges.
+        # The ranges of a plain file are in stored bytes.
         boundaries = [boundary._replace(bytes=boundary.start) for boundary in boundaries]
         return parts_between(part, boundaries)
 
@@ -119,7 +120,7 @@ def _split_plain(part: Part, source: InputConfig, cluster: ClusterConfig) -> Spl
     if len(head) != min(part.size, HEAD_BYTES):
         raise InputError("has changed while the run was planned; start the run again")
     if part.size > HEAD_BYTES:
-        # The last line may go on beyond the head.
+        # The last line may continue after the head.
         head = head[: head.rfind(b"\n") + 1]
     head_lines = list(lines(io.BytesIO(head), line_limit(source.max_document_bytes)))
     columns = columns_of_lines(
@@ -179,7 +180,7 @@ def _split_compressed(part: Part, source: InputConfig, cluster: ClusterConfig) -
 
 
 def columns_of_lines(texts: Iterable[bytes]) -> SeenColumns:
-    """Return the columns that lines of JSON have together."""
+    """Return all columns that occur in lines of JSON."""
     columns: set[str] = set()
     rows = 0
     objects = 0
@@ -206,7 +207,7 @@ def _fields_of_line(line: Line, source: InputConfig) -> Fields:
     """Return the object on a line.
 
     Raises:
-        ValueError: There is none; the text says why.
+        ValueError: The line is not an object; the text says why.
     """
     if line.data is None:
         raise ValueError(

@@ -1,4 +1,4 @@
-"""Messages of mail: headers, body, and the files that are attached."""
+"""Email messages: headers, body, and attached files."""
 
 import base64
 import contextlib
@@ -15,12 +15,12 @@ from raypd.dataset.formats.ranges import RowGroups
 from raypd.dataset.parser_process import parse
 from raypd.run import Part
 
-# Returns the format of an attached file by its name; None if it is no document.
+# Returns the format of an attached file by its name; None if it is not a document.
 FormatOf = Callable[[str], DocumentFormat | None]
 
 
 class MailFormat(DocumentFormat):
-    """Messages of mail.
+    """Email messages.
 
     Args:
         format_of: Finds the format of an attached file.
@@ -42,11 +42,11 @@ class MailFormat(DocumentFormat):
     def count(
         self, part: Part, source: InputConfig, columns: Columns
     ) -> tuple[RowGroups, SeenColumns]:
-        """Read the file where attachments are documents of their own, to count them."""
+        """Read the file to count the attachments if they are separate documents."""
         groups, seen = super().count(part, source, columns)
         if source.attachments != "documents":
             return groups, seen
-        # What is wrong with the file shows when its only row is read.
+        # Errors of the file are raised when its only row is read.
         with contextlib.suppress(ValueError):
             message = self._message(self._data(part, source), source)
             for number in self._readable(message, source):
@@ -55,7 +55,7 @@ class MailFormat(DocumentFormat):
         return groups, seen
 
     def read(self, part: Part, source: InputConfig, columns: Columns) -> Iterator[SourceRow]:
-        """Yield the message, and its attachments where these are documents of their own."""
+        """Yield the message, and its attachments if they are separate documents."""
         if source.attachments != "documents":
             yield from super().read(part, source, columns)
             return
@@ -76,7 +76,7 @@ class MailFormat(DocumentFormat):
         for row, number in enumerate(self._readable(message, source), 1):
             name, content = _attached_file(message, number)
             names[name] += 1
-            # The ids of attachments of one name must differ, too.
+            # Attachments with the same name need different ids, too.
             copy = f" ({names[name]})" if names[name] > 1 else ""
             document_id = f"{part.name}/{name}{copy}"
             fields = partial(self._attachment_fields, document_id, name, content, part, source)
@@ -116,7 +116,7 @@ class MailFormat(DocumentFormat):
 
 
 class Eml(MailFormat):
-    """Messages as the Internet exchanges them (RFC 5322)."""
+    """Messages in the Internet Message Format (RFC 5322)."""
 
     media_types = ("message/rfc822",)
 

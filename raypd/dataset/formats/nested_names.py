@@ -1,5 +1,5 @@
-"""Names of keys inside of objects that columns hold: `message.body` is the key `body` of the
-objects in the column `message`.
+"""Names of keys inside objects in columns: `message.body` is the key `body` of the objects in the
+column `message`.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -7,14 +7,14 @@ from typing import Any
 
 import pyarrow as pa
 
-# Objects in objects that are looked into.
+# Levels of nested objects that are searched.
 _DEEPEST = 4
-# Items of a list of objects that are looked at.
+# Items of a list of objects that are searched.
 _ITEMS = 3
 
 
 def names_in_row(row: Mapping[Any, Any]) -> Iterator[str]:
-    """Yield the columns of a row, each followed by the keys inside of it."""
+    """Yield the columns of a row, each followed by the keys inside it."""
     for name, value in row.items():
         if isinstance(name, str):
             yield name
@@ -35,7 +35,7 @@ def _names_in_value(prefix: str, value: Any, depth: int) -> Iterator[str]:
 
 
 def names_in_schema(schema: pa.Schema) -> list[str]:
-    """Return the columns of a schema, each followed by the keys inside of it."""
+    """Return the columns of a schema, each followed by the keys inside it."""
     names: list[str] = []
     for field in schema:
         names.append(field.name)

@@ -1,4 +1,4 @@
-"""Formats of which each unit reads a file whole and takes its rows by number."""
+"""Formats in which each unit reads a whole file and takes its rows by number."""
 
 import itertools
 from abc import abstractmethod
@@ -21,7 +21,7 @@ from raypd.dataset.jsonl import open_lines
 from raypd.errors import InputError
 from raypd.run import Part
 
-# As objects of Python these are about a gigabyte.
+# As Python objects, these bytes take about a gigabyte.
 _MAX_BYTES = 1 << 27
 
 
@@ -30,14 +30,14 @@ class ObjectFormat(RowFormat):
 
     @abstractmethod
     def rows(self, part: Part, source: InputConfig) -> Iterator[Any]:
-        """Yield all rows of a file; an item that is no row is yielded as it is."""
+        """Yield all rows of a file; an item that is not a row is yielded unchanged."""
 
     @abstractmethod
     def fields(self, row: Any) -> Fields:
         """Return the fields of a row.
 
         Raises:
-            ValueError: The item is no row; the text says what it is.
+            ValueError: The item is not a row; the text says what it is.
         """
 
     def count(

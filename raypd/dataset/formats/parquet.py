@@ -14,7 +14,7 @@ from raypd.dataset.formats.ranges import RowGroups
 from raypd.run import Part
 
 _BATCH_ROWS = 1024
-# Small batches and buffers, so that a look does not read a whole row group.
+# Small batches and buffers, so that a look at the first rows does not read a whole row group.
 _SAMPLE_BATCH_ROWS = 500
 _SAMPLE_BUFFER = 1 << 20
 

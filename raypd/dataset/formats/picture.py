@@ -1,4 +1,4 @@
-"""Pictures of pages, as scanners write them: the text that is recognized."""
+"""Pictures of pages, such as scans: the recognized text."""
 
 from raypd.config import InputConfig
 from raypd.dataset.formats.base import Fields

@@ -7,9 +7,9 @@ from typing import NamedTuple
 
 from raypd.run import Part
 
-# Runs of rows that lie together in a file, each as (rows, bytes).
+# Groups of rows that are stored together in a file, each as (rows, bytes).
 RowGroups = list[tuple[int, int]]
-# A row group of this size is read by one process, from its beginning to its end.
+# A row group of at least this size is read by one process, from its beginning to its end.
 _LARGE_GROUP_BYTES = 64 << 20
 
 
@@ -18,7 +18,7 @@ def cut_rows(
 ) -> Iterator[tuple[int, int]]:
     """Yield ranges (first row, end row) over all rows of a file.
 
-    No range exceeds a limit unless a single row does. A range never ends because a group ends.
+    No range exceeds a limit unless a single row does. Ranges may span several groups.
 
     Args:
         groups: The file's row groups, each as (rows, bytes), in the order of the file.
@@ -36,7 +36,8 @@ def cut_rows(
             if row_bytes:
                 room = min(room, int((max_bytes - size) / row_bytes))
             elif size > max_bytes:
-                # One row above the limit came before these rows, which have no bytes.
+                # The range already exceeds the limit with a single row, so it gets no further rows,
+                # not even these, which have no bytes.
                 room = 0
             if room <= 0 and end > start:
                 yield start, end
@@ -52,7 +53,7 @@ def cut_rows(
 
 
 def row_parts(part: Part, bounds: Iterable[tuple[int, int]], rows: int) -> Iterator[Part]:
-    """Yield a part for each range of rows; each is charged its share of the stored bytes.
+    """Yield a part for each range of rows; each is assigned its share of the stored bytes.
 
     Args:
         part: The whole file.

@@ -1,4 +1,4 @@
-"""Texts of pages put together, those that are recognized (OCR) with their boxes."""
+"""The texts of the pages of a document, with the boxes of texts that were recognized (OCR)."""
 
 import importlib.util
 import json
@@ -11,13 +11,14 @@ from raypd.dataset.parser_process import parse
 from raypd.errors import InputError
 from raypd.tasks import TextBox
 
-# Pages of one document that are recognized; at some seconds each, more would take hours.
+# The most pages of one document that are recognized; at several seconds each, more would take
+# hours.
 MOST_PAGES = 500
 _PACKAGES = ("rapidocr", "onnxruntime", "pypdfium2")
 
 
 def check_installed(source: InputConfig) -> None:
-    """Check that the packages are there which the configuration needs.
+    """Check that the packages that the configuration needs are installed.
 
     Raises:
         InputError: One is missing.

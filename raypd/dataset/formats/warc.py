@@ -23,15 +23,15 @@ from raypd.dataset.jsonl import BLANK_LIMIT
 from raypd.errors import InputError
 from raypd.run import Part
 
-# Returns the format of a media type such as "text/html"; None if it is no document.
+# Returns the format of a media type such as "text/html"; None if it is not a document.
 FormatOfType = Callable[[str], DocumentFormat | None]
 _COLUMNS = [ID, TEXT, "url", "date", "status", "content_type"]
-# A revisit repeats an earlier response; requests and metadata are no documents.
+# A revisit repeats an earlier response; requests and metadata are not documents.
 _DOCUMENT_TYPES = ("response", "resource", "conversion")
 _MAX_HEADER_BYTES = 1 << 20
-# Characters of an error of warcio that a message shows.
+# Characters of a warcio error that a message shows.
 _MAX_REASON = 300
-# Bytes of a body by which it is known for text.
+# Bytes of a body that show whether it is text.
 _TEXT_BYTES = 1024
 _ZSTD = "zstd"
 _ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
@@ -41,7 +41,7 @@ _CHARSET = re.compile(r"""charset\s*=\s*["']?([\w.:-]+)""", re.IGNORECASE)
 class Warc(Format):
     """WARC, plain or with a gzip member for each record.
 
-    A range of a file is one of bytes as they are stored, and holds the records that begin there.
+    The range of a part is in stored bytes, and the part has the records that begin in it.
 
     Args:
         format_of: Finds the format of a response by its media type.
@@ -87,7 +87,7 @@ class Warc(Format):
             yield SourceRow(offset, f"record at byte {offset}", read_fields)
 
     def can_enter(self, part: Part) -> bool:
-        # Each part begins at a record, which has a gzip member of its own.
+        # Each part begins at a record, which has its own gzip member.
         return True
 
     def cut(self, part: Part, source: InputConfig, pieces: int) -> list[Part]:
@@ -155,14 +155,14 @@ def _parts(part: Part, offsets: list[int], bounds: Iterable[tuple[int, int]]) ->
 
 
 def _documents(part: Part, offset: int) -> Iterator[tuple[int, Any]]:
-    """Yield the records that are documents, each with its first byte in the stored file.
+    """Yield the records that are documents, each with the offset of its first stored byte.
 
     Args:
         part: The file.
-        offset: The byte to begin at, where a record begins.
+        offset: The offset to start from, at which a record begins.
 
     Raises:
-        InputError: The file is no WARC, or damaged.
+        InputError: The file is not a WARC file, or is damaged.
         OSError: The file cannot be read.
     """
     if part.compression == "zst":
@@ -189,7 +189,7 @@ def _documents(part: Part, offset: int) -> Iterator[tuple[int, Any]]:
 
 
 class _StoredBytes(io.RawIOBase):
-    """The bytes of a file from an offset on, which counts them from the file's beginning."""
+    """The bytes of a file from an offset on; `tell` counts from the beginning of the file."""
 
     def __init__(self, raw: BinaryIO, offset: int) -> None:
         self._raw = raw
@@ -205,7 +205,7 @@ class _StoredBytes(io.RawIOBase):
 
 
 class _BoundedHeaders(DecompressingBufferedReader):
-    """Refuses headers without end, of which a compressed file stores a thousandth."""
+    """Refuses endless headers, which a compressed file can store in a thousandth of their size."""
 
     def __init__(self, stream: io.RawIOBase) -> None:
         super().__init__(stream)
@@ -229,10 +229,10 @@ class _BoundedHeaders(DecompressingBufferedReader):
 
 
 def _payload(record: Any, limit: int) -> bytes:
-    """Return the body of a response as the browser would have it, up to a byte above the limit.
+    """Return the body of a response as a browser would decode it, up to a byte above the limit.
 
     Raises:
-        ValueError: It is in a Content-Encoding that is not read, or the file ends within it.
+        ValueError: Its Content-Encoding is not supported, or the file ends within it.
     """
     encodings = _content_encodings(record)
     known = [*BufferedReader.get_supported_decompressors(), _ZSTD]
@@ -251,7 +251,7 @@ def _payload(record: Any, limit: int) -> bytes:
     else:
         payload = bytes(record.content_stream().read(limit + 1))
     if len(payload) <= limit:
-        # No decoder wants the bytes behind a gzip member, for instance.
+        # Decoders do not read everything: bytes after a gzip member are left, for instance.
         while record.raw_stream.read(_TEXT_BYTES):
             pass
         missing = getattr(record.raw_stream, "limit", 0)
@@ -261,8 +261,8 @@ def _payload(record: Any, limit: int) -> bytes:
 
 
 def _content_encodings(record: Any) -> list[str]:
-    """Return the encodings of a response in lower case, and write its headers as warcio reads
-    them.
+    """Return the encodings of a response in lower case, and rewrite its headers in the
+    form that warcio reads.
     """
     headers = record.http_headers
     if headers is None:
@@ -288,7 +288,7 @@ def _raw_payload(record: Any, limit: int) -> bytes:
 
 
 def _is_text(data: bytes) -> bool:
-    """Return whether bytes are text in UTF-8, as no packed data is."""
+    """Return whether bytes are text in UTF-8, which compressed data never is."""
     head = data[:_TEXT_BYTES].decode("utf-8", "ignore")
     # A character may be cut at the end of the head.
     is_utf8 = len(head.encode()) >= len(data[:_TEXT_BYTES]) - 3

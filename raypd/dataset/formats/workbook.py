@@ -26,7 +26,7 @@ class Workbook(ObjectFormat):
 
 
 def sheet_rows(data: bytes) -> Iterator[dict[str, str | None]]:
-    """Yield the rows of a workbook's first sheet, as a CSV of the sheet has them.
+    """Yield the rows of a workbook's first sheet, as a CSV file of the sheet would have them.
 
     An empty cell is None, and a row without a value is left out.
 
