@@ -80,7 +80,7 @@ KINDS: tuple[type[Backend], ...] = (Local, S3, CloudStore)
 class Storage:
     """One backend of each kind under the same settings; many threads may use it.
 
-    What the settings leave open (endpoint, region, credentials) the SDK finds in environment
+    The SDK finds what the settings leave open (endpoint, region, credentials) in environment
     variables (AWS_ENDPOINT_URL, AWS_REGION, AWS_PROFILE, ...), in its files or from the role of the
     instance.
     """
@@ -116,7 +116,7 @@ backend = default.backend
 
 
 def is_remote(path: str) -> bool:
-    """Return whether a path lies on an object store."""
+    """Return whether a path is on an object store."""
     return backend(path).is_remote
 
 
@@ -124,7 +124,7 @@ def decoding_threads(path: str) -> int:
     """Return how many threads should read and decode the objects of a folder.
 
     On an object store most of the time is spent waiting. Decoding local files is bound by the
-    processor, and Python runs one thread at a time: more threads only hold more files in memory.
+    processor, and Python runs one thread at a time: more threads only keep more files in memory.
     """
     if is_remote(path):
         return _REMOTE_DECODING_THREADS

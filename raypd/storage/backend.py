@@ -49,7 +49,7 @@ class Backend(ABC):
 
     @abstractmethod
     def find(self, path: str, on_hidden: OnHidden | None = None) -> Iterator[Object]:
-        """Yield the files that a path, folder or glob stands for, ordered by name.
+        """Yield the files that a path, folder or glob refers to, ordered by name.
 
         In a glob, `*`, `?` and `[ab]` stop at `/`; `**` as a whole part does not. The text before
         the first of these narrows the listing.
@@ -58,7 +58,7 @@ class Backend(ABC):
             path: A file, a folder or a glob.
             on_hidden: Called with every hidden file: a part of its name below the folder begins
                 with `.` or `_` (a folder `_key=value` is a partition and not hidden). The file is
-                yielded if the call returns True. None leaves all hidden files out.
+                yielded if the call returns True. None omits all hidden files.
 
         Raises:
             InputError: If nothing matches or access is denied.
@@ -83,7 +83,7 @@ class Backend(ABC):
 
     @abstractmethod
     def is_folder(self, path: str) -> bool:
-        """Return whether a path is a folder; on an object store, whether any object lies below."""
+        """Return whether a path is a folder; on an object store, whether it has any object."""
 
     @abstractmethod
     def exists(self, path: str) -> bool:
@@ -110,7 +110,7 @@ class Backend(ABC):
         Args:
             path: The file.
             offset: The byte to start from.
-            version: The only version to read; None reads whichever version is there.
+            version: The only version to read; None reads any version.
 
         Raises:
             Changed: Here or while reading, if the file is no longer that version.
@@ -160,14 +160,14 @@ class Backend(ABC):
 
     @abstractmethod
     def put(self, path: str, data: Data, private: bool = False) -> None:
-        """Write a file atomically, replacing what is there. Arguments as in `put_new`."""
+        """Write a file atomically, replacing any existing one. Arguments as in `put_new`."""
 
     def put_file(self, path: str, file: str) -> None:
-        """Write a file atomically from a local one, replacing what is there.
+        """Write a file atomically from a local one, replacing any existing one.
 
         Args:
             path: The file.
-            file: The local file, which is not empty. It is not held in memory.
+            file: The local file, which is not empty. It is not read into memory.
         """
         with (
             open(file, "rb") as source,
@@ -197,7 +197,7 @@ class Backend(ABC):
         """Delete a folder and all files below it; nothing happens if it does not exist."""
 
     def clean_temporary(self, folder: str) -> int:
-        """Delete what dead writers left below a folder.
+        """Delete the files that dead writers left below a folder.
 
         Returns:
             The number of files deleted. An object store never holds a partial object.

@@ -1,7 +1,7 @@
 """Google's and Azure's storage (gs://, az://, abfss://) through obstore.
 
-It keeps the same promises as S3. obstore finds the credentials in the environment or gets them from
-the machine's identity.
+It gives the same guarantees as S3. obstore finds the credentials in the environment or gets them
+from the machine's identity.
 """
 
 import contextlib
@@ -55,7 +55,7 @@ class CloudReader(RangeReader):
         except StorageError as error:
             if " 416 " not in str(error):
                 raise
-            # The range lies beyond the end.
+            # The range is beyond the end.
             if self._size is None:
                 self._size = begin
             return b""
@@ -161,7 +161,7 @@ class CloudStore(ObjectStore):
 
     @contextlib.contextmanager
     def opened(self, path: str, action: str) -> Iterator[tuple[Any, Any, str]]:
-        """Give obstore, the store and the key of a path, and translate obstore's errors.
+        """Yield obstore, the store and the key of a path, and translate obstore's errors.
 
         Args:
             path: The object.
@@ -197,7 +197,7 @@ class CloudStore(ObjectStore):
         return cast(Any, store.from_url)(
             bucket,
             config={"skip_signature": True} if settings.requests.anonymous else None,
-            # http: for an emulator that the environment names.
+            # http is for an emulator that the environment names.
             client_options={
                 "connect_timeout": connect,
                 "read_timeout": read,

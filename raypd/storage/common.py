@@ -38,7 +38,7 @@ class Object:
 
     Attributes:
         path: The whole path.
-        name: The path below the folder that was listed, which is the same wherever it lies.
+        name: The path below the folder that was listed, the same wherever the folder is.
         size: Bytes.
         stamp: Changes with the content: on an object store the ETag, locally size and modification
             time. Two contents of a path never have the same stamp, not even if the file was deleted
@@ -54,8 +54,8 @@ class Object:
 # The content of a file.
 Data = bytes | mmap.mmap
 
-# Called with each hidden file that a listing meets; the listing yields the file if the call returns
-# True, and skips it otherwise.
+# Called with each hidden file in a listing; the listing yields the file if the call returns True,
+# and skips it otherwise.
 OnHidden = Callable[[Object], bool]
 
 
@@ -124,10 +124,11 @@ def choose(
     Args:
         items: The files of a listing.
         glob: None matches every file.
-        on_hidden: Is called with every hidden file that matches, and may have it yielded.
+        on_hidden: Is called with every hidden file that matches; the file is yielded if the call
+            returns True.
 
     Returns:
-        None where a file was yielded, else whether any file was listed.
+        None if a file was yielded, otherwise whether any file was listed.
     """
     matcher = pattern(glob) if glob is not None else None
     listed = False

@@ -22,7 +22,7 @@ from raypd.storage.common import Changed, Data, Object, OnHidden, StorageError, 
 # all of it to compute a hash.
 _HASHED_BYTES = 64 << 20
 _TEMPORARY = ".tmp-"
-# A temporary file of this age has no writer any more, wherever it came from.
+# A temporary file of this age no longer has a writer, wherever it came from.
 _STALE_SECONDS = 24 * 3600
 _BUFFER_BYTES = 1 << 20
 # Schemes that other tools use, and what raypd calls them.
@@ -34,7 +34,8 @@ _OTHER_SCHEMES = {
     "abfs": "abfss",
     "azure": "az",
 }
-# Two endings that are at least so alike are of one kind of file: .json and .jsonl, .csv and .tsv.
+# Two extensions that are at least this similar are of the same kind of file: .json and .jsonl, .csv
+# and .tsv.
 _SAME_KIND = 0.7
 _CONFIGURATIONS = (".yaml", ".yml")
 
@@ -83,8 +84,8 @@ class Local(Backend):
         return local_path(path).exists()
 
     def version(self, path: str) -> str:
-        """Return a hash if the file is small: it survives a copy, as of `ray job submit`'s
-        --working-dir.
+        """Return a hash if the file is small: a copy has the same hash, such as one that `ray job
+        submit --working-dir` makes.
         """
         file = local_path(path)
         try:
@@ -177,7 +178,7 @@ class Local(Backend):
 
 
 def local_path(path: str) -> Path:
-    """Return a path of the configuration as an absolute one.
+    """Return a path in the configuration as an absolute one.
 
     Raises:
         InputError: If the path names another kind of storage.
@@ -206,12 +207,12 @@ def _sha256(path: Path, inode: int, size: int, mtime_ns: int) -> str:
 
 
 def writer_name() -> str:
-    """Return a unique name that tells which process writes a file."""
+    """Return a unique name that shows which process writes a file."""
     return f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
 
 
 def clean_beside(path: Path, mark: str) -> int:
-    """Delete the unfinished files that dead writers left beside a file.
+    """Delete the unfinished files that dead writers left next to a file.
 
     Args:
         path: The file.
@@ -260,7 +261,7 @@ def _object(path: str, name: str) -> Object:
     except OSError:
         if not os.path.islink(path):
             raise
-        # The link leads nowhere; `version` says so when the file is read.
+        # The link is dangling; `version` says so when the file is read.
         status = os.lstat(path)
     return Object(path, name, status.st_size, _stamp(status))
 
@@ -272,11 +273,11 @@ def _stamp(status: os.stat_result) -> str:
 def _files(folder: str, prefix: str, include_special: bool) -> Iterator[tuple[str, str]]:
     """Yield the files below a folder, ordered by the parts of their paths.
 
-    A folder may hold millions of files, so their paths are plain texts.
+    A folder may have millions of files, so their paths are plain strings.
 
     Args:
         folder: The folder; nothing is yielded if it does not exist.
-        prefix: What the names of its files begin with.
+        prefix: The prefix of the names of its files.
         include_special: Whether to include pipes, dangling links and links to folders.
 
     Yields:
@@ -331,9 +332,9 @@ def _did_you_mean(path: Path) -> str:
 
 
 def _is_alike(wanted: Path, other: Path) -> bool:
-    """Return whether a file may be meant by the name of another: a.jsonl by a.json, not a.yaml.
+    """Return whether a missing file may mean another: a.json may mean a.jsonl, but not a.yaml.
 
-    An ending alone makes no two names alike: nope.csv does not mean answers.csv.
+    The extension alone does not make two names similar: nope.csv does not mean answers.csv.
     Names of one or two letters are too short to be compared.
     """
     is_short = len(wanted.stem) <= 2 and len(other.stem) <= 2
@@ -353,7 +354,7 @@ def in_copy_of_job() -> bool:
 
 
 def _why_missing(path: str) -> str:
-    """Say where a submitted job looks for its files; "" if this is no such job."""
+    """Return where a submitted job looks for its files; "" if this is not such a job."""
     if not in_copy_of_job():
         return ""
     if os.path.isabs(path.removeprefix("file://")):

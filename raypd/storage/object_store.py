@@ -36,7 +36,7 @@ class ObjectStore(Backend):
     def objects(self, prefix: str) -> Iterator[Object]:
         """Yield the objects whose paths begin with a prefix, ordered by path.
 
-        The name of each is its path behind the last slash of the prefix (`Object.name`).
+        The name of each is its path after the last slash of the prefix (`Object.name`).
         """
 
     @abstractmethod
@@ -50,7 +50,7 @@ class ObjectStore(Backend):
                 if single is not None:
                     yield single
                     return
-            # What stands before the first special character of a glob narrows the listing.
+            # The text before the first special character of a glob narrows the listing.
             prefix = literal(path)
             if prefix == path:
                 yield from self._find_below(path, on_hidden)
@@ -142,9 +142,9 @@ class ObjectStore(Backend):
             self.delete(item.path)
 
     def stamp_if_holds(self, path: str, data: bytes) -> str | None:
-        """Return the stamp of an object that holds exactly this data, or None if it does not.
+        """Return the stamp of an object that contains exactly this data, or None if it does not.
 
-        A request whose answer was lost is sent again and then meets what the first one wrote.
+        A request whose answer was lost is sent again, and then finds what the first one wrote.
         """
         with contextlib.suppress(FileNotFoundError):
             current = self.head(path)

@@ -14,12 +14,12 @@ _SHORTEST_RANGE = 64 << 10
 
 
 class RangeReader(io.RawIOBase):
-    """Reads one version of an object; every request names that version, so two never mix.
+    """Reads one version of an object; every request names that version, so versions never mix.
 
     Args:
         store: The object store, whose `head` tells the object's size.
         path: The object.
-        version: The ETag to insist on; None takes the version that the first answer names.
+        version: The required ETag; None takes the version that the first answer names.
         size: The object's size in bytes, if known.
         ahead: Whether to read ahead, for sequential reading.
 
@@ -42,7 +42,7 @@ class RangeReader(io.RawIOBase):
 
     @abstractmethod
     def _fetch(self, begin: int, length: int) -> bytes:
-        """Return bytes [begin, begin + length), fewer at the end of the object and none behind it.
+        """Return bytes [begin, begin + length), fewer at the end of the object and none after it.
 
         Sets `version` and, if the answer tells it, `_size`. Raises Changed if the object has
         another version than `version`, and FileNotFoundError if there is no object.
@@ -74,7 +74,7 @@ class RangeReader(io.RawIOBase):
         return self._position
 
     def readinto(self, buffer: Any) -> int:
-        """Fill the buffer; pyarrow takes a partly filled buffer for the end of the file."""
+        """Fill the buffer, because pyarrow takes a partly filled buffer for the end of the file."""
         view = memoryview(buffer).cast("B")
         filled = 0
         while filled < len(view) and (self._size is None or self._position < self._size):

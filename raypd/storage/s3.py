@@ -57,7 +57,7 @@ class S3Reader(RangeReader):
         return bytes(data)
 
     def _get(self, begin: int, end: int) -> Any:
-        """Return the answer to one ranged GET, or None if the range lies beyond the end."""
+        """Return the answer to one ranged GET, or None if the range is beyond the end."""
         keys = {"Range": f"bytes={begin}-{end - 1}"}
         if self.version:
             keys["IfMatch"] = f'"{self.version}"'
@@ -94,7 +94,7 @@ def _drain(body: Any, data: bytearray, length: int) -> str | None:
     """Append a body to `data` up to a length.
 
     Returns:
-        The name of the error that broke the body off, or None if it arrived complete.
+        The name of the error that interrupted the body, or None if all of it arrived.
     """
     try:
         for chunk in body.iter_chunks(_CHUNK):

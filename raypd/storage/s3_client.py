@@ -1,5 +1,6 @@
-"""The connection to S3, made from the settings, and its errors in words (why boto3 and retries:
-docs/storage.md).
+"""The connection to S3, made from the settings, and readable messages for its errors.
+
+docs/storage.md says why it uses boto3, and how it retries.
 """
 
 import contextlib
@@ -46,7 +47,7 @@ _ADVICE = {
     "NoRegionError": "; set storage.options.region",
     "InvalidRegionError": "; set storage.options.region",
 }
-# What the SDK finds wrong with the settings or the name before it asks anybody.
+# Errors in the settings or the name that the SDK finds before it sends a request.
 _BEFORE = (
     "NoCredentialsError",
     "PartialCredentialsError",
@@ -57,7 +58,7 @@ _BEFORE = (
 
 
 def split(path: str) -> tuple[str, str]:
-    """(bucket, key) of an s3:// URI. Raises InputError."""
+    """Return (bucket, key) of an s3:// URI. Raises InputError."""
     bucket, _, key = path.removeprefix("s3://").partition("/")
     if not re.fullmatch(r"[A-Za-z0-9._-]{1,255}", bucket):
         try:
@@ -80,12 +81,13 @@ def code_of(error: ClientError) -> str:
 
 
 class BrokenOff(Unavailable):
-    """The body of an answer that says why, and is no object's, broke off."""
+    """The body of an answer that is not an object, such as an error, broke off."""
 
 
 class S3Client:
-    """boto3's client under the settings of a configuration, made when it is first needed; for many
-    threads.
+    """boto3's client under the settings of a configuration, made when it is first needed.
+
+    Many threads may use it.
     """
 
     def __init__(self, settings: StorageConfig) -> None:
@@ -97,7 +99,7 @@ class S3Client:
         self._secrets: list[str] = []
 
     def boto(self) -> Any:
-        """boto3's client. Raises StorageError where the settings make none."""
+        """Return boto3's client. Raises StorageError if none can be made from the settings."""
         with self.lock:
             if self._boto is None:
                 self._boto = self._make()
@@ -130,8 +132,8 @@ class S3Client:
         return client
 
     def object_store(self) -> dict[str, str]:
-        """The same settings and credentials for libraries on the Rust crate object_store, as
-        deltalake.
+        """Return the same settings and credentials for libraries that are built on the Rust crate
+        object_store, such as deltalake.
         """
         requests = self.settings.requests
         client = self.boto()
@@ -171,14 +173,17 @@ class S3Client:
         )
 
     def first(self, bucket: str, prefix: str) -> dict[str, Any] | None:
-        """The first entry of a listing. Raises botocore's errors."""
+        """Return the first entry of a listing. Raises botocore's errors."""
         page = self.boto().list_objects_v2(Bucket=bucket, Prefix=prefix, MaxKeys=1)
         return next(iter(page.get("Contents", [])), None)
 
     @contextlib.contextmanager
     def translated(self, path: str, action: str) -> Iterator[None]:
-        """Raises botocore's errors as FileNotFoundError, StorageError or Unavailable. action: the
-        permission needed.
+        """Raise botocore's errors as FileNotFoundError, StorageError or Unavailable.
+
+        Args:
+            path: The object.
+            action: The permission that the credentials need.
         """
         try:
             try:
@@ -188,10 +193,10 @@ class S3Client:
         except BotoCoreError as error:
             kind = StorageError if type(error).__name__ in _BEFORE else Unavailable
             raise kind(f"{path}: {self._text(error)}") from None
-        # An answer's body that breaks off: botocore neither tries it again nor names it.
+        # The body of an answer broke off: botocore neither retries this nor wraps the error.
         except HTTPError as error:
             raise BrokenOff(f"{path}: {self._text(error)}") from None
-        # How botocore reports renewed credentials that have expired all the same.
+        # botocore raises this if credentials have expired although they were renewed.
         except RuntimeError as error:
             if "credentials" not in str(error).lower():
                 raise
@@ -202,9 +207,10 @@ class S3Client:
             raise Unavailable(text) from None
 
     def _detailed(self, error: ClientError, path: str) -> ClientError:
-        """The reason behind an answer that names none, by a listing of that one key: an answer to
-        HEAD has no body, and a missing key is "forbidden" where s3:ListBucket is allowed only under
-        a prefix, as in infra/iam.
+        """Return an error with the reason for an answer without one, found by listing that one key.
+
+        An answer to HEAD has no body, and a missing key is "forbidden" if s3:ListBucket is allowed
+        only under a prefix, as in infra/iam.
         """
         bucket, key = split(path)
         of_object = error.operation_name in ("HeadObject", "GetObject") and key
@@ -219,8 +225,8 @@ class S3Client:
         return ClientError({"Error": {"Code": "NoSuchKey"}}, error.operation_name)
 
     def _explained(self, error: ClientError, path: str, action: str) -> OSError:
-        """A refusal of the server as an error that says what to do; Unavailable where any object
-        would fare alike.
+        """Return a refusal of the server as an error that says what to do; Unavailable if it would
+        refuse any other object, too.
         """
         code = code_of(error)
         bucket = split(path)[0]
@@ -281,7 +287,7 @@ class S3Client:
         return kind(f"{path}: the store answered {code} to {action}, attempt {tries}{quote}")
 
     def _whose(self) -> str:
-        """Where the credentials came from: most often it is not where one thought."""
+        """Return where the credentials came from, which is often not where the user expects."""
         if self.settings.requests.anonymous:
             return "(none: storage.options.anonymous is set)"
         name = self.settings.requests.profile
@@ -289,7 +295,7 @@ class S3Client:
         return f"({self._source or 'in use'}{profile})"
 
     def _text(self, error: Exception) -> str:
-        """An error that the SDK raised by itself, with what to do about it."""
+        """Return the text of an error that the SDK itself raised, with advice on what to do."""
         name = type(error).__name__
         advice = _ADVICE.get(name, "")
         if "Timeout" in name or name in _UNREACHABLE:
@@ -300,7 +306,7 @@ class S3Client:
         return self._scrubbed(str(error).strip().rstrip(".")) + advice
 
     def _scrubbed(self, text: str) -> str:
-        """The text without secrets: a server may send back what it got."""
+        """Return the text without secrets, because a server may send back what it received."""
         for secret in self._secrets:
             text = text.replace(secret, "***")
         return text

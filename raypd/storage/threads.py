@@ -12,8 +12,9 @@ Result = TypeVar("Result")
 def in_threads(
     function: Callable[[Item], Result], items: Iterable[Item], threads: int
 ) -> Iterator[Result]:
-    """`map` in a pool of threads, in the order of the items, which are read as needed; the first
-    error ends it.
+    """Map items in a pool of threads, and yield the results in the order of the items.
+
+    Items are read as needed. The first error ends the iteration.
     """
     waiting: deque[Future[Result]] = deque()
     pool = ThreadPoolExecutor(threads)
