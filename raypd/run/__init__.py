@@ -1,4 +1,4 @@
-"""A run's folder: its units and records, the lease on it, and the policy of retries.
+"""A run's folder: its units and records, the lease on it, and the retry policy.
 
 Other rooms import the names below from here, and the modules `console`, `layout`, `manifest`,
 `read`, `records` and `retry_policy`.

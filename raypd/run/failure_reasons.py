@@ -16,7 +16,7 @@ from raypd.config import RunConfig
 # Kinds of reasons that a unit's summary counts; further ones are counted together.
 _MAX_KINDS = 50
 OTHER = "(other reasons)"
-# Numbers, with the words that tell whether they are the same for all documents of a run: the name
+# Numbers, with the words that show whether they are the same for all documents of a run: the name
 # of an encoding, a limit, and the value of a key of the configuration.
 _NUMBERS = re.compile(
     r"\b(?P<encoding>[A-Za-z]+(?:[-_]?\d+)+)\b"
@@ -29,9 +29,9 @@ _NUMBERS = re.compile(
 
 @dataclass
 class FailureReason:
-    """A kind of reason, and the documents of a unit that failed for it.
+    """A kind of reason, and the documents of a unit that failed because of it.
 
-    A document that failed for several kinds of reasons is counted by each.
+    A document that failed for several kinds of reasons is counted in each of them.
     """
 
     reason: str
@@ -102,7 +102,7 @@ def normalize(source: str, reason: str | None) -> str:
 
 
 def _masked(match: re.Match[str]) -> str:
-    """Return a number as N, unless it is a part of what the reason says to do."""
+    """Return a number as N, unless it is part of the advice in the reason."""
     if match["limit"] or match["key"]:
         return match[0]
     if match["encoding"]:

@@ -10,7 +10,7 @@ LEASE = "lease.json"  # the session that works on the run
 SESSIONS = "sessions"  # <id>.json: when each session began and ended
 PLAN = "plan"  # <id>/<number>.parquet: the units of a plan
 PLAN_TOTALS = "plan/plan.json"
-PLAN_ALONE = "plan/alone.json"  # objects that share no unit
+PLAN_ALONE = "plan/alone.json"  # objects that must not share a unit
 UNITS = "units"  # [key=value/]<unit>.parquet: the rows
 # <session>-<number>.parquet: what the units contain, ten thousand per file
 SUMMARIES = "summaries"

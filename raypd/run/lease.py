@@ -61,7 +61,7 @@ class RunLease:
         output: The folder.
         say: Is called with lines for the user.
         records_session: Whether the holder is a session of the run, which is recorded below
-            sessions/. Maintenance, such as a compaction, is none.
+            sessions/. Maintenance, such as a compaction, is not a session.
 
     Raises:
         RunError: If another session that is alive holds the folder.
@@ -218,7 +218,7 @@ class RunLease:
         if not self._records_session:
             return
         seconds = round(time.monotonic() - self._clock, 3)
-        # Times are counted from the beginning, so that setting the clock does not move them.
+        # Times are counted from the beginning, so that they do not move if the clock is set.
         session = Session(began=self.began, id=self.id, heartbeat=self.began + seconds)
         if how is not None:
             session.ended = session.heartbeat

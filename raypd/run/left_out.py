@@ -40,7 +40,7 @@ class LeftOut:
         Args:
             reason: Completes the sentence "3 files ...", such as `HIDDEN`.
             name: The file's name below the input's folder.
-            notable: Whether the file probably holds documents; such names are shown first.
+            notable: Whether the file probably contains documents; such names are shown first.
         """
         group = self._groups.setdefault(reason, _FilesOfReason())
         group.files += 1
@@ -69,7 +69,7 @@ class LeftOut:
 
 
 def describe(groups: list[LeftOutFiles]) -> str:
-    """Return one sentence about the files that were left out; empty where there are none."""
+    """Return one sentence about the files that were left out; empty if there are none."""
     if not groups:
         return ""
     parts = []

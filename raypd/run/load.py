@@ -20,7 +20,7 @@ from raypd.config import (
 from raypd.errors import ConfigError, did_you_mean, raised_as
 from raypd.run.manifest import RunRecord
 
-# A configuration in which only `storage` says something.
+# A placeholder configuration, of which only `storage` is used.
 _NO_RUN = {
     "input": {"path": "-"},
     "output": {"path": "-"},
@@ -125,7 +125,7 @@ def similar_folder(missing: str) -> str:
 
 
 def _about_fit(output: str) -> str:
-    """Return what to look at in the folder of a fit, which holds runs and is none itself."""
+    """Return what to look at in the folder of a fit, which contains runs but is not a run."""
     report = storage.join(output, layout.REPORT)
     begun = {path.parent: path.stat().st_mtime for path in Path(output).rglob(layout.RUN)}
     trainings = {}
@@ -182,7 +182,7 @@ def load_run(output: str, overrides: list[str]) -> RunConfig:
     record = load_record(output, overrides)
     tree = with_current_keys(record.config)
     if isinstance(tree.get("task"), dict):
-        # The record holds the categories themselves, so their sources are not read again.
+        # The record contains the categories themselves, so their sources are not read again.
         for key in ("categories_file", "schema"):
             tree["task"].pop(key, None)
     with raised_as(
@@ -208,11 +208,11 @@ def load_run(output: str, overrides: list[str]) -> RunConfig:
 
 
 def _storage_settings(recorded: dict[str, Any], overrides: dict[str, Any]) -> StorageConfig:
-    """How the storage of a run is reached.
+    """Return the settings for the storage of a run.
 
     Args:
         recorded: Section `storage` in the run's record.
-        overrides: The same section from the command line, which counts before the record.
+        overrides: The same section from the command line, which takes precedence.
     """
     options = {**recorded.get("options", {}), **overrides.get("options", {})}
     return StorageConfig.model_validate({"options": options})

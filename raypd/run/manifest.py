@@ -22,7 +22,7 @@ from raypd.run.unreadable import Unreadable, UnreadableUnit
 from raypd.run.usage import RunCost
 from raypd.text import iso
 
-# What changes the fingerprint apart from the keys of the configuration.
+# What can change the fingerprint apart from the keys of the configuration.
 NO_KEY = "a file that prompts come from, or raypd itself"
 _SHOWN_KEYS = 6
 _REASONS = 20  # kinds of reasons
@@ -36,10 +36,10 @@ class RunRecord:
     config: dict[str, Any]
     created: str | None = None  # ISO 8601
     versions: dict[str, str] = field(default_factory=dict)  # of libraries that affect answers
-    # The card beside the weights, which says what they were trained for; empty without one.
+    # The model card of the weights, which says what they were trained for; empty if there is none.
     model_card: dict[str, Any] = field(default_factory=dict)
-    # Labelled values on which the confidences were calibrated when the run began: 0 without a
-    # calibration, -1 if it is not known.
+    # Labelled values on which the confidences were calibrated when the run began: 0 if they were
+    # not calibrated, -1 if it is not known.
     calibrated_on: int = -1
 
 
@@ -160,7 +160,7 @@ def check(config: RunConfig, output: str) -> None:
     """Check that a run may use its output folder, without writing anything.
 
     Raises:
-        ConfigError: If the folder holds another run, or cannot be read.
+        ConfigError: If the folder contains another run, or cannot be read.
     """
     path = storage.join(output, layout.RUN)
     try:
@@ -205,10 +205,10 @@ def differences(old: dict[str, Any], config: RunConfig) -> list[str]:
         config: The configuration to compare it with.
 
     Returns:
-        Dotted keys. None if only a file that prompts come from or raypd itself has changed.
+        Dotted keys; none if only raypd itself or a file that prompts come from has changed.
     """
     ignored_keys = config.idle_keys()
-    # A configuration of a version with other keys is compared as it is.
+    # A configuration from a version with other keys is compared unchanged.
     with contextlib.suppress(ValueError):
         old_config = RunConfig.model_validate(old)
         old = old_config.model_dump(mode="json")

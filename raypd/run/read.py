@@ -1,4 +1,4 @@
-"""Read what a run has left in its folder.
+"""Read what a run left in its folder.
 
 A missing file is returned as None. Lists leave out files that are damaged.
 """
@@ -92,7 +92,7 @@ def failures(output: str) -> Iterator[tuple[str, str]]:
             continue
         try:
             content = storage.read(storage.join(folder, name))
-        except FileNotFoundError:  # the unit was committed meanwhile
+        except FileNotFoundError:  # the unit was committed in the meantime
             continue
         lines = content.decode(errors="replace").strip().splitlines()
         yield name.removesuffix(".txt"), lines[-1] if lines else "its worker left no reason"
@@ -119,7 +119,7 @@ def spread(items: Sequence[_Item], limit: int) -> list[_Item]:
 
 
 def spread_stream(items: Iterable[_Item], limit: int) -> list[_Item]:
-    """Return at most `limit` of the items, evenly spread; few are held at a time."""
+    """Return at most `limit` of the items, evenly spaced; few are in memory at a time."""
     held: list[_Item] = []
     step = 1
     for number, item in enumerate(items):

@@ -1,4 +1,4 @@
-"""What a session has read ahead of its workers, as its run's folder holds it."""
+"""What a session has read ahead of its workers, as stored in the folder of its run."""
 
 from dataclasses import dataclass, field
 

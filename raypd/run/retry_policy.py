@@ -1,7 +1,7 @@
 """What happens to a unit whose worker process dies: bisect it until the fatal document is known.
 
 After a death, the unit runs alone in its worker. Its rows are decoded in groups, and each group is
-written to storage as a checkpoint before it starts. The group of the last checkpoint holds the
+written to storage as a checkpoint before it starts. The group of the last checkpoint has the
 suspects of the next death and is divided again. A document that was alone when its process died
 becomes an error row, so a unit of 256 documents costs three deaths per fatal document. Deaths are
 counted on storage, where they outlive the driver.
@@ -33,7 +33,7 @@ class Attempt:
     blind: int = 0  # deaths that left no checkpoint although one was due
     # Rows of the last checkpoint before the latest death; None if there was none.
     suspects: tuple[int, ...] | None = None
-    # Rows that are not decoded any more, with the number of deaths that each explains.
+    # Rows that are no longer decoded, with the number of deaths that each explains.
     quarantined: dict[int, int] = field(default_factory=dict)
 
     @property
@@ -80,7 +80,7 @@ class Attempt:
         return following
 
     def reason(self, row: int, failure_reason: str | None) -> str:
-        """Say why a quarantined row has no answer.
+        """Return why a quarantined row has no answer.
 
         Args:
             row: The quarantined row.
@@ -173,7 +173,7 @@ class UnitLog:
         storage.put_new(path, records.encoded(record, indent=None))
 
     def end(self, unit: str, attempt: Attempt | None = None) -> None:
-        """Record that no process is working on a unit any more.
+        """Record that no process is working on a unit anymore.
 
         Args:
             unit: The id of the unit.
@@ -200,12 +200,12 @@ def attempts_path(output: str, unit: str) -> str:
 
 
 def failure_path(output: str, unit: str) -> str:
-    """Return the path of the file in which a worker that ends itself with a unit says why."""
+    """Return the path of the file in which a worker that ends itself because of a unit says why."""
     return storage.join(output, layout.FAILURES, f"{unit}.txt")
 
 
 def failure_reason(output: str, unit: str) -> str | None:
-    """Return why the last worker ended itself with a unit, or None if it wrote nothing."""
+    """Return why the last worker ended itself because of a unit, or None if it wrote nothing."""
     try:
         return storage.read(failure_path(output, unit)).decode(errors="replace")
     except OSError:

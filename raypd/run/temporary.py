@@ -39,7 +39,7 @@ class TemporaryFolder:
                     prefix=f"{_PREFIX}{purpose}-", ignore_cleanup_errors=True
                 )
                 lock = _locked(directory.name, create=True)
-                if lock is None:  # another start took it for an orphan before it was locked
+                if lock is None:  # another process took it for an orphan before it was locked
                     directory.cleanup()
                     directory = None
         self._directory = directory
@@ -63,7 +63,7 @@ def _locked(folder: str, create: bool = False) -> FileIO | None:
     """Lock a folder until the returned file is closed.
 
     Returns:
-        The file; None where another process has locked the folder, or has removed it.
+        The file; None if another process has locked the folder or has removed it.
 
     Raises:
         OSError: The folder has no such file, or it cannot be opened.
@@ -118,7 +118,7 @@ def _remove_orphan(entry: os.DirEntry[str]) -> bool:
 
 @contextlib.contextmanager
 def temporary_space(*kinds: type[Exception]) -> Iterator[None]:
-    """Raise errors of these kinds, which are about temporary files, with what to do about them.
+    """Raise errors of these kinds, which are about temporary files, with advice on what to do.
 
     Raises:
         RunError: Temporary files cannot be written.

@@ -82,7 +82,7 @@ class TrainingRecord:
                 f"validation loss never fell below that of step {losses[0][0]:,}. Try more labels "
                 "or a lower learning rate"
             )
-        # Heads change the speed of decoding and no answer, so there is nothing to score.
+        # Heads change the speed of decoding but no answers, so there is nothing to score.
         if self.weights_key != "decoding.options.heads":
             lines.append(
                 "answers were not scored. Extract labelled documents that were not used for "

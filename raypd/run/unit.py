@@ -34,7 +34,7 @@ class Part:
     exact: bool = True
     bytes: int = 0  # stored bytes of the range
     line: int = 1  # CSV: the line on which the range begins, from 1
-    encoding: str | None = None  # CSV: as planning has detected it; None: as configured
+    encoding: str | None = None  # CSV: as planning detected it; None: as configured
     # Parquet: the first row of the row group in which the range begins, if the group is large.
     group: int | None = None
 
@@ -46,7 +46,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Unit:
-    """One part, or several parts that are a small object each."""
+    """One part, or several parts each of which is a small object."""
 
     id: str
     parts: tuple[Part, ...]
@@ -85,7 +85,7 @@ class Unit:
         return self.parts[0].start
 
     def subset(self, rows: Sequence[int]) -> "Unit":
-        """Make a unit of some of the documents."""
+        """Make a unit of some of its documents."""
         digest = hashlib.sha256(",".join(map(str, rows)).encode()).hexdigest()[:_SUBSET_DIGITS]
         return replace(self, id=f"{self.id}.{digest}", only=tuple(rows))
 
@@ -166,7 +166,7 @@ class UnitResult:
     fatal: bool = False  # whether no worker can process any unit
     handed_back: bool = False  # whether the scheduler took the unit back
     unreadable: bool = False  # whether only the input is at fault
-    # Why the worker had to read the unit although readers were to read it ahead; "" if it had not.
+    # Why the worker had to read a unit that readers should have read ahead; "" if it had not.
     why_read: str = ""
     # Seconds that the worker's engine has waited for units that the worker was reading, so far.
     reading_seconds: float = 0.0

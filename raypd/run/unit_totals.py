@@ -1,6 +1,7 @@
 """Totals over the committed units of a run, by session.
 
-They are what a manifest and a bill need of the units, in memory that does not grow with them.
+They are what a manifest and a bill need to know about the units, in memory that does not grow with
+their number.
 """
 
 from collections import Counter, defaultdict
@@ -20,7 +21,7 @@ _MAX_REASONS = 10_000
 class SessionUnits:
     """The units that one session committed.
 
-    A field that is an int is the sum of the field of this name of all summaries.
+    Each field that is an int is the sum of the field with this name in all summaries.
     """
 
     units: int = 0

@@ -59,11 +59,11 @@ class Unreadable:
         return "".join(f"  {line}\n" for line in lines)
 
     def advice(self, begun: Collection[str]) -> str:
-        """Say in sentences what the user can do.
+        """Return what the user can do, in sentences.
 
         Args:
-            begun: Sources of which some units are committed. Once such a file is repaired, it no
-                longer matches its committed units.
+            begun: Sources that have committed units. Once such a file is repaired, it no longer
+                matches them.
         """
         begun_files = [entry for entry in self.files.values() if entry.source in begun]
         changed = [entry.source for entry in begun_files if SINCE_PLANNED in entry.error]

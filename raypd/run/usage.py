@@ -11,11 +11,11 @@ from pydantic.aliases import AliasChoices
 FIRST = "first"
 SECOND = "second"
 _SECOND_SUFFIX = " (second model)"
-# The share of the time for which engines waited for input, from which on the user is told.
+# The user is told if engines waited for input for at least this share of the time.
 _SHOWN_INPUT_BOUND = 0.05
-# The parts of a bill that are time of workers after startup.
+# The parts of a bill that are workers' time after startup.
 _ANSWERING = ("decode", "prefill", "idle", "lost")
-# Seconds of these, below which the share says little.
+# If these parts have fewer seconds in total, the share says little.
 _SHORT_SECONDS = 60.0
 
 # Documents, prefill_tokens, shared_tokens, decode_tokens and seconds; on a bill also usd.
@@ -35,8 +35,8 @@ class UsageKey(NamedTuple):
 def _usage_of_file(value: Any) -> Any:
     """Convert usage from JSON to a mapping.
 
-    A file holds a list of rows with the fields `category` and `model`. Files of earlier versions
-    hold an object whose keys name the second model in a suffix.
+    A file contains a list of rows with the fields `category` and `model`. Files of earlier versions
+    contain an object whose keys name the second model in a suffix.
     """
     if isinstance(value, list):
         usage = {}
@@ -101,7 +101,7 @@ OptionalGpuUse = Annotated[GpuUse | None, Field(validation_alias=AliasChoices("g
 
 @dataclass
 class RunCost:
-    """The bills of all sessions of a run together, as its manifest holds them."""
+    """The bills of all sessions of a run together, as in its manifest."""
 
     usd: float
     usd_per_1000_documents: float | None = None
@@ -118,7 +118,7 @@ class RunCost:
 
     @property
     def input_bound_note(self) -> str:
-        """What to do if engines waited for input; "" if they hardly did."""
+        """Advice for the user if engines waited for input; "" if they hardly did."""
         answering = sum(self.seconds.get(part, 0.0) for part in _ANSWERING)
         if self.input_bound < _SHOWN_INPUT_BOUND or answering < _SHORT_SECONDS:
             return ""
