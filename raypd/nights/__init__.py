@@ -1,4 +1,4 @@
-"""Every night the same command: what is new or changed in the input, and a table of all of it."""
+"""Nightly runs: the same command every night extracts what is new or changed, into one table."""
 
 from typing import TYPE_CHECKING
 

@@ -51,7 +51,7 @@ DAMAGED = pa.schema({"source": "string"})
 
 
 def unit_key(unit: Unit) -> str:
-    """Return 16 hex digits that identify what a unit reads: its id without the configuration."""
+    """Return 16 hex digits that identify what a unit reads, whatever the configuration."""
     return make_unit(unit.parts, "").id[-16:]
 
 
@@ -68,7 +68,7 @@ class _ContentHash:
         self._columns = sorted(name for name in columns if name)
 
     def of(self, document: Document) -> int:
-        """Return a hash of 64 bits."""
+        """Return a 64-bit hash."""
         names = self._columns
         hash_column = self._hash_column
         if hash_column and document.fields.get(hash_column) is not None:
@@ -85,7 +85,7 @@ class Input:
 
     digest: str  # of the whole input
     units: int = 0  # units that can be read
-    # The ids of units that are read object by object, because one object is unreadable.
+    # The ids of units that are read object by object, because one of their objects is unreadable.
     apart: set[str] = field(default_factory=set)
     damaged: Unreadable = field(default_factory=Unreadable)
     hidden: str = ""  # a digest of the names of damaged objects
@@ -94,7 +94,7 @@ class Input:
 def placed(
     plan: Iterable[Unit], config: RunConfig, apart: Container[str]
 ) -> Iterator[tuple[int, Unit]]:
-    """Yield the plan's units that can be read, in its order.
+    """Yield the plan's units that can be read, in the order of the plan.
 
     Args:
         plan: The units.
@@ -116,7 +116,7 @@ def placed(
 def unreadable(
     plan: Plan, config: RunConfig, take: Callable[[int, Unit], None], apart: set[str], threads: int
 ) -> Iterator[tuple[Unit, str]]:
-    """Read all units of a plan, object by object if one of several objects cannot be read.
+    """Read all units of a plan, and a unit object by object if one of its objects cannot be read.
 
     Args:
         plan: The plan.
@@ -130,7 +130,7 @@ def unreadable(
     """
 
     def attempt(item: tuple[int, Unit]) -> list[tuple[Unit, str]]:
-        """Read a unit; return what cannot be read."""
+        """Read a unit; return its parts that cannot be read."""
         ordinal, unit = item
         try:
             take(ordinal, unit)
@@ -208,7 +208,7 @@ def _read_rows(documents: list[Document], key: str, content_hash: _ContentHash) 
 
 
 def units_are_the_same(scratch: Scratch) -> bool:
-    """Return whether tonight's plan has the units of last night."""
+    """Return whether tonight's plan has the same units as last night's."""
     different = scratch.number("""
         SELECT count(*)
         FROM (SELECT unit FROM known_units WHERE live) k FULL JOIN planned p USING (unit)
@@ -226,17 +226,17 @@ def decide(scratch: Scratch, night: str, usable: str, keep: bool) -> None:
     """Create the table `placed`.
 
     It has every document of the loaded shards and of the units that were read, whether the table
-    shows it, and where its answer is. If
-    several documents share an id, the last document of the input wins, ordered by object name and
-    then by position. (Small objects share units, so units are ordered differently.) All of them win
-    over documents that the input does not have any more. Documents of an object that cannot be read
-    tonight stay, so that a damaged upload does not empty the table.
+    shows it, and where its answer is. If several documents share an id, the last document of the
+    input wins, ordered by object name and then by position. (Small objects share units, so units
+    are ordered differently.) Any document of the input wins over documents that the input no longer
+    has. Documents of an object that cannot be read tonight stay, so that a damaged upload does not
+    empty the table.
 
     Args:
         scratch: Has the tables `old`, `planned`, `read` and `damaged`.
         night: The name of the night.
         usable: SQL over `o`, a row of `old`: whether its answer can be kept.
-        keep: Whether documents stay that the input does not have any more.
+        keep: Whether documents that the input no longer has stay.
     """
     scratch.run(statement("placed").format(night=night, usable=usable, keep=keep))
 
@@ -244,12 +244,12 @@ def decide(scratch: Scratch, night: str, usable: str, keep: bool) -> None:
 def touched(scratch: Scratch, all_units: bool) -> None:
     """Create the table `touched`: the units whose objects may change.
 
-    Those are new units and vanished ones, and units of documents that the table does not show any
-    more, or shows now, or shows with another answer.
+    Those are new units, units that have disappeared, and units of documents that the table no
+    longer shows, newly shows, or shows with another answer.
 
     Args:
         scratch: Has the tables `placed`, `old` and `known_units`.
-        all_units: Whether no object can stay.
+        all_units: Whether all units count, because no object can stay.
     """
     scratch.run(statement("touched").format(all_units=all_units))
 
@@ -267,7 +267,7 @@ def counts(scratch: Scratch) -> dict[str, Any]:
 class PendingDocuments:
     """The documents of a unit that are to be extracted."""
 
-    # The unit's place in the plan.
+    # The unit's position in the plan.
     ordinal: int
     # The number of documents that the unit has.
     documents: int
@@ -301,22 +301,22 @@ def merged_units(
     """Make units of the documents to extract.
 
     A night often changes few documents of each unit. Such documents share a unit, so that a night
-    answers and commits full units. A unit whose documents are all to be extracted stays as it is,
-    because its object can then be an object of the table.
+    answers and commits full units. A unit all of whose documents are to be extracted is not
+    merged, because its object can then be an object of the table.
 
     Args:
         subsets: The units that have such documents, in the order of the plan.
         config: The run's configuration, which limits the documents and bytes of a unit.
 
     Yields:
-        Units in the order of the plan, except that a unit that stays as it is may come earlier.
+        Units in the order of the plan, except that a unit that is not merged may come earlier.
     """
     fingerprint = config.fingerprint()
     limits = config.cluster
     parts: list[Part] = []
     positions: list[int] = []
     first_number = 0
-    size = 0.0  # bytes of the documents, if all documents of a unit are alike
+    size = 0.0  # bytes of the documents, if all documents of a unit have the same size
     for unit, pending in subsets:
         count = len(pending.positions)
         if count == pending.documents:

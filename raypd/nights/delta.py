@@ -1,6 +1,6 @@
-"""The nightly table as a Delta table: a log of the objects that each night shows.
+"""The nightly table as a Delta table: a log of the objects that each night's table has.
 
-It follows raypd's own list of objects.
+It is kept in step with raypd's own list of objects.
 """
 
 import json
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 _LOG = "_delta_log"
 _THREADS = 8
 _MAX_BOUND = 128  # characters
-# VACUUM deletes files that no version within this time shows. It would also delete older files of
+# VACUUM deletes files that no version within this time lists. It would also delete older files of
 # raypd in the same folder.
 _PROPERTIES = {
     "delta.deletedFileRetentionDuration": "interval 3650 days",
@@ -66,7 +66,7 @@ def register(root: str, night: str, objects: Iterable[str]) -> None:
         objects: The paths of the objects.
 
     Raises:
-        RunError: If the table cannot be changed; it stays as it was.
+        RunError: If the table cannot be changed; it is then left as it was.
     """
     from deltalake.exceptions import DeltaError
 
@@ -108,7 +108,7 @@ def _register(root: str, night: str, listed: set[str]) -> None:
         )
         return
     if not replaces_all or not added:
-        # Objects that stay keep their columns.
+        # The objects that stay keep their columns.
         schemas.insert(0, pa.schema(current.table.schema().to_arrow()))
     mode: Literal["append", "overwrite"] = "overwrite"
     if not replaces_all:
@@ -132,7 +132,7 @@ def difference(root: str, objects: Iterable[str]) -> str:
         objects: The paths of the objects.
 
     Returns:
-        The difference in words; empty if there is none, or no Delta table.
+        A description of the difference; empty if there is none, or no Delta table.
     """
     if not storage.is_folder(storage.join(root, _LOG)):
         return ""
@@ -205,8 +205,8 @@ def _add_action(root: str, path: str, now: int) -> tuple[Any, pa.Schema]:
 def _statistics(metadata: Any) -> dict[str, Any]:
     """Return the statistics of an object by which readers of Delta tables skip it.
 
-    They have the smallest and the largest value of each column that is not nested, as far as the
-    footer tells them for all row groups.
+    They are the smallest and the largest value of each column that is not nested, if the footer has
+    them for all row groups.
     """
     smallest: dict[str, Any] = {}
     largest: dict[str, Any] = {}

@@ -1,8 +1,8 @@
 """The index of the last successful night: every document, and every unit of the plan.
 
-The documents are in shards, each of which covers a range of ids. All documents with one id are in
-one shard, and documents that the input has in the order of their ids are in few. A night loads the
-shards that may change and writes those that did. What changes for many documents at once (the
+The documents are in shards, each of which covers a range of ids. All documents with the same id are
+in one shard, and documents that are ordered by id in the input are in few shards. A night loads the
+shards that may change and writes those that did. What changes for many documents together (the
 object with their answers, the last night in which the input had them) is therefore not in the
 shards, but in the table of units.
 """
@@ -34,12 +34,12 @@ _DOCUMENTS = pa.schema(
         "source": "string",
         # The document's row in `source`.
         "row": "int64",
-        # Only of a document that the table does not show: the object with its answer, below the
+        # Only for a document that the table does not show: the object with its answer, below the
         # nightly root; null if there is no answer. Other answers are in the object of their unit.
         "file": "string",
         "category": "string",
         "ok": "bool",
-        # Whether the table shows this document, of all documents with its id.
+        # Whether this document is the one with its id that the table shows.
         "winner": "bool",
     }
 )
@@ -61,7 +61,7 @@ _UNITS = pa.schema(
         "last_id": "string",
     }
 )
-# A document in an index of the first versions of raypd, which was one list of everything.
+# A document in an index of the first versions of raypd, which was a single list.
 _WHOLE = pa.schema(
     [
         *(_DOCUMENTS.field(name) for name in _DOCUMENTS.names),
@@ -76,7 +76,7 @@ _BATCH_ROWS = 50_000
 
 
 class Index:
-    """The index of the last successful night, and what tonight makes of it.
+    """The index of the last successful night, from which tonight's index is made.
 
     Creates the tables `known_units` (all units), `loaded` and `old` (documents of the shards that
     have been loaded; `old` has the columns of their units as well) and `spans` (shards).
@@ -84,7 +84,7 @@ class Index:
     Args:
         scratch: Gets the tables.
         root: The nightly root.
-        state: The last successful night; None if there is none, or it does not count.
+        state: The last successful night; None if there is none, or if it is not used.
     """
 
     def __init__(self, scratch: Scratch, root: str, state: NightState | None) -> None:
@@ -102,7 +102,7 @@ class Index:
             for file in state.units:
                 scratch.add("known_units", read_object(storage.join(root, file)))
         if not self.shards:
-            # It covers all ids.
+            # This shard covers all ids.
             self.shards = [Shard("", "")]
             self._loaded = {0}
             if state is not None:
@@ -135,7 +135,7 @@ class Index:
         self._scratch.run("DROP TABLE whole")
 
     def _join_units(self) -> None:
-        """Make the table `old` of what has been loaded."""
+        """Make the table `old` from the documents that have been loaded."""
         self._scratch.run(f"""
             CREATE OR REPLACE TABLE old AS
             SELECT d.* EXCLUDE (shard) REPLACE (
@@ -153,9 +153,9 @@ class Index:
         """Load the shards that may have a document that tonight's input changes.
 
         Args:
-            all_dead: Whether documents that the input did not have any more may leave the table.
+            all_dead: Whether documents that the input no longer had may leave the table.
             failed: Whether failed documents are extracted again.
-            everything: Whether all documents are.
+            everything: Whether all documents are extracted again.
         """
         affected = f"""
             SELECT k.unit FROM known_units k LEFT JOIN planned p USING (unit)
@@ -205,13 +205,13 @@ class Index:
         return bool(numbers)
 
     def not_loaded(self) -> list[Shard]:
-        """Return the shards whose documents stay as they are."""
+        """Return the shards whose documents do not change."""
         return [shard for number, shard in enumerate(self.shards) if number not in self._loaded]
 
     def write(self, folder: str, documents: str, units: str) -> None:
         """Write the shards that have changed, and the table of units.
 
-        `shards` and `unit_files` are tonight's afterwards.
+        Afterwards, `shards` and `unit_files` are those of tonight.
 
         Args:
             folder: The folder for them, below the root.
@@ -230,7 +230,7 @@ class Index:
                 FULL JOIN ({digests} FROM loaded GROUP BY shard) b USING (shard)
             WHERE a.documents IS DISTINCT FROM b.documents OR a.digest IS DISTINCT FROM b.digest
             """)
-        # A shard without a file is that of the first night, or of a converted index.
+        # A shard without a file belongs to the first night, or to a converted index.
         changed |= {number for number, shard in enumerate(self.shards) if not shard.file}
         written = self._write_shards(folder, sorted(changed))
         shards = []
@@ -250,16 +250,16 @@ class Index:
             self.unit_files.append(file)
 
     def _write_shards(self, folder: str, changed: list[int]) -> dict[int, list[Shard]]:
-        """Write the documents of shards, of which those that follow on each other are cut anew.
+        """Write the documents of shards; consecutive shards are joined and divided again.
 
         Args:
             folder: The folder for them, below the root.
             changed: The numbers of the shards, in order.
 
         Returns:
-            The number of the first shard of those that follow on each other -> its new shards.
+            The number of the first of some consecutive shards -> their new shards.
         """
-        # The number of a shard -> that of the first of those that follow on each other.
+        # The number of a shard -> the number of the first of the consecutive shards that it is in.
         run_of: dict[int, int] = {}
         for number in changed:
             run_of[number] = run_of.get(number - 1, number)
@@ -286,10 +286,11 @@ class Index:
         return written
 
     def _runs(self, run_of: dict[int, int]) -> Iterator[tuple[int, Iterator[pa.Table]]]:
-        """Yield the documents of shards that follow on each other, by id, in tables.
+        """Yield the documents of consecutive shards, ordered by id, in tables.
 
         Args:
-            run_of: The number of a shard -> that of the first of those that follow on each other.
+            run_of: The number of a shard -> the number of the first of the consecutive shards that
+                it is in.
         """
         if not run_of:
             return
@@ -314,7 +315,7 @@ class Index:
 
 
 def _pieces(tables: Iterator[pa.Table], rows: int) -> Iterator[pa.Table]:
-    """Cut rows that are ordered by id into tables of a size, without separating equal ids."""
+    """Cut rows that are ordered by id into tables of a given size, without separating equal ids."""
     pending = _DOCUMENTS.empty_table()
     for table in tables:
         pending = pa.concat_tables([pending, table])

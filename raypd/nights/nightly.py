@@ -1,6 +1,6 @@
 """Nightly runs: answer only what is new or changed in the input.
 
-state.json is replaced last, on condition that it is still the version that was read.
+state.json is replaced last, and only if it is still the version that was read.
 """
 
 import contextlib
@@ -51,7 +51,7 @@ class Night:
     changed: int = 0
     removed: int = 0
     unchanged: int = 0
-    shadowed: int = 0  # hidden by a later document with their id
+    shadowed: int = 0  # hidden by a later document with the same id
     failed: int = 0  # of the whole table
     extracted: int = 0
     added_attributes: str = ""
@@ -102,7 +102,7 @@ def run_night(
     verbose: bool = False,
     build: Build | None = None,
 ) -> Night:
-    """Bring the table below output.path up to tonight's input.
+    """Bring the table below output.path up to date with tonight's input.
 
     The same call resumes an interrupted night.
 
@@ -114,10 +114,10 @@ def run_night(
         build: See `driver.run_extract`.
 
     Raises:
-        ConfigError: If the folder has an ordinary run, or the configuration has changed in a way
-            that old answers do not fit.
-        RunError: If another session is at work, and at the end if objects of the input are damaged
-            and input.on_damaged is fail. Also all errors of `driver.run_extract`.
+        ConfigError: If the folder has an ordinary run, or the configuration has changed so that old
+            answers do not fit.
+        RunError: If another session is working on it, and at the end if objects of the input are
+            damaged and input.on_damaged is fail. Also all errors of `driver.run_extract`.
     """
     storage.configure(config.storage)
     if config.nightly.delta:
@@ -149,7 +149,7 @@ def run_night(
 
 @dataclass
 class NightRun:
-    """A night at work; `run_night` describes the fields."""
+    """A night that is being processed; `run_night` describes the fields."""
 
     config: RunConfig
     root: str
@@ -167,7 +167,7 @@ class NightRun:
         self._repair_list()
         if self.state is not None and self._listing_is_the_same(self.state):
             return Night(self.state.night, self.root, self.state.documents, nothing_new=True)
-        # Files that have not changed since the last plan are not looked into.
+        # Files that have not changed since the last plan are not inspected.
         folder = storage.join(self.root, layout.INPUT)
         plan = planner.plan(self.config, folder, same_run=False)
         plan.keep(folder)
@@ -196,7 +196,7 @@ class NightRun:
         return night
 
     def _decide(self, name: str, tonight: Input) -> None:
-        """Load what may change of the index, and decide what becomes of each document."""
+        """Load the parts of the index that may change, and decide what happens to each document."""
         keep_removed = self.config.nightly.removed == "keep"
         schema_changed = self.change is not None
         self.index.load_affected(
@@ -222,7 +222,7 @@ class NightRun:
         return night
 
     def _read_input(self, plan: Plan) -> Input:
-        """Read what the last successful night did not know of the input into tables."""
+        """Read the input that the last successful night did not know into tables."""
         indexed_units = self.index.live_units()
         tonight = changes.read_input(self.scratch, plan, self.config, indexed_units)
         if not tonight.units:
@@ -235,7 +235,7 @@ class NightRun:
         return tonight
 
     def _listing_is_the_same(self, state: NightState) -> bool:
-        """Return whether a listing alone shows that the table is already that of tonight."""
+        """Return whether a listing alone shows that the table is already up to date."""
         return (
             bool(state.listing)
             and self._keeps_answers(state)
@@ -243,13 +243,13 @@ class NightRun:
         )
 
     def _keeps_answers(self, state: NightState) -> bool:
-        """Return whether the table stays as it is if the input does."""
+        """Return whether the table does not change if the input has not changed."""
         if self.full or self.change is not None or (self.retry_errors and state.failed):
             return False
         return bool(state.config["nightly"]["removed"] == self.config.nightly.removed)
 
     def _nothing_new(self, state: NightState, tonight: Input) -> bool:
-        """Return whether the table of the last successful night is already that of tonight."""
+        """Return whether the table of the last successful night is already up to date."""
         return (
             self._keeps_answers(state)
             and state.hidden == tonight.hidden
@@ -268,7 +268,7 @@ class NightRun:
         return f"({' AND '.join(conditions)})"
 
     def _read_state(self) -> tuple[NightState | None, str | None]:
-        """Return the last successful night, and the version of its record to replace."""
+        """Return the last successful night, and the version of its record to be replaced."""
         path = storage.join(self.root, layout.STATE)
         with raised_as(RunError, f"{path}: cannot be read"), contextlib.suppress(FileNotFoundError):
             version = storage.version(path)
@@ -279,7 +279,7 @@ class NightRun:
         """Write state.json, unless another process has written it since it was read.
 
         Raises:
-            RunError: If another process has.
+            RunError: If another process has written it.
         """
         path = storage.join(self.root, layout.STATE)
         data = records.encoded(state)
@@ -333,8 +333,8 @@ class NightRun:
     def _name(self, digest: str) -> str:
         """Return tonight's name.
 
-        It is the name of an interrupted night that started in the same way, or else the date, with
-        a number if the date is taken.
+        It is the name of an interrupted night that started in the same way, or otherwise the date,
+        with a number if the date is taken.
 
         Args:
             digest: Identifies tonight's input.
@@ -391,7 +391,7 @@ class NightRun:
     def _run_over(
         self, condition: str, plan: Plan, tonight: Input, name: str, folder: str, config: RunConfig
     ) -> int:
-        """Run over the documents of a condition.
+        """Run over the documents that meet a condition.
 
         Args:
             condition: SQL over the table `placed`.
@@ -413,7 +413,7 @@ class NightRun:
         planned = writer.finish(0, "", 0, {})
         if documents:
             path = storage.join(self.root, folder)
-            # The objects of the table are units, which later nights follow one by one.
+            # The objects of the table are units, which later nights keep or replace one by one.
             keys: dict[str, Any] = {"path": path, "partition": {}, "target_file_mb": None}
             output = config.output.model_copy(update=keys)
             driver.run_extract(
@@ -430,7 +430,7 @@ class NightRun:
     def _subsets(
         self, condition: str, plan: Plan, tonight: Input
     ) -> Iterator[tuple[Unit, changes.PendingDocuments]]:
-        """Yield the units with documents of a condition, and these documents."""
+        """Yield the units that have documents that meet a condition, and these documents."""
         units = changes.placed(plan, self.config, tonight.apart)
         for pending in changes.to_extract(self.scratch, condition):
             # Both iterators are in the order of the plan.
@@ -478,9 +478,9 @@ class NightRun:
         self._repair_list()
 
     def _repair_list(self) -> None:
-        """Bring the readers' list, and the Delta table, to the last successful night.
+        """Bring the readers' list, and the Delta table, up to the last successful night.
 
-        They may be of an earlier night if a session was interrupted.
+        They may be those of an earlier night if a session was interrupted.
         """
         if self.state is None:
             return

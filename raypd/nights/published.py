@@ -1,10 +1,10 @@
-"""The files in which other programs read the table of nightly runs.
+"""The files from which other programs read the table of nightly runs.
 
-raypd keeps an object for each unit, so that a night writes only those again whose documents have
-changed. Other programs would open each of them. Of a table that is larger than a table file
+raypd keeps one object per unit, so that a night rewrites only those whose documents have changed.
+Other programs would have to open each of them. If the table is larger than a table file
 (output.target_file_mb), they get copies: table files with the rows of many objects, in the order of
-the input. A night keeps every table file whose objects the table still has, and copies all other
-objects into new ones. published.json names the table files, and is replaced in one write.
+the input. A night keeps every table file whose objects are all still in the table, and copies all
+other objects into new ones. published.json names the table files, and is replaced in one write.
 """
 
 import contextlib
@@ -19,7 +19,7 @@ from raypd.verify import read_object
 
 _MEBIBYTE = 1 << 20
 _THREADS = 8
-# A night copies smaller table files together with its new objects, so that they do not pile up.
+# A night copies smaller table files together with its new objects, so that they do not accumulate.
 _SMALL_SHARE = 0.5
 
 
@@ -29,7 +29,7 @@ class Publication:
 
     Attributes:
         night: The name of the night.
-        files: The table files, whose names are below the folder of table files; empty if the
+        files: The table files, whose names are relative to the folder of table files; empty if the
             objects themselves are listed.
     """
 
@@ -43,7 +43,7 @@ class Publication:
 
 
 def publish(root: str, night: str, target_mb: int | None) -> list[str]:
-    """Return the files in which other programs read the table of a night, and write new ones.
+    """Return the files from which other programs read the table of a night, and write new ones.
 
     Args:
         root: The nightly root.
@@ -92,11 +92,11 @@ class _Publishing:
         self._listed = DigestSet(digest(self._name(path)) for path in objects)
 
     def _name(self, path: str) -> str:
-        """Return the name of an object below the nightly root."""
+        """Return the name of an object relative to the nightly root."""
         return f"{layout.NIGHTS}/{path.rpartition(f'/{layout.NIGHTS}/')[2]}"
 
     def is_large(self) -> bool:
-        """Return whether the objects together are as large as a table file."""
+        """Return whether all objects together are at least as large as a table file."""
         total = 0
         for item in storage.walk(storage.join(self._root, layout.NIGHTS)):
             if digest(f"{layout.NIGHTS}/{item.name}") in self._listed:
@@ -124,7 +124,7 @@ class _Publishing:
         return self._name(path), read_object(path).replace_schema_metadata(None)
 
     def _kept(self, earlier: list[TableFile]) -> tuple[list[TableFile], DigestSet]:
-        """Return the table files that stay, and digests of the objects that they have."""
+        """Return the table files that stay, and digests of the objects that they contain."""
         kept: list[TableFile] = []
         held: list[int] = []
         for file in earlier:

@@ -1,4 +1,4 @@
-"""Handle a changed schema: which attributes must be extracted, and how rows are joined."""
+"""Handle a changed schema: which attributes are extracted, and how rows are joined."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -14,13 +14,13 @@ from raypd.tasks import record_of, value_in
 class Change:
     """The change from old categories to new ones."""
 
-    # By category: attributes to extract for documents that have the others.
+    # By category: attributes to extract for documents that already have the others.
     added: dict[str, list[Attribute]] = field(default_factory=dict)
     # Categories to extract again completely, because no old answer can be used.
     anew: set[str] = field(default_factory=set)
 
     def describe(self) -> str:
-        """Describe in words what must be extracted."""
+        """Describe what must be extracted."""
         parts = []
         for category, attributes in self.added.items():
             names = ", ".join(attribute.name for attribute in attributes)
@@ -40,7 +40,7 @@ def _with_categories(config: RunConfig, categories: dict[str, Category]) -> RunC
 def answers_base(config: RunConfig) -> str:
     """Return the fingerprint of the configuration without its categories.
 
-    While it stays the same, old and new answers can be in one table.
+    As long as it is the same, old and new answers can be in one table.
     """
     if isinstance(config.task, ExtractionConfig):
         config = _with_categories(config, {})
@@ -50,9 +50,9 @@ def answers_base(config: RunConfig) -> str:
 def compare(old: Mapping[str, Any], new: Mapping[str, Category]) -> Change:
     """Compare old categories with new ones.
 
-    An attribute with another description, type or values is another attribute. With another
-    description of a category all of its attributes are, because every prompt contains it. The order
-    does not matter.
+    An attribute whose description, type or values have changed is a new attribute. If the
+    description of a category has changed, all of its attributes are new, because every prompt
+    contains it. The order does not matter.
 
     Args:
         old: The categories of the last successful night, as JSON.
@@ -96,8 +96,8 @@ def join(
     """Join a row of old values with a row of added values.
 
     The result has exactly the attributes of the schema, in its order. A row of an unknown category
-    stays as it is. If the added attributes failed, the row keeps its old values and becomes an
-    error row. An old value does not count if an added attribute has its name.
+    is not changed. If the added attributes failed, the row keeps its old values and becomes an
+    error row. An old value is dropped if an added attribute has the same name.
 
     Args:
         old: The row of an earlier night.

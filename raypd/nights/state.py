@@ -6,7 +6,7 @@ from typing import Any
 
 @dataclass
 class Shard:
-    """A file of the index: documents with ids from `first` up to that of the next shard."""
+    """A file of the index: documents with ids from `first` up to the `first` of the next shard."""
 
     file: str  # below the nightly root
     first: str
@@ -30,10 +30,10 @@ class NightState:
     # The index: its documents, in order of their ids, and the files of its units, below the root.
     shards: list[Shard] = field(default_factory=list)
     units: list[str] = field(default_factory=list)
-    # In place of both, in the first versions: the files of one list, below the root.
+    # Instead of these two, in the first versions: the files of one list, below the root.
     index: list[str] = field(default_factory=list)
     # Digest of the input's files, sizes and versions; "" if an object could not be read.
     listing: str = ""
-    hidden: str = ""  # digest of the objects that could not be read; "" where all could
+    hidden: str = ""  # digest of the objects that could not be read; "" if there were none
     ended: str | None = None  # ISO 8601
     versions: dict[str, str] = field(default_factory=dict)

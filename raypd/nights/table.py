@@ -1,7 +1,7 @@
-"""The table of a night: objects that have every document of tonight exactly once.
+"""The table of a night: objects that contain every document of tonight exactly once.
 
-Readers follow the list of these objects. An object stays as long as all of its documents do.
-Otherwise a new object is written from existing rows.
+Readers use the list of these objects. An object stays as long as all of its documents stay in the
+table. Otherwise a new object is written from existing rows.
 """
 
 from collections.abc import Iterable
@@ -31,7 +31,7 @@ _ROWS = pa.schema(
     }
 )
 _ANSWER_COLUMNS = ["source", "row", "status", "category"]
-# Objects of tonight's answers that are kept decoded; each has at most the documents of a unit.
+# Objects with tonight's answers that are kept decoded; each has at most the documents of a unit.
 _FRESH_OBJECTS = 8
 
 
@@ -111,7 +111,7 @@ def settle(scratch: Scratch, folder: str, everything_again: bool) -> None:
 
 
 def indexed_documents(everything_again: bool) -> str:
-    """Return SQL for the documents of the loaded shards, as tonight's index has them.
+    """Return SQL for the documents of the loaded shards, as they are in tonight's index.
 
     A document that a later one hides keeps its answer if its object stays.
 
@@ -145,7 +145,7 @@ def compose(
         scratch: Has the tables of `settle`.
         root: The nightly root.
         config: The configuration.
-        change: The change of the categories; None if they are as before.
+        change: The change of the categories; None if they have not changed.
     """
     documents = scratch.rows("""
         SELECT f.unit, h.file AS home, f.source, f.row, f.file, f.from_source, f.from_row,
@@ -202,7 +202,7 @@ class _ObjectRows:
 
     @cached_property
     def dicts(self) -> list[dict[str, Any]]:
-        """The rows of `table`."""
+        """Return the rows of `table`."""
         return list(self.table.to_pylist())
 
 
@@ -215,7 +215,7 @@ class _Answers:
 
     def __init__(self, root: str) -> None:
         self._root = root
-        # Units that follow on each other take their new answers from the same objects.
+        # Consecutive units take their new answers from the same objects.
         self._fresh = lru_cache(_FRESH_OBJECTS)(self._read)
 
     def _read(self, file: str) -> _ObjectRows:
@@ -241,7 +241,7 @@ class _Answers:
         return objects
 
     def rows_of(self, documents: list[dict[str, Any]]) -> pa.Table:
-        """Return the rows of documents of a unit, where each document stands tonight."""
+        """Return the rows of documents of a unit, with each document's source and row tonight."""
         objects = self.of(documents)
         first_rows: dict[str, int] = {}
         tables = []

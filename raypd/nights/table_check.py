@@ -22,8 +22,9 @@ _TABLE_FILE_THREADS = 2
 def verify_table(root: str, config: RunConfig, threads: int = 8) -> Verification:
     """Compare the table of the last successful night with the input. Nothing is changed.
 
-    Each id must be in the table once, from the last document that has it. Documents that the input
-    lacks are foreign, unless nightly.removed is keep or they are in an object that cannot be read.
+    Each id must be in the table once, from the last document that has it. Documents that
+    are not in the input are foreign, unless nightly.removed is keep or they are in an object that
+    cannot be read.
 
     Args:
         root: The nightly root.
@@ -58,7 +59,7 @@ def verify_table(root: str, config: RunConfig, threads: int = 8) -> Verification
         for unit, reason in changes.unreadable(plan, config, read_input, set(), threads):
             result.damaged_input.add(0, 1, [reason])
             scratch.add("damaged", [{"source": unit.name}])
-        # Of table files, each thread holds three decoded row groups.
+        # With table files, each thread has three decoded row groups in memory.
         if table_object.has_table_files(files):
             threads = min(threads, _TABLE_FILE_THREADS)
         for error in storage.in_threads(read_table, files, threads):
@@ -74,7 +75,7 @@ def _compare(result: Verification, scratch: Scratch, keep: bool) -> None:
     Args:
         result: Gets the findings.
         scratch: Has the tables `input`, `output` and `damaged`.
-        keep: Whether the table keeps documents that the input does not have any more.
+        keep: Whether the table keeps documents that the input no longer has.
     """
     scratch.run("""
         CREATE TABLE wanted AS
