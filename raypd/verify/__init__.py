@@ -1,4 +1,4 @@
-"""After a run: prove that nothing is lost, list failed documents, retry and export."""
+"""After a run: prove that nothing was lost, list failed documents, retry them, and export."""
 
 from typing import TYPE_CHECKING
 

@@ -13,7 +13,7 @@ from raypd.dataset import summaries, writer
 from raypd.run import OTHER, FailureReason, failure_reasons, is_nightly, read, retry_policy
 from raypd.verify.table_object import objects, tables
 
-# Examples per reason, and of how many of the most frequent reasons.
+# Examples per reason, and how many of the most frequent reasons have examples.
 _EXAMPLES = 3
 _MAX_SHOWN = 200
 _THREADS = 16
@@ -49,9 +49,9 @@ class Summary:
     run: str
     documents: int
     reasons: list[Reason]
-    # Units that were not committed: `unit`, and as `reason` the last line that the worker wrote.
+    # Units that were not committed: `unit`, and the last line that the worker wrote as `reason`.
     units: list[dict[str, str]]
-    retried: int  # documents that --retry-errors would try again
+    retried: int  # documents that --retry-errors would retry
 
 
 def letters(output: str) -> Iterator[pa.Table]:
@@ -61,7 +61,8 @@ def letters(output: str) -> Iterator[pa.Table]:
         output: The folder of the run.
 
     Yields:
-        A table with the columns of SCHEMA per unit that has error rows. Other units are not read.
+        A table with the columns of SCHEMA for each unit that has error rows. Other units are not
+        read.
 
     Raises:
         RunError: If a unit cannot be read.
@@ -115,13 +116,13 @@ def _failed(rows: pa.Table) -> pa.Table:
 
 
 class _Counter:
-    """Counts dead letters by kind of reason, in memory that grows with the kinds alone."""
+    """Counts dead letters by kind of reason, in memory that grows only with the number of kinds."""
 
     def __init__(self) -> None:
         self.documents = 0
         self.retried = 0
         self.reasons: dict[str, Reason] = {}
-        # Kind -> the first objects, by their paths, whose documents failed for it.
+        # Kind -> the paths of the first objects that have documents that failed because of it.
         self._paths: dict[str, list[str]] = {}
 
     def add_letters(self, table: pa.Table, path: str) -> None:
@@ -150,7 +151,7 @@ class _Counter:
         return sorted(self.reasons.values(), key=lambda group: (-group.documents, group.reason))
 
     def add_examples(self, read_letters: Any) -> None:
-        """Give the most frequent reasons their examples.
+        """Add examples to the most frequent reasons.
 
         Args:
             read_letters: Returns the error rows of an object, a table of SCHEMA.
@@ -163,7 +164,7 @@ class _Counter:
                 self._add_examples_of(rows)
 
     def _add_examples_of(self, rows: list[dict[str, Any]]) -> None:
-        """Add the rows of one document, one for each kind of reason, where examples are missing."""
+        """Add rows of one document, one for each kind of reason that lacks examples."""
         first_rows: dict[str, dict[str, Any]] = {}
         for row in rows:
             kind = failure_reasons.normalize(row["source"], row["reason"])
@@ -179,7 +180,7 @@ class _Counter:
 def summarize(output: str) -> Summary:
     """Group the dead letters of a run by reason.
 
-    Of a run, only the units that give examples are read. Memory grows with the number of kinds of
+    For a run, only the units with the examples are read. Memory grows with the number of kinds of
     reasons, not with the number of documents.
     """
     counter = _Counter()
@@ -195,7 +196,7 @@ def summarize(output: str) -> Summary:
 
 
 def _count_units(counter: _Counter, output: str) -> None:
-    """Count the dead letters of a run by the summaries of its units."""
+    """Count the dead letters of a run from the summaries of its units."""
     columns = ["name", "failed", "reasons", "retriable"]
     for table in summaries.read(writer.committed(output)):
         failed = table.filter(pc.greater(table["failed"], 0)).select(columns)
@@ -203,7 +204,7 @@ def _count_units(counter: _Counter, output: str) -> None:
         for row in failed.to_pylist():
             path = summaries.path_of(output, row["name"])
             if row["reasons"] is None:
-                # The unit is of an earlier version, whose summaries have no reasons.
+                # The unit is from an earlier version, whose summaries have no reasons.
                 uncounted.append(path)
                 continue
             reasons = [FailureReason(**reason) for reason in row["reasons"]]

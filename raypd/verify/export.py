@@ -23,13 +23,13 @@ from raypd.verify.table_object import objects, tables
 
 # Suffix -> options of DuckDB's COPY.
 _FORMATS = {".csv": "csv, HEADER", ".jsonl": "json", ".parquet": "parquet, COMPRESSION zstd"}
-# Rows that are converted at a time: fewer cost more for each.
+# Rows that are converted at a time. The fewer there are, the more each of them costs.
 _BATCH_ROWS = 2000
 # Follows the name of a file that is being written.
 _PART = ".part-"
 # Details of answers that the exported table leaves out.
 _DETAILS = ("span", "window", "model")
-# Below this, a float of 64 bits holds every integer.
+# Below this, a 64-bit float can represent every integer.
 _EXACT_INTEGERS = 2**53
 
 
@@ -38,7 +38,7 @@ def export(run: str, path: str, overrides: Iterable[str] = ()) -> int:
 
     Args:
         run: The folder of the run.
-        path: A local file; its suffix names the format.
+        path: A local file; its suffix determines the format.
         overrides: Keys of the configuration, as key=value.
 
     Returns:
@@ -65,7 +65,7 @@ def _tables(run: str) -> Iterator[pa.Table]:
 
 
 def _batches(tables: Iterable[pa.Table]) -> Iterator[pa.Table]:
-    """Join tables that follow on each other to tables of about _BATCH_ROWS."""
+    """Join consecutive tables into tables of about _BATCH_ROWS rows."""
     batch: list[pa.Table] = []
     rows = 0
     for table in tables:
@@ -88,7 +88,7 @@ def write_file(path: str, schema: pa.Schema, tables: Iterable[pa.Table]) -> int:
     """Write columns of tables to a local file, which appears only when it is complete.
 
     Args:
-        path: A local file; its suffix names the format.
+        path: A local file; its suffix determines the format.
         schema: The columns to write.
         tables: Tables that have these columns.
 
@@ -129,7 +129,7 @@ def write_file(path: str, schema: pa.Schema, tables: Iterable[pa.Table]) -> int:
 
 
 def _selected_columns(schema: pa.Schema, is_csv: bool) -> str:
-    """Return the columns for a SELECT; the headings of a CSV must not run in a spreadsheet."""
+    """Return the columns for a SELECT; a spreadsheet must not evaluate the headings of a CSV."""
     columns = []
     for name in schema.names:
         heading = name
@@ -145,7 +145,7 @@ def _identifier(name: str) -> str:
 
 
 def _csv_schema(schema: pa.Schema) -> pa.Schema:
-    """Return the columns of a CSV, in which lists and objects are JSON, and numbers texts.
+    """Return the columns of a CSV, in which lists and objects are JSON, and numbers are texts.
 
     DuckDB would write 36 as 36.0.
     """
@@ -158,7 +158,7 @@ def _csv_schema(schema: pa.Schema) -> pa.Schema:
 
 
 def _harmless_table(table: pa.Table, schema: pa.Schema) -> pa.Table:
-    """Return a table for a CSV: lists and objects as JSON, and no cell that runs as a formula."""
+    """Return a table for a CSV: lists and objects as JSON, and no cell that is a formula."""
     numbers = {field.name for field in table.schema if pa.types.is_float64(field.type)}
     rows = []
     for row in table.to_pylist():
@@ -181,7 +181,7 @@ def _cell(value: object) -> object:
 
 
 def _without_fraction(value: object) -> object:
-    """Return a value whose numbers are integers where they are whole: 36 for 36.0."""
+    """Return a value in which whole numbers are integers: 36 for 36.0."""
     if isinstance(value, list):
         return [_without_fraction(item) for item in value]
     if isinstance(value, dict):
@@ -192,7 +192,7 @@ def _without_fraction(value: object) -> object:
 
 
 def _harmless_text(text: str) -> str:
-    """Return a text as a cell that a spreadsheet does not run as a formula."""
+    """Return a text as a cell that a spreadsheet does not evaluate as a formula."""
     if is_formula(text):
         return "'" + clean(text)
     return clean(text)

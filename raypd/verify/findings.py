@@ -58,7 +58,7 @@ def _counts(result: Verification) -> list[str]:
 
 
 def _damaged_input(result: Verification) -> list[str]:
-    """Return the lines on objects of the input that cannot be read."""
+    """Return the lines about objects of the input that cannot be read."""
     damaged = result.damaged_input
     if not damaged.units:
         return []
@@ -69,7 +69,7 @@ def _damaged_input(result: Verification) -> list[str]:
 
 
 def _repeated_ids(result: Verification) -> list[str]:
-    """Return the lines on ids that several documents share."""
+    """Return the lines about ids that several documents share."""
     repeated = result.repeated_ids
     if not repeated.units:
         return []

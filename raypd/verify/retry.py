@@ -1,10 +1,10 @@
 """--retry-errors: process the failed documents of a run again.
 
-The retry is a small run in <run>/retries/<number>/ over the failed documents, and is as robust as a
-run. Then every object that had failures is replaced by a conditional write with an object that has
-the new rows, so that a reader sees every document exactly once. The summary of an object contains
-the number of its last retry, so that an interrupted retry resumes. Of a run that was compacted, new
-table files are written instead, and replace the old ones together.
+The retry is a small run in <run>/retries/<number>/ over the failed documents, and is as robust as
+any other run. Then every object that had failures is replaced by a conditional write with an object
+that has the new rows, so that a reader sees every document exactly once. The summary of an object
+contains the number of its last retry, so that an interrupted retry resumes. For a compacted run,
+new table files are written instead, and they replace the old ones all together.
 """
 
 import time
@@ -48,7 +48,7 @@ from raypd.run import (
 from raypd.text import counted, usd
 
 _THREADS = 16
-# Attempts to replace an object that another process changes, too.
+# Attempts to replace an object that another process is also changing.
 _ATTEMPTS = 10
 
 
@@ -60,7 +60,7 @@ class Retried:
     tried: int = 0
     ok: int = 0
     failed: int = 0
-    left_out: int = 0  # failures that the input causes, which are not tried again
+    left_out: int = 0  # failures that the input caused, which are not retried
     waiting: int = 0  # units that were never committed; a plain run processes them
 
     def describe(self) -> str:
@@ -89,8 +89,8 @@ class _UnitErrors:
     """What a retry does with a unit that has failed documents."""
 
     unit: Unit
-    rows: list[int] = field(default_factory=list)  # the documents to try again
-    left_out: int = 0  # failed documents that are not tried again
+    rows: list[int] = field(default_factory=list)  # the documents to retry
+    left_out: int = 0  # failed documents that are not retried
 
 
 def retry_errors(
@@ -104,13 +104,13 @@ def retry_errors(
 
     Args:
         config: The configuration of the run.
-        everything: Whether to try documents, too, whose failure the input causes.
+        everything: Whether to retry also documents whose failure the input caused.
         verbose: See `driver.run_extract`.
         build: See `driver.run_extract`.
 
     Raises:
         ConfigError: If there is no run, or the record of a retry is damaged.
-        RunError: If another session retries, or a unit of the run does not exist any more. Also all
+        RunError: If another session retries, or a unit of the run no longer exists. Also all
             errors of `driver.run_extract`.
     """
     storage.configure(config.storage)
@@ -184,7 +184,7 @@ def _run_plan(
 
 def _replace_objects(result: Retried, output: str, folder: str, plan: Plan) -> None:
     """Put the new rows into the run's objects, and count them in the result."""
-    # A unit whose input does not exist any more was not committed.
+    # A unit whose input no longer exists was not committed.
     committed = writer.committed(folder)
     retried_ids = {unit.whole for unit in plan if unit.id in committed}
     paths = {unit: path for unit, path in writer.objects(output) if unit in retried_ids}
@@ -242,7 +242,7 @@ def _rewrite_table(
         replacement = compaction.NewRows(DigestSet(map(digest, pending)), new_rows)
         compaction.rewrite(config, output, run_plan, replacement, lease)
         return
-    # An earlier session was interrupted after its table files became the commit.
+    # An earlier session was interrupted after its table files became the committed data.
     table = compacted.table_of(output)
     if table is not None:
         compaction.settle(table)
@@ -263,13 +263,13 @@ def _folder(output: str, number: int) -> str:
 def _plan(config: RunConfig, output: str, number: int, everything: bool) -> Retried:
     """Plan a new retry.
 
-    If there is something to try, the plan is stored first and then retry.json, which makes the plan
-    valid. The number is above that of every retry whose rows are in the run's objects, even of a
-    retry without a record.
+    If there is something to retry, the plan is stored first and then retry.json, which makes the
+    plan valid. The number is higher than that of any retry whose rows are in the run's objects,
+    including retries without a record.
     """
     result = Retried(number)
     committed = writer.committed(output)
-    failed: dict[str, str] = {}  # units with documents to try again -> paths
+    failed: dict[str, str] = {}  # units with documents to retry -> paths
     for table in summaries.read(committed):
         result.number = max(result.number, pc.max(table["retries"]).as_py() + 1)
         columns = table.filter(pc.greater(table["failed"], 0)).select(
@@ -286,7 +286,7 @@ def _plan(config: RunConfig, output: str, number: int, everything: bool) -> Retr
 
     planned = PlanWriter()
     plan = planner.plan(config, output)
-    # A file that was replaced is another input, whose units are not those that failed.
+    # A file that was replaced is a different input, and its units are not those that failed.
     driver.documents_done(plan, committed, output)
     result.waiting = sum(unit.id not in committed for unit in plan)
     units = (unit for unit in plan if unit.id in failed)
@@ -306,7 +306,7 @@ def _unit_errors(output: str, unit: Unit, path: str, everything: bool) -> _UnitE
     """Find the failed documents of a unit."""
     unit_errors = _UnitErrors(unit)
     _, table = writer.read_table(output, unit.id, ["source", "row", "status", "error"], path)
-    # Documents are numbered in the unit's order.
+    # Documents are numbered in the order of the unit.
     for index, rows in enumerate(by_document(table.to_pylist()).values()):
         errors = [row["error"] for row in rows if row["status"] != "ok"]
         if not errors:
@@ -333,7 +333,7 @@ def _merge(
         number: The number of the retry.
 
     Returns:
-        The summary of the retried unit, and the commit; None if the rows were there already.
+        The summary of the retried unit, and the commit; None if the rows were already there.
     """
     if path is None:
         raise RunError(
@@ -362,7 +362,7 @@ def _merge(
 def _merged_summary(
     summary: UnitSummary, retried: UnitSummary, table: pa.Table, number: int
 ) -> UnitSummary:
-    """Add what a retry took to the summary of an object."""
+    """Add what a retry used to the summary of an object."""
     counts = dict(summary.counts)
     for name, count in retried.counts.items():
         counts[name] = counts.get(name, 0) + count

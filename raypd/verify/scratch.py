@@ -55,7 +55,7 @@ class Scratch(ExitStack):
             self.create(name, schema)
 
     def _disconnect(self) -> None:
-        # Rows that a full disk left unwritten are not needed any more.
+        # Rows that could not be written to a full disk are no longer needed.
         with suppress(duckdb.Error):
             self._connection.close()
 
@@ -97,7 +97,7 @@ class Scratch(ExitStack):
         Args:
             query: SQL.
             path: A local file.
-            options: Those of DuckDB's COPY.
+            options: Options of DuckDB's COPY.
 
         Raises:
             OSError: The file cannot be written.

@@ -17,14 +17,14 @@ def objects(root: str) -> list[str]:
 
 
 def has_table_files(paths: list[str]) -> bool:
-    """Return whether the first of some files of a table is a table file, and no object."""
+    """Return whether the first of some files of a table is a table file rather than an object."""
     return bool(paths) and f"/{layout.NIGHTS}/" not in paths[0]
 
 
 def tables(
     paths: Iterable[str], columns: list[str] | None = None, threads: int = 8
 ) -> Iterator[tuple[str, pa.Table]]:
-    """Yield the rows of objects and of table files, of the latter a row group at a time.
+    """Yield the rows of objects, and of table files one row group at a time.
 
     Args:
         paths: The files of the table.

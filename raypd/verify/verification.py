@@ -1,6 +1,7 @@
 """Prove that a run lost and duplicated nothing.
 
-The documents of the input and the rows of the output become tables on disk, which SQL compares.
+The documents of the input and the rows of the output are put into tables on disk, which are
+compared with SQL.
 """
 
 import hashlib
@@ -21,8 +22,8 @@ from raypd.tasks import Document, parts_of
 from raypd.verify.scratch import Scratch
 
 _EXAMPLES = 20
-# `object` is the unit of a document, or the path of an object; `part` tells the rows of one
-# document apart.
+# `object` is the unit of a document, or the path of an object; `part` distinguishes the rows of one
+# document.
 _ROW = {"id": "string", "source": "string", "row": "int64", "object": "string"}
 INPUT = pa.schema({**_ROW, "committed": "bool"})
 OUTPUT = pa.schema({**_ROW, "ok": "bool", "part": "string"})
@@ -39,7 +40,7 @@ class _UnitFault(NamedTuple):
 
 @dataclass
 class Finding:
-    """What is wrong in one way: documents, units or objects, and examples in words."""
+    """One kind of error: the numbers of documents, units or objects, and examples in words."""
 
     documents: int = 0
     units: int = 0
@@ -83,7 +84,7 @@ class Verification:
     failed: int = 0
     # Documents of the input without a row.
     missing: Finding = field(default_factory=Finding)
-    # Documents with rows from two objects, or too many in one.
+    # Documents with rows in two objects, or with too many rows in one.
     doubled: Finding = field(default_factory=Finding)
     # Rows whose document is not, or no longer, in the input.
     foreign: Finding = field(default_factory=Finding)
@@ -91,7 +92,7 @@ class Verification:
     damaged: Finding = field(default_factory=Finding)
     # Input that cannot be read now and is therefore not compared.
     unreadable: Finding = field(default_factory=Finding)
-    # Ids that several documents of the input share; this is no error.
+    # Ids that several documents of the input share; this is not an error.
     repeated_ids: Finding = field(default_factory=Finding)
     # Input that cannot be read and has no object.
     damaged_input: Finding = field(default_factory=Finding)
@@ -104,7 +105,7 @@ class Verification:
 
     @property
     def passed(self) -> bool:
-        """Whether every document of the input is in the output exactly once, and nothing else."""
+        """Whether the output has every document of the input exactly once, and nothing else."""
         findings = [self.missing, self.doubled, self.foreign, self.damaged, self.unreadable]
         if not self.damaged_allowed:
             findings.append(self.damaged_input)
@@ -160,7 +161,7 @@ def verify(output: str, config: RunConfig, threads: int = 32) -> Verification:
 
         plan = planner.plan(config, output)
         result.left_out = plan.left_out
-        # What is left of the paths belongs to no unit.
+        # The paths that are left belong to no unit.
         units = ((unit, paths.pop(unit.id, None)) for unit in plan)
         for fault in storage.in_threads(add_unit, units, threads):
             result.units += 1
@@ -188,7 +189,7 @@ def _committed_paths(result: Verification, output: str) -> dict[str, str]:
 
 
 def _find_foreign_files(result: Verification, output: str) -> None:
-    """Report files that raypd did not write, but which readers of the folder would see."""
+    """Report files that raypd did not write but that readers of the folder would see."""
     for name in storage.names(writer.units_folder(output)):
         if not name.endswith(".parquet") and name[0] not in "._":
             message = f"file {name}: not written by raypd, but readers of the folder see it"
@@ -208,12 +209,12 @@ def _add_unit(
         fingerprint: Its fingerprint.
 
     Returns:
-        What is wrong with the whole unit; None if nothing is.
+        A fault of the whole unit; None if there is none.
     """
     try:
         documents = read_unit(unit, config)
     except InputError as error:
-        # A damaged object that the run left out is a unit of one part without an object.
+        # A damaged object that the run left out is a unit with a single part and no output object.
         left_out = path is None and len(unit.parts) == 1 and SINCE_PLANNED not in str(error)
         finding = "unreadable"
         if left_out:
@@ -256,7 +257,7 @@ def add_rows(scratch: Scratch, table: pa.Table, object: str) -> None:
     Args:
         scratch: The tables.
         table: The rows.
-        object: The object's name in findings: its unit or its path.
+        object: How findings name the object: by its unit or its path.
     """
     columns = [
         table["id"],
@@ -278,15 +279,15 @@ def _add_object(
         scratch: The tables.
         unit: The id of the object's unit.
         path: The object.
-        fingerprint: That of the configuration, with which the object's summary is checked; None if
-            the object belongs to no unit of the input.
+        fingerprint: The fingerprint of the configuration, against which the object's summary is
+            checked; None if the object belongs to no unit of the input.
         documents: The documents of the unit.
     """
     try:
         summary, table = writer.read_table("", unit, path=path)
         if fingerprint is not None:
             _check_summary(summary, unit, fingerprint, table)
-            # The text takes kilobytes, and there are as many as units.
+            # The schema as text takes kilobytes, and there is one per unit.
             columns = str(table.schema.remove_metadata()).encode()
             digest = hashlib.blake2b(columns, digest_size=8).hexdigest()
             scratch.add("objects", [{"path": path, "columns": digest}])
@@ -313,8 +314,8 @@ def _check_summary(summary: UnitSummary, unit: str, fingerprint: str, table: pa.
 
 def _compare(result: Verification, scratch: Scratch) -> None:
     """Compare the tables of input and output."""
-    # All objects have the same columns. An object with other columns has a damaged footer, which no
-    # checksum covers.
+    # All objects have the same columns. An object with other columns has a damaged footer, which is
+    # not covered by a checksum.
     other_columns = scratch.rows("""
         SELECT path FROM objects
         WHERE columns <> (SELECT mode(columns) FROM objects)
@@ -323,7 +324,7 @@ def _compare(result: Verification, scratch: Scratch) -> None:
     for row in other_columns:
         message = f"{row['path']}: its columns differ from those of most objects; delete it"
         result.damaged.add(0, 1, [message])
-    # One join or one grouping at a time: several in one statement share the memory.
+    # One join or grouping at a time, because several in one statement would share the memory.
     scratch.run("""
         CREATE TABLE present AS
         SELECT source, row, ok FROM output SEMI JOIN input USING (id, source, row, object)
@@ -349,7 +350,7 @@ def _compare(result: Verification, scratch: Scratch) -> None:
 
 def _find_doubled(result: Verification, scratch: Scratch) -> None:
     """Report documents that are in several objects, or more than once in one."""
-    # Numbers take little memory, so names are looked up for the examples alone.
+    # Numbers take little memory, so names are looked up only for the examples.
     scratch.run("""
         CREATE TABLE places AS
         SELECT source, row, hash(object) AS object, hash(part) AS part
