@@ -1,4 +1,4 @@
-"""Everything that needs Ray: the driver of a run, its workers, its ledger.
+"""Everything that needs Ray: the driver of a run, its workers and its ledger.
 
 Other rooms import the names below from here, and the modules `driver`, `ledger_actor`, `machines`
 and `ray_session`. They are imported when they are used, because importing Ray takes a second.

@@ -15,17 +15,17 @@ from raypd.dataset import Plan
 from raypd.run import RunLease, Unit
 from raypd.text import Say, counted, duration, number
 
-_ASK_SECONDS = 1.0  # between two questions to the ledger
-# How long the first unit waits for the bill's file before it begins without one.
+_ASK_SECONDS = 1.0  # between two requests to the ledger
+# How long the first unit waits for the bill's file before it begins without it.
 _BILL_SECONDS = 60.0
-_MAX_PACES = 64  # units whose pace counts
-# Share of the time to the deadline to plan with, because workers also read, write and wait.
+_MAX_PACES = 64  # units whose pace is used
+# Share of the time to the deadline that is planned with, because workers also read, write and wait.
 _PLANNED_SHARE = 0.9
 _RETHINK_SECONDS = 30.0  # between two changes of the number of workers
 
 
 class Accounts:
-    """The money and the time of one session.
+    """The money and the time that one session may spend.
 
     Args:
         config: The configuration of the run.
@@ -34,7 +34,7 @@ class Accounts:
         share: What a worker takes of the cluster.
         plan: The plan of the run.
         done: Documents of the plan that were committed before.
-        say: Shows the user a line.
+        say: Shows a line to the user.
 
     Raises:
         ConfigError: If the deadline is invalid, or if there is a budget and a price is unknown.
@@ -79,9 +79,9 @@ class Accounts:
         )
         # Units in flight: (begin in unix seconds, documents).
         self._in_flight: dict[str, tuple[float, int]] = {}
-        # Units that ended after the last standing: (end by the monotonic clock, documents).
+        # Units that ended after the last standing: (end on the monotonic clock, documents).
         self._unbilled: list[tuple[float, int]] = []
-        # Seconds per document from the begin to the commit of a unit.
+        # Seconds per document from the beginning of a unit to its commit.
         self._paces: deque[float] = deque(maxlen=_MAX_PACES)
         self._asked = 0.0
         self._began = time.monotonic()
@@ -127,7 +127,7 @@ class Accounts:
         return False
 
     def ended(self, unit: Unit, documents: int | None) -> None:
-        """Note that a unit is not in flight any more.
+        """Note that a unit is no longer in flight.
 
         Args:
             unit: The unit.
@@ -151,12 +151,12 @@ class Accounts:
         standing = self._standing
         remaining = (self.config.cost.budget_usd or 0.0) - self.earlier
         tokens_usd = budget.CAUTION * standing.usd_per_document * documents
-        # The money for units in flight is part of what is spent already.
+        # The money for units in flight is part of what is already spent.
         unpaid_usd = max(0.0, tokens_usd - standing.open_usd)
         return self._spent() + standing.usd_per_second * seconds + unpaid_usd < remaining
 
     def look(self, running: int) -> int | None:
-        """Check the budget and the deadline. Call this often.
+        """Check the budget and the deadline. The driver calls this often.
 
         Args:
             running: Workers that have loaded their model.
@@ -197,7 +197,7 @@ class Accounts:
             self._answer = self.ledger.standing.remote()
 
     def _workers_for_deadline(self, running: int) -> int | None:
-        """Return how many workers the deadline takes, or None if that does not change now."""
+        """Return how many workers the deadline requires, or None if that does not change now."""
         standing = self._standing
         if self.deadline is None or not self._paces:
             return None

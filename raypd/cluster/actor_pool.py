@@ -1,4 +1,4 @@
-"""Map a Ray Data dataset through a pool of actors, each of which holds a model."""
+"""Map a Ray Data dataset through a pool of actors, each with a model."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -25,7 +25,7 @@ def map_in_pool(
         resources: What an actor takes of the cluster.
         workers: (minimum, maximum) number of actors.
         calls: Batches that an actor processes concurrently.
-        tasks: Batches that are assigned to an actor at most.
+        tasks: The most batches that are assigned to an actor.
         options: Further options of `map_batches`.
 
     Returns:

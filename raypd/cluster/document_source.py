@@ -1,4 +1,4 @@
-"""The documents of a plan as a source of Ray Data, a row for each document."""
+"""The documents of a plan as a Ray Data source, with one row per document."""
 
 import math
 import sys
@@ -15,7 +15,7 @@ from raypd.dataset import Plan, read_unit
 from raypd.errors import InputError
 from raypd.run import Unit
 
-# Columns beside those of the documents.
+# Columns besides those of the documents.
 _ORIGIN = pa.schema([("read_error", pa.string()), ("source", pa.string()), ("row", pa.int64())])
 
 
@@ -52,7 +52,7 @@ class DocumentSource(data.Datasource):
         per_task_row_limit: int | None = None,
         data_context: Any = None,
     ) -> list[data.ReadTask]:
-        """Divide the units of the plan, in order, into at most so many tasks."""
+        """Divide the units of the plan, in order, into at most `parallelism` tasks."""
         units = list(self._plan)
         per_task = math.ceil(len(units) / max(1, parallelism))
         tasks = []

@@ -2,11 +2,11 @@
 
 Its read tasks run on CPUs that the workers leave free. They turn units into blocks of documents,
 which wait in the object store until a worker takes them. Blocks come in the order of the plan, and
-the bytes of all blocks that are read, wait or are in flight are limited.
+the total size of the blocks that are being read, wait or are in flight is limited.
 
 The stream cannot lose a document. A worker that gets a unit without a usable block reads the unit
 itself, and reports what is wrong with it. If the readers are slower than the engines, the workers
-help: they read later units of the plan, which the readers then leave out.
+help: they read later units of the plan, which the readers then skip.
 """
 
 from __future__ import annotations
@@ -36,31 +36,31 @@ from raypd.dataset import stretch_of
 from raypd.run import ReadingRecord, Unit
 from raypd.text import counted, number
 
-if TYPE_CHECKING:  # importing Ray Data takes a second, which a run without readers saves
+if TYPE_CHECKING:  # importing Ray Data takes a second, which a run without readers does not need
     from raypd.cluster.read_pass import ReadBlock, ReadPass
 
-# Units of one execution of Ray Data. Its driver holds some kB for every block until the execution
-# ends, so a run is read in several. The first one is small, because it has to start quickly.
+# Units of one execution of Ray Data. Its driver keeps some kB for every block until the execution
+# ends, so a run is read in several executions. The first is small, because it has to start quickly.
 _FIRST_PASS_UNITS = 64
 _MAX_PASS_UNITS = 4096
-# A pass is longer if a file that has to be read from its beginning ends only there.
+# A pass may be longer, up to the end of a file that has to be read from its beginning.
 _MAX_STRETCH_UNITS = 16 * _MAX_PASS_UNITS
-# Units that are read quickly share a block, and so the work that Ray Data has with each block.
+# Units that are read quickly share a block, and thus the overhead of Ray Data for each block.
 _BLOCK_SECONDS = 1.0
 _MAX_BLOCK_UNITS = 16
 _MAX_BLOCK_BYTES = 4 << 20  # of stored input
 # More readers than this would wait for the engine of the worker, even if they parse PDF files.
 _MAX_READERS_PER_WORKER = 16
-# The readers are behind if a worker has had nothing to do for this long. For some time afterwards
-# workers read units themselves that no reader has begun.
+# The readers are behind if a worker has had nothing to do for this long. For some time afterwards,
+# workers themselves read units that no reader has begun.
 _BEHIND_SECONDS = 1.0
 _HELP_SECONDS = 60.0
-# Idle workers read units themselves if the stream has delivered nothing for this long, even units
+# If the stream has delivered nothing for this long, idle workers themselves read units, even those
 # that a reader has begun.
 _STALL_SECONDS = 30.0
-# After this long the execution is ended, and another one begins behind the unit it waits for.
+# After this long, the execution is ended, and another one begins after the unit it is waiting for.
 _HANG_SECONDS = 300.0
-# Executions in a row that fail before they deliver a block, after which the stream gives up.
+# The stream gives up after this many consecutive executions that fail before they deliver a block.
 _MAX_FAILED_PASSES = 5
 _SHARE_SECONDS = 2.0  # between two looks at the nodes
 
@@ -85,7 +85,7 @@ class StreamProgress:
     """How far the stream is."""
 
     read: int = 0  # units that were read ahead so far
-    waiting: int = 0  # units that are read and that no worker has taken
+    waiting: int = 0  # units that were read and that no worker has taken
     waiting_bytes: int = 0  # of their documents
 
     def __str__(self) -> str:
@@ -128,7 +128,7 @@ class DocumentStream:
         self._pass_units = _FIRST_PASS_UNITS
         self._block_units = 1
         self._failed_passes = 0
-        # Units of the plan that come before those of `_source`, because a pass has not read them.
+        # Units that come before those of `_source` in the plan, because a pass has not read them.
         self._unread: deque[Unit] = deque()
         self._ready: deque[StreamedUnit] = deque()  # units that can be taken
         self._taken_units = 0  # units in blocks that were taken from a pass
@@ -137,14 +137,14 @@ class DocumentStream:
         self._share_taken = -math.inf
         # Passes whose blocks have all arrived; their executions are about to end by themselves.
         self._ending: list[ReadPass] = []
-        # When a block arrived last, or since when a worker has been waiting for one.
+        # When the last block arrived, or since when a worker has been waiting for one.
         self._moved = time.monotonic()
         self._help_until = -math.inf  # until when workers help the readers
         # Recognizing scanned pages would take the CPUs that feed a GPU.
         self._workers_may_help = config.input.ocr == "none"
 
     def prepare(self) -> None:
-        """Begin to read if nothing is being read; call this often."""
+        """Begin to read if nothing is being read. The driver calls this often."""
         for ended in [each for each in self._ending if each.ended]:
             self._ending.remove(ended)
             self._close_pass(ended)
@@ -155,7 +155,7 @@ class DocumentStream:
         """Return the next unit of the plan, or None if it is not read yet.
 
         Args:
-            starved: For how many seconds the worker that asks has had nothing to do; None if it has
+            starved: How many seconds the worker that asks has had nothing to do; None if it has
                 another unit.
 
         Raises:
@@ -182,7 +182,7 @@ class DocumentStream:
     def checked(self, streamed: StreamedUnit) -> StreamedUnit:
         """Return a unit without its block if the block was lost with its node.
 
-        A worker would wait for such a block until Ray has given up to make it again.
+        A worker would wait for such a block until Ray has given up making it again.
         """
         self._current_share()
         block = streamed.block
@@ -200,10 +200,10 @@ class DocumentStream:
         return progress
 
     def _is_stalled(self, current: ReadPass) -> bool:
-        """Return whether a worker had better read the next unit itself."""
+        """Return whether a worker should read the next unit itself."""
         seconds = _STALL_SECONDS
         if current.units and stretch_of(current.units[0]) is not None:
-            # Each worker would read the stretch from its beginning, and be no faster.
+            # Each worker would read the stretch from its beginning, which is no faster.
             seconds = _HANG_SECONDS
         if time.monotonic() - self._moved > seconds:
             return True
@@ -278,7 +278,7 @@ class DocumentStream:
         return block is not None or ended
 
     def _take(self, current: ReadPass, block: ReadBlock) -> None:
-        """Make the units of a block ready, except for those that were given out without it."""
+        """Make the units of a block available, except those that were given out without it."""
         self._moved = time.monotonic()
         self._failed_passes = 0
         wanted_units = min(len(block.units), current.end_unit - current.arrived_units)
@@ -310,7 +310,7 @@ class DocumentStream:
         if current.error is not None:
             self._failed_passes += 1
             _log(f"reading ahead failed: {current.error}")
-            # One of the units that were being read may have ended its reader.
+            # One of the units that were being read may have killed its reader.
             for _ in range(min(len(current.units), int(self._current_share().cpus) or 1)):
                 self._ready.append(StreamedUnit(current.units.popleft(), None, STREAM_FAILED))
         self._unread.extendleft(reversed(current.units))
@@ -318,7 +318,7 @@ class DocumentStream:
     def _unbegun_unit(self, current: ReadPass) -> Unit | None:
         """Return the first unit that neither a reader nor a worker has begun; None if none is left.
 
-        These are the units behind the current pass. At the end of the plan the pass gives units
+        These are the units after the current pass. At the end of the plan the pass gives units
         back. A unit of a stretch is left to the readers, because a worker would have to read the
         stretch from its beginning.
         """
@@ -354,7 +354,7 @@ class DocumentStream:
             free = free_share(nodes, self._resources, self.config.cluster)
             self._share = DatasetShare(
                 min(free.cpus, float(self._max_readers)),
-                # A half of the bytes is for blocks that Ray Data still holds.
+                # Half of the bytes are for blocks that Ray Data still has.
                 min(free.object_store_bytes, self._limit_bytes) / 2,
             )
         return self._share
@@ -377,7 +377,7 @@ class DocumentStream:
 
 
 def _in_tasks(blocks: Sequence[list[Unit]]) -> list[list[list[Unit]]]:
-    """Divide blocks into tasks: one for each, but all blocks of a stretch into one."""
+    """Divide blocks into tasks: one per block, but a single task for all blocks of a stretch."""
     tasks: list[list[list[Unit]]] = []
     last_stretch = None
     for block in blocks:

@@ -1,6 +1,6 @@
 """Run an extraction: plan, skip committed units, run the others on workers, write the manifest.
 
-A large run is compacted at its end.
+A large run is compacted when it ends.
 """
 
 import contextlib
@@ -44,7 +44,7 @@ from raypd.run import (
 from raypd.tasks import calibration_of, check_template, columns_of
 from raypd.text import counted, share
 
-if TYPE_CHECKING:  # importing Ray takes a second, which a run without open units saves
+if TYPE_CHECKING:  # importing Ray takes a second, which a run without open units does not need
     from raypd.cluster.accounts import Accounts
     from raypd.cluster.worker_pool import Tick, WorkerPool
 
@@ -66,12 +66,12 @@ def run_extract(
 ) -> Manifest:
     """Run or resume an extraction until every unit is committed, and write the manifest.
 
-    Then its units are compacted into table files, if they are large enough together.
+    Then its units are compacted into table files if they are large enough in total.
 
     Args:
         config: The configuration of the run.
         verbose: Show what Ray prints.
-        build: Makes the engine and the task of a worker; None for those of the configuration.
+        build: Makes the engine and the task of a worker; None uses those of the configuration.
         planned: The plan; None to plan the whole input.
 
     Raises:
@@ -152,7 +152,7 @@ def finish(
         config: The configuration of the run.
         output: The folder of the run.
         planned: The plan.
-        unreadable: Units that the session could not read, beside those that the plan knows of.
+        unreadable: Units that the session could not read, besides those that the plan lists.
         committed: The committed units, if they were listed just now.
 
     Raises:
@@ -284,7 +284,7 @@ class DriverSession:
         self.units = self.planned.units
         self.done_units = len(self.done)
         self.summaries = summaries.SummaryWriter(self.output)
-        # Units of several objects, one of which cannot be read.
+        # Units with several objects, one of which cannot be read.
         self._units_to_split: list[Unit] = []
         self._display = progress.RunDisplay(
             self.planned.documents, self.done_documents, self.planned.exact
@@ -293,11 +293,11 @@ class DriverSession:
         self._accounts: Accounts | None = None
 
     def state(self) -> str:
-        """Say how many units are committed."""
+        """Describe how many units are committed."""
         return f"{self.done_units} of {counted(self.units, 'unit')} committed"
 
     def kept(self) -> str:
-        """Say how many units are committed, and what the same command does with them."""
+        """Describe how many units are committed, and what the same command does with them."""
         if self.done_units:
             return f"{self.state()}; run the same command again to resume"
         most = counted(self.config.cluster.unit_documents, "document")
@@ -362,7 +362,7 @@ class DriverSession:
         self._pool = pool
         pool.admit = accounts.admit
         if accounts.deadline is not None:
-            # How many workers the deadline takes is known after the first unit.
+            # How many workers the deadline requires is known only after the first unit.
             pool.wanted = max(1, config.cluster.min_workers)
         self._run(pool, accounts, self.planned, self.units - self.done_units)
         if self._units_to_split and not accounts.held:
@@ -383,13 +383,13 @@ class DriverSession:
             return
         reading.session = self.lease.id
         reading.read_by_workers = dict(pool.read_by_workers)
-        # The run is worth more than this record.
+        # The run must not fail because of this record.
         with contextlib.suppress(OSError):
             name = f"{self.lease.id}.json"
             records.write(storage.join(self.output, layout.READING, name), reading)
 
     def _show_read_by_workers(self, units: Counter[str]) -> None:
-        """Say how many units were to be read ahead and were read by workers instead, and why."""
+        """Show how many units should have been read ahead but were read by workers, and why."""
         if units:
             reasons = [f"{count} because {why}" for why, count in units.most_common()]
             total = counted(units.total(), "unit")
@@ -409,7 +409,7 @@ class DriverSession:
                 if self.lease.lost is not None:
                     raise RunError(self.lease.lost)
                 if isinstance(event, Tick):
-                    # Once all units have ended, nothing more is to be paid.
+                    # Once all units have ended, there is nothing more to pay.
                     if ended < count:
                         pool.wanted = accounts.look(event.workers) or pool.wanted
                         pool.closing = accounts.held
@@ -429,7 +429,7 @@ class DriverSession:
             )
 
     def _update_display(self, tick: "Tick | None" = None) -> None:
-        """Show the progress, with documents of units in flight."""
+        """Show the progress, including documents of units in flight."""
         answered = 0
         failed = 0
         stream = ""
@@ -438,7 +438,7 @@ class DriverSession:
             failed = tick.failed
             if tick.stream is not None and tick.stream.read:
                 stream = f"{tick.stream}, {tick.units} decoding"
-        # If units are cut by bytes, the documents of the others are estimated from those done.
+        # If units are cut by bytes, the total is estimated from the documents of finished units.
         if not self.planned.exact and self.done_units:
             self._display.total = round(self.done_documents * self.units / self.done_units)
             self._display.exact = self.done_units == self.units
@@ -448,7 +448,7 @@ class DriverSession:
         return RunError(f"{reason}\n{self.state()}; run the same command again to resume")
 
     def _check_failed(self, unit: Unit) -> None:
-        """Raise RunError if too many documents have failed for the run to be worth its money."""
+        """Raise RunError if so many documents have failed that the run is not worth its price."""
         failed = self.failed_documents
         documents = self.answered_documents
         limit = self.config.cluster.max_failed_share

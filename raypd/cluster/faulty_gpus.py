@@ -1,4 +1,4 @@
-"""Faulty GPUs: a fault of the GPU ends the worker's process but is blamed on no document.
+"""Faulty GPUs: a fault of the GPU ends the worker's process, but no document is blamed for it.
 
 After two such deaths the GPU is taken out of use for the rest of the run.
 """
@@ -30,9 +30,9 @@ def workers_left(faulty_gpus: int, gpus: float, max_workers: int) -> int:
     """Return the number of workers that the remaining GPUs allow.
 
     Args:
-        faulty_gpus: Workers that pin a faulty GPU.
+        faulty_gpus: Workers that reserve a faulty GPU.
         gpus: GPUs of a worker.
-        max_workers: The most workers that the configuration allows.
+        max_workers: The maximum number of workers in the configuration.
     """
     import ray
 
@@ -42,9 +42,9 @@ def workers_left(faulty_gpus: int, gpus: float, max_workers: int) -> int:
 
 
 def is_cuda_error(text: str) -> bool:
-    """Return whether a traceback comes from CUDA, except for a lack of memory.
+    """Return whether a traceback comes from CUDA, except if the GPU is out of memory.
 
-    Every GPU of the same kind has as little memory, so that is no fault of one GPU.
+    Every GPU of the same kind has the same amount of memory, so that is not a fault of one GPU.
     """
     return bool(_CUDA.search(text)) and not _MEMORY.search(text)
 
@@ -93,7 +93,7 @@ class FaultLog:
         return is_cuda_error(text) and (loading or self._is_lost())
 
     def died(self, text: str) -> None:
-        """Record that this process dies of a fault of the GPU.
+        """Record that this process is about to die because of a fault of the GPU.
 
         Raises:
             OSError: If it cannot be written.
@@ -101,7 +101,7 @@ class FaultLog:
         storage.put(storage.join(self._folder, f"{self._process}.txt"), text.encode())
 
     def why_faulty(self) -> str | None:
-        """Return why nothing may run on the GPU any more, or None if it may be used.
+        """Return why nothing may run on the GPU anymore, or None if it may be used.
 
         Raises:
             OSError: If the deaths cannot be read.

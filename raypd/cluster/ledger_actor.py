@@ -1,7 +1,7 @@
 """The ledger: an actor that keeps the bill of a session or of a pipeline.
 
 It runs on the head node, whose death ends the run anyway. If only the actor dies, Ray restarts it
-and it resumes from the bill's file. If the driver is killed, the bill ends as it was last written.
+and it resumes from the bill's file. If the driver is killed, the bill stays as it was last written.
 """
 
 import contextlib
@@ -25,7 +25,7 @@ from raypd.config import RunConfig
 from raypd.errors import ConfigError
 from raypd.run import layout, read
 
-_ROUND_SECONDS = 3.0  # between two rounds of looking at the nodes and writing the bill
+_ROUND_SECONDS = 3.0  # between two rounds of checking the nodes and writing the bill
 _ANSWER_SECONDS = 30.0  # a ledger that does not answer for this long (a restart takes less) is lost
 _NO_NVML = (
     "GPU use is unknown: NVML (package nvidia-ml-py, NVIDIA's driver) does not answer on a node"
@@ -46,12 +46,12 @@ class Standing:
     startup_seconds: float  # mean over workers
     unpriced: str | None  # why a node appears on the bill with $0
     stored: bool = False  # whether the bill's file is on storage
-    usd_per_document: float = 0.0  # what servers charged for the tokens of committed documents
-    open_usd: float = 0.0  # what they charged for units in flight, which is a part of `usd`
+    usd_per_document: float = 0.0  # what servers charged for the tokens of a committed document
+    open_usd: float = 0.0  # what they charged for units in flight; it is part of `usd`
 
 
 class PipelineLedger:
-    """The ledger of a pipeline, which pays for the seconds of its own workers and writes no file.
+    """The ledger of a pipeline, which pays for its own workers' seconds; it writes no file.
 
     Args:
         config: The configuration of the pipeline.
@@ -69,7 +69,7 @@ class PipelineLedger:
         return self.book.receipt(report.worker)
 
     def bill(self) -> book.WorkersBill:
-        """Return the bill as of now."""
+        """Return the current bill."""
         now = time.time()
         self.book.see(self._nodes(), 1, now)
         return self.book.workers_bill(now)
@@ -78,7 +78,7 @@ class PipelineLedger:
 class Ledger:
     """The ledger of a run's session.
 
-    Its methods return quickly. A thread looks at the nodes and writes the bill's file.
+    Its methods return quickly. A thread checks the nodes and writes the bill's file.
 
     Args:
         config: The configuration of the run.
@@ -103,8 +103,8 @@ class Ledger:
         self._ended = threading.Event()
         self._stored = False
         self._look()
-        # Write the bill before the first unit is assigned, so that no session that commits units
-        # lacks one.
+        # The bill is written before the first unit is assigned, so that every session that commits
+        # units has one.
         self._try(self._flush)
         threading.Thread(target=self._run, name="ledger", daemon=True).start()
 
@@ -116,7 +116,7 @@ class Ledger:
         return self.book.receipt(report.worker)
 
     def standing(self) -> Standing:
-        """Return the state of the bill as of now."""
+        """Return the current state of the bill."""
         now = time.time()
         workers = list(self.book.workers.values())
         nodes = list(self.book.nodes.values())
@@ -149,7 +149,7 @@ class Ledger:
 
     def close(self) -> None:
         """Close the bill and write it."""
-        # If the nodes cannot be seen now, their last state is used.
+        # If the nodes cannot be checked now, their last state is used.
         with contextlib.suppress(Exception):
             self._look()
         self._ended.set()
@@ -162,7 +162,7 @@ class Ledger:
             self._try(self._flush)
 
     def _try(self, step: Callable[[], None]) -> None:
-        """Run a step; if storage or Ray does not answer, the next round repeats it."""
+        """Run a step; if storage or Ray does not respond, the next round repeats it."""
         try:
             step()
         except Exception:
@@ -199,7 +199,7 @@ class Ledger:
 def start(
     config: RunConfig, output: str, session: str, began: float, cpus: float, gpus: float
 ) -> Any:
-    """Start the ledger of a session on the head of the cluster.
+    """Start the ledger of a session on the head node of the cluster.
 
     Args:
         config: The configuration of the run.
@@ -230,7 +230,7 @@ def start(
 
 
 def _check_prices(config: RunConfig, nodes: machines.Nodes) -> None:
-    """Raise ConfigError if a node has no price, because it could then run without end."""
+    """Raise ConfigError if a node has no price, because no budget could then end the run."""
     for node in nodes():
         instance_type = node.instance_type or prices.LOCAL
         if node.ended is not None or node.usd_per_hour or instance_type in config.cost.prices:
@@ -242,7 +242,7 @@ def _check_prices(config: RunConfig, nodes: machines.Nodes) -> None:
 
 
 def start_for_pipeline(config: RunConfig, nodes: machines.Nodes) -> Any:
-    """Start the ledger of a pipeline on the head of the cluster, and return its handle."""
+    """Start the ledger of a pipeline on the head node of the cluster, and return its handle."""
     actor = ray.remote(PipelineLedger).options(
         name=f"data-ledger-{uuid.uuid4().hex[:12]}", namespace=machines.NAMESPACE, **_ON_HEAD
     )
@@ -250,9 +250,9 @@ def start_for_pipeline(config: RunConfig, nodes: machines.Nodes) -> Any:
 
 
 def _stored_bill(output: str, session: str) -> Bill | None:
-    """Read the bill that an earlier ledger of the session has left, if there is one.
+    """Read the bill that an earlier ledger of the session left, if there is one.
 
-    Wait until storage answers, because an error here would end the actor.
+    This waits until storage responds, because an error here would end the actor.
     """
     while True:
         try:

@@ -1,6 +1,6 @@
-"""The machines of a Ray cluster as the bill needs them: lifetime, resources, type and price.
+"""What the bill needs to know about the machines of a cluster: lifetime, resources, type and price.
 
-On EC2, infra/docker/node-environment.sh sets the labels that are read here; on Kubernetes the pod
+On EC2, infra/docker/node-environment.sh sets the labels that are read here; on Kubernetes, the pod
 does. The section `cost` of the configuration supplies what is missing.
 """
 
@@ -82,7 +82,7 @@ def _slots(resources: dict[str, float], cpus: float, gpus: float) -> int:
 
 
 def runs() -> int:
-    """Return how many runs of raypd are on the cluster now, including this one."""
+    """Return how many raypd runs are on the cluster now, including this one."""
     from ray.util import list_named_actors
 
     ledgers = [

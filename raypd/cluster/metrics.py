@@ -1,7 +1,8 @@
 """Live metrics of a run for Prometheus, exported through Ray.
 
-They are a view of the ledger and never the source of truth. Ray exports each as `ray_` and its name
-(counters also get the suffix `_total`) from the ledger's node. infra/grafana/raypd.json draws them.
+They are a view of the ledger and never the source of truth. Ray exports each metric as `ray_` and
+its name (counters also get the suffix `_total`) from the ledger's node. infra/grafana/raypd.json
+draws them.
 """
 
 from collections import Counter
@@ -9,7 +10,7 @@ from collections.abc import Mapping
 
 from raypd.billing import Bill
 
-COUNTERS = {  # name: (description, the tag beside `run`)
+COUNTERS = {  # name: (description, the tag besides `run`)
     "raypd_documents": ("Documents that were committed, by status", "status"),
     "raypd_tokens": ("Tokens, by kind: prefill, shared (taken from the cache), decode", "kind"),
     "raypd_category_documents": ("Documents that were committed, by category", "category"),
@@ -43,7 +44,7 @@ class Metrics:
             self._gauges[name] = metrics.Gauge(name, description, tags)
 
     def show(self, bill: Bill) -> None:
-        """Update the metrics to a session's bill."""
+        """Update the metrics from a session's bill."""
         totals = bill.totals
         self._count("raypd_documents", {status: totals[status] for status in ("ok", "failed")})
         self._count(
@@ -63,17 +64,17 @@ class Metrics:
         self._set("raypd_workers", states)
 
     def _count(self, name: str, values: Mapping[str, float]) -> None:
-        """Raise the counters of a metric to the given totals, by the value of its tag."""
+        """Increase the counters of a metric to the given totals, by the value of its tag."""
         tag = COUNTERS[name][1]
         for value, total in values.items():
             increase = total - self._shown.get((name, value), 0)
-            # A counter never falls.
+            # A counter never decreases.
             if increase > 0:
                 self._counters[name].inc(increase, {"run": self._run, tag: value})
                 self._shown[name, value] = total
 
     def _set(self, name: str, values: Mapping[str, float]) -> None:
-        """Set the gauges of a metric, and those that have no value any more to 0."""
+        """Set the gauges of a metric; those that no longer have a value are set to 0."""
         tag = GAUGES[name][1]
         vanished = {
             value: 0.0 for shown, value in self._shown if shown == name and value not in values

@@ -18,7 +18,7 @@ class NodeWatch:
 
     def __init__(self) -> None:
         self._looked = -math.inf
-        # When each draining node ends, by the monotonic clock of this process.
+        # When each draining node ends, on the monotonic clock of this process.
         self._ends: dict[str, float] = {}
 
     def look(self) -> None:
@@ -28,7 +28,7 @@ class NodeWatch:
         self._looked = time.monotonic()
         ends = {}
         for node, deadline_ms in ray_private.draining_nodes().items():
-            # The end is computed once, so that setting the clock later does not move it.
+            # The end is computed once, so that it does not move if the clock is set later.
             if node in self._ends:
                 ends[node] = self._ends[node]
             elif deadline_ms:
@@ -47,7 +47,7 @@ class NodeWatch:
 
 
 def draining_message(node: str, seconds_left: float) -> str:
-    """Tell the user that a node is draining."""
+    """Return the message that a node is draining."""
     when = "" if math.isinf(seconds_left) else f" in {seconds_left:.0f} s"
     return f"Node {node[:8]} is being preempted{when}; draining it."
 
@@ -55,7 +55,7 @@ def draining_message(node: str, seconds_left: float) -> str:
 def is_alive(node: str) -> bool:
     """Return whether a node is alive and not draining.
 
-    Ray may take half a minute to notice that a node is gone, so this connects to the node.
+    Ray may take half a minute to notice that a node is gone, so this function connects to the node.
     """
     for info in ray.nodes():
         if info["NodeID"] != node or not info["Alive"] or node in ray_private.draining_nodes():

@@ -1,6 +1,6 @@
 """A single process with the resources of a decode worker, to measure on.
 
-A head node never has the speed of a worker, so measurements run in the place of one.
+A head node never has the speed of a worker, so measurements run where a worker would run.
 """
 
 import contextlib
@@ -21,12 +21,12 @@ _START_SECONDS = 1800.0  # for the worker to start, on a cluster that may have t
 
 
 class OneWorker:
-    """An object in a process of its own, as a context manager.
+    """An object in a separate process, as a context manager.
 
     Attributes:
         share: What the worker takes of the cluster.
-        startup_seconds: From when the nodes are paid until the object is ready.
-        unpaid_seconds: The time before that.
+        startup_seconds: The time from when the nodes are paid for until the object is ready.
+        unpaid_seconds: The time before the nodes are paid for.
         closing_seconds: The time that closing took.
 
     Args:
@@ -60,8 +60,8 @@ class OneWorker:
         except BaseException:
             self.__exit__()
             raise
-        # A Ray that is started on this machine creates its node first. A node that was added for
-        # the worker is paid from when it came up.
+        # If Ray is started on this machine, it creates its node first. A node that was added for
+        # the worker is paid for from when it came up.
         self.unpaid_seconds = max(0.0, min(nodes, default=began) - began)
         self.startup_seconds = max(0.0, time.time() - max(began, *nodes))
         return self

@@ -26,7 +26,7 @@ from raypd.config import RunConfig
 from raypd.run import Unit
 
 _MAX_READ_RETRIES = 2  # of a read task whose process died
-_END_SECONDS = 10.0  # to wait for the thread of an execution that is ended
+_END_SECONDS = 10.0  # to wait for the thread of an execution that has been ended
 
 
 def _read_task(
@@ -35,12 +35,12 @@ def _read_task(
     end: ray_private.ClusterNumber,
     config_reference: Any,
 ) -> Iterator[pa.Table]:
-    """Read the blocks of one task, in a process of a reader.
+    """Read the blocks of one task, in a reader's process.
 
     Args:
         blocks: The units of each block.
         first: The index of the first unit among those of the pass.
-        end: The index of the first unit that the pass does not read any more.
+        end: The index of the first unit that the pass no longer reads.
         config_reference: Refers to the configuration of the run.
     """
     config: RunConfig = ray.get(config_reference)
@@ -55,7 +55,7 @@ def _read_task(
 
 
 class PlannedUnits(data.Datasource):
-    """Blocks of units as a source of Ray Data, with a read task for each item of `tasks`."""
+    """Blocks of units as a Ray Data source, with a read task for each item of `tasks`."""
 
     def __init__(
         self,
@@ -73,7 +73,7 @@ class PlannedUnits(data.Datasource):
         return "Documents"
 
     def estimate_inmemory_data_size(self) -> int:
-        """Return 0: the size is known when a block is read."""
+        """Return 0, because the size is known only when a block has been read."""
         return 0
 
     def get_read_tasks(self, *arguments: Any, **options: Any) -> list[data.ReadTask]:
@@ -103,14 +103,14 @@ class ReadPass:
     """One execution of Ray Data over some units, and the thread that collects its blocks.
 
     Attributes:
-        waiting_units: Units in blocks that nobody has taken.
+        waiting_units: Units in blocks that have not been taken.
         waiting_bytes: Bytes of these blocks.
         read_bytes: Bytes of all blocks that were read.
         reader_seconds: Seconds that readers took for them.
-        units: Units that were not given out yet, in order.
+        units: Units that have not been given out yet, in order.
         late_units: How many of the next units that arrive were given out without their block.
         arrived_units: How many units were in the blocks that were taken.
-        end_unit: The index of the first unit that this pass does not read any more.
+        end_unit: The index of the first unit that this pass no longer reads.
         error: Why the execution failed, if it did.
 
     Args:
@@ -118,9 +118,9 @@ class ReadPass:
         tasks: The units of each block of each read task. The blocks of a task are read one after
             the other, in one process.
         config: The configuration of the run.
-        readers: Read tasks that run at the same time, at most.
-        share: Returns what the readers may take of the cluster now. As many bytes again may wait
-            to be taken.
+        readers: The most read tasks that run at the same time.
+        share: Returns what the readers may take of the cluster now. The same number of bytes,
+            again, may wait to be taken.
     """
 
     def __init__(
@@ -159,14 +159,14 @@ class ReadPass:
             )
         dataset.set_name(name)
         context = dataset.context
-        # Every row is a block of its own.
+        # Every row is a separate block.
         context.target_max_block_size = 1
         context.enable_progress_bars = False
         context.print_on_execution_start = False
-        # A budget or a slow engine may keep all blocks waiting.
+        # A budget or a slow engine may make all blocks wait.
         context.execution_no_progress_timeout_s = -1
         context.execution_options.preserve_order = True
-        # Ray Data has a logger of its own; let it be as quiet as Ray is.
+        # Ray Data has its own logger, which should be as quiet as Ray's.
         logging.getLogger("ray.data").setLevel(logging.getLogger("ray").getEffectiveLevel())
         self._execution = ray_private.DatasetExecution(dataset, share)
         self._thread = threading.Thread(target=self._collect, name="documents", daemon=True)
@@ -199,11 +199,11 @@ class ReadPass:
             self._changed.wait_for(lambda: self._closed or self.waiting_bytes < limit)
 
     def give_back(self, unread_units: int) -> list[Unit]:
-        """Return the later half of the units that no reader has begun; the pass ends before them.
+        """Return the second half of the units that no reader has begun; the pass ends before them.
 
         Args:
-            unread_units: How many of the first units that have not been given out readers have
-                read, or may have begun.
+            unread_units: How many units at the beginning of those that have not been given out
+                readers have read or may have begun.
         """
         keep = unread_units + math.ceil((len(self.units) - unread_units) / 2)
         given_back: deque[Unit] = deque()
@@ -245,5 +245,5 @@ class ReadPass:
             self._changed.notify_all()
         self._execution.end()
         self._end.forget()
-        # A thread that asked a Ray which has ended for something would start another Ray.
+        # If the thread called Ray after Ray has ended, it would start another Ray.
         self._thread.join(_END_SECONDS)

@@ -1,4 +1,4 @@
-"""Blocks of documents: made by a reader, fetched by a worker."""
+"""Blocks of documents, which a reader makes and a worker fetches."""
 
 import pickle
 import sys
@@ -16,7 +16,7 @@ from raypd.tasks import Document
 
 _FETCH_SECONDS = 30.0  # to wait for a block in a worker
 
-# Why a worker reads a unit itself, as the user reads it after "because".
+# Why a worker reads a unit itself, as the continuation of a message after "because".
 READING_FAILED = "reading ahead failed"
 BLOCK_LOST = "the block with their documents was lost"
 STREAM_STALLED = "the readers had delivered nothing for a long time"
@@ -34,7 +34,7 @@ class UnitBlock:
 
 
 def read_block(units: Sequence[Unit], config: RunConfig, wanted_units: int) -> pa.Table:
-    """Read the first units of a block into a table of one row.
+    """Read the first units of a block into a table with one row.
 
     If a unit cannot be read, its documents are null. The worker then reads it once more, because it
     knows how to retry, and how to report an error.
@@ -70,7 +70,7 @@ def fetch_documents(unit: Unit, block: UnitBlock) -> tuple[list[Document] | None
         unit_id = table["units"][0][block.index].as_py()
         pickled = table["documents"][0][block.index].as_py()
     except Exception as error:
-        # Whatever happened to the block, the input is still there.
+        # Whatever happened to the block, the input still exists.
         _log(unit, f"its block is lost: {type(error).__name__}: {error}")
         return None, BLOCK_LOST
     if unit_id != unit.id:

@@ -8,7 +8,7 @@ from raypd.run import Unit
 
 
 class UnitQueue:
-    """Gives out the units of a run in their order; units that come back go first.
+    """Gives out the units of a run in order; units that are put back go first.
 
     Args:
         units: The units in order.
@@ -24,7 +24,7 @@ class UnitQueue:
 
     @property
     def is_empty(self) -> bool:
-        """Whether no unit is left, as far as is known: the source says so when it is asked."""
+        """Whether no unit is left, as far as is known; the source shows its end only when asked."""
         return self._is_exhausted and not self._returned
 
     def put_back(self, streamed: StreamedUnit) -> None:

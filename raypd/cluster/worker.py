@@ -1,6 +1,6 @@
-"""The decode worker: an actor that holds one model and one engine.
+"""The decode worker: an actor with one model and one engine.
 
-Several units are in flight at a time, each in a thread of its own, so that the engine never drains.
+Several units are in flight at a time, each in its own thread, so that the engine never drains.
 """
 
 from __future__ import annotations
@@ -51,21 +51,21 @@ from raypd.tasks import Document, Record, billed_as, columns_of, rows_of
 _MAX_TRIES = 3  # tries of a unit that fails with an error of storage
 _RETRY_SECONDS = 2.0
 _REPORT_SECONDS = 2.0  # between two reports to the ledger
-# How long a worker waits for the ledger to take a report. If the ledger is away, nothing is lost,
-# because the next report covers everything.
+# How long a worker waits for the ledger to take a report. If the ledger is unavailable, nothing
+# is lost, because the next report covers everything.
 _LEDGER_SECONDS = 5.0
 
 
 @dataclass
 class WorkerSpec:
-    """What a decode worker is made of."""
+    """What a decode worker needs to start."""
 
     config: RunConfig
     output: str
     session: str
     threads: int | None = None  # CPU threads of a worker
     build: Build = build
-    ledger: Any = None  # handle of the ledger; None for none
+    ledger: Any = None  # handle of the ledger; None if there is none
     gpus: float = 0.0  # GPUs of a worker
 
 
@@ -77,7 +77,7 @@ class EngineActor:
     Args:
         config: The configuration of the run.
         gpus: GPUs of this actor.
-        ledger: Handle of the ledger; None for none.
+        ledger: Handle of the ledger; None if there is none.
     """
 
     request_queue: RequestQueue  # set once the model is loaded
@@ -108,7 +108,7 @@ class EngineActor:
             check_gpu()
         allocator_variables = {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"}
         if self.gpus and not allocator_variables & os.environ.keys():
-            # Without expandable segments, gaps between passes fill the memory.
+            # Without expandable segments, the memory becomes fragmented between passes.
             os.environ["PYTORCH_ALLOC_CONF"] = "expandable_segments:True"
         self.parts = build(self.config, threads)
         self.schema = columns_of(self.config)
@@ -134,13 +134,13 @@ class EngineActor:
 
         Args:
             wait: Whether to wait up to 5 s for the receipt. A unit that ends does not wait: what it
-                used is in its object as well.
+                used is also in its object.
         """
         if self._ledger is None:
             return
         import ray
 
-        # Answers are worth more than their bill, so no error of the ledger ends the worker.
+        # Answers are more important than their bill, so no error of the ledger ends the worker.
         try:
             reference = self._ledger.report.remote(self.meter.report())
             if wait and ray.wait([reference], timeout=_LEDGER_SECONDS)[0]:
@@ -164,7 +164,7 @@ class DecodeWorker(EngineActor):
         self._faulty_gpu: str | None = None  # why its GPU must not be used
         self._attempts: dict[str, Attempt] = {}  # at the units in flight
         self._blocks: dict[str, UnitBlock] = {}  # of units in flight that were read ahead
-        self._why_read: dict[str, str] = {}  # why units in flight were read here after all
+        self._why_read: dict[str, str] = {}  # why units in flight were read by this worker
         self._faults = FaultLog(spec.output, self.node, self.meter.id, self.watch.is_lost)
         self.log = UnitLog(spec.output, spec.session, self.node, self.meter.id, nodes.is_alive)
         # One slot for each unit in flight. The entry lock lets a unit that needs all slots collect
@@ -225,7 +225,7 @@ class DecodeWorker(EngineActor):
             starved: Seconds for which this worker has had nothing to do because no unit was read.
             again: Whether a worker may have begun the unit before, so that its record of attempts
                 has to be read, and its commit may exist already. For other units, the commit is the
-                only request beside those for the input.
+                only request besides those for the input.
         """
         if self._unfit is not None:
             return UnitResult(error=self._unfit, fatal=True)
@@ -287,7 +287,7 @@ class DecodeWorker(EngineActor):
     def _slot(self, alone: bool) -> Iterator[None]:
         """Hold a slot for a unit in flight, or all slots for a unit that must be alone.
 
-        A unit that must be alone holds up the units that arrive after it.
+        A unit that must be alone blocks the units that arrive after it.
         """
         slots = self.config.cluster.max_units_in_flight if alone else 1
         with self._entry:
@@ -299,7 +299,7 @@ class DecodeWorker(EngineActor):
             self._slots.release(slots)
 
     def _run_logged(self, unit: Unit, attempt: Attempt) -> UnitResult:
-        """Run an attempt and record its begin and its end on storage."""
+        """Run an attempt and record its beginning and its end on storage."""
         self.log.begin(unit.id, attempt)
         following: Attempt | None = attempt
         try:
@@ -326,8 +326,7 @@ class DecodeWorker(EngineActor):
     def _die(self, error: EngineBroken, names: list[str]) -> NoReturn:
         """End this process.
 
-        If the GPU is to blame, the death is recorded as the GPU's and not as that of the units in
-        flight.
+        If the GPU is to blame, the death is recorded for the GPU and not for the units in flight.
 
         Args:
             error: Why the engine is broken.
@@ -396,7 +395,7 @@ class DecodeWorker(EngineActor):
             summary = writer.with_counts(summary, table)
             commit = writer.commit(output, table, summary, partition)
             if commit is None:
-                # Another attempt committed the unit first.
+                # Another attempt had already committed the unit.
                 return writer.read_summary(output, unit.id), None
             self.meter.commit(unit.id, usage, summary.ok, summary.failed)
             return summary, commit
@@ -434,7 +433,7 @@ class DecodeWorker(EngineActor):
 def _is_transient(error: BaseException | None) -> bool:
     """Return whether a later try may succeed.
 
-    That is so if storage was out of reach, slow or full, but not if a file is gone or damaged.
+    It may if storage was out of reach, slow or full, but not if a file is gone or damaged.
     """
     if not isinstance(error, OSError):
         return False

@@ -1,7 +1,7 @@
-"""Worker processes that died: whom to blame, and when a run gives up.
+"""Worker processes that died: what is to blame, and when a run gives up.
 
-A preempted node or a lost one blames nobody. Any other death is recorded on storage for the units
-that were in flight, where the next worker reads it (`UnitLog`).
+If the node was preempted or lost, nothing is to blame. Any other death is recorded on storage for
+the units that were in flight, and the next worker reads it there (`UnitLog`).
 """
 
 import contextlib
@@ -14,10 +14,10 @@ from raypd.errors import RunError
 from raypd.run import Unit, UnitLog, retry_policy
 from raypd.text import Say
 
-_DEAD_PROCESS = "died"  # in place of a process id, in the record of a death
-# A worker that dies this often while it loads its model will not start.
+_DEAD_PROCESS = "died"  # instead of a process id, in the record of a death
+# The run gives up if workers die this many times while they load their model.
 _MAX_FAILED_STARTS = 4
-# Worker deaths without any commit in between that no single document can explain.
+# This many worker deaths without a commit in between cannot be explained by a single document.
 _MAX_DEATHS_WITHOUT_COMMIT = 30
 
 
@@ -26,12 +26,12 @@ class WorkerDeaths:
 
     Attributes:
         attempted: Ids of units that a worker may have begun, in this session or in an earlier one.
-        while_loading: Deaths during the load of the model, since a worker last loaded it.
+        while_loading: Deaths while the model was loading, since a worker last loaded it.
         since_commit: Deaths with units in flight, since a unit was last committed.
 
     Args:
-        spec: What each worker is made of.
-        say: Shows the user a line.
+        spec: What each worker needs to start.
+        say: Shows a line to the user.
     """
 
     def __init__(self, spec: WorkerSpec, say: Say) -> None:
@@ -75,13 +75,13 @@ class WorkerDeaths:
         """Record on storage that a worker died with its units in flight."""
         spec = self._spec
         log = UnitLog(spec.output, spec.session, worker.node, _DEAD_PROCESS, is_alive)
-        # If storage does not answer, this death of the units is not counted.
+        # If storage does not respond, this death is not counted for the units.
         with contextlib.suppress(OSError):
             for unit in units:
                 log.died(unit.id)
 
     def _check(self, pool_size: int, workers: int, error: Exception, cause: str) -> None:
-        """Raise RunError if too many workers have died; `cause` is that of the last death."""
+        """Raise RunError if too many workers have died; `cause` is the cause of the last death."""
         if self.while_loading >= _MAX_FAILED_STARTS * max(1, pool_size):
             guess = " (out of memory?)"
             if ray_session.killed_for_memory(str(error)):

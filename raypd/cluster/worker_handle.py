@@ -53,13 +53,13 @@ class WorkerHandle:
     """A decode worker as the scheduler sees it."""
 
     actor: Any
-    starting: Any = None  # reference to the answer of hello() while the worker loads its model
+    starting: Any = None  # reference to the result of hello() while the worker loads its model
     node: str = ""
     # Units in flight by the reference to their result, oldest first.
     assignments: dict[Any, Assignment] = field(default_factory=dict)
     idle_since: float = 0.0
     draining: bool = False  # whether its node is draining
-    retiring: bool = False  # whether it ends with its units in flight, because fewer are wanted
+    retiring: bool = False  # whether it ends after its units in flight, as fewer are wanted
     depth: int = 1  # units that it may have in flight
     # Since when it has had nothing to do because no unit was read yet.
     starved_since: float | None = None
@@ -77,7 +77,7 @@ class WorkerHandle:
         return self.ready and not self.draining and not self.retiring
 
     def starved_seconds(self) -> float | None:
-        """Return for how long it has had nothing to do; None if it has a unit."""
+        """Return how long it has had nothing to do; None if it has a unit."""
         if self.assignments:
             return None
         if self.starved_since is None:
@@ -85,11 +85,11 @@ class WorkerHandle:
         return time.monotonic() - self.starved_since
 
     def cancel(self, assignment: Assignment, only_waiting: bool) -> None:
-        """Ask the worker to hand a unit back.
+        """Ask the worker to hand back a unit.
 
         Args:
             assignment: The unit in flight.
-            only_waiting: Leave the unit alone if some of it has begun.
+            only_waiting: Do nothing if any of the unit has begun.
         """
         if not assignment.is_cancelled:
             assignment.cancelled = time.monotonic()

@@ -3,8 +3,8 @@
 Units come in the order of the plan, with the documents that readers have read ahead. A worker gets
 one unit at a time, and a second one only once every worker has its first. When no unit is left to
 assign, an idle worker steals one that another worker has not begun. The units of a dead worker go
-to other workers. A worker on a draining node gets no more units: what it can finish in time it
-finishes, and the rest it hands back. If fewer workers are wanted, some get no more units and end.
+to other workers. A worker on a draining node gets no more units: it finishes what it can finish in
+time, and hands back the rest. If fewer workers are wanted, some get no more units and end.
 
 Points in time are seconds of the monotonic clock.
 """
@@ -36,7 +36,7 @@ from raypd.text import Say
 _WAIT_SECONDS = 0.25  # for a result, before units are assigned again
 _STARVED_WAIT_SECONDS = 0.05  # the same while a worker waits for the readers
 _POLL_SECONDS = 2.0
-_IDLE_SECONDS = 5.0  # a worker that idles this long while no unit is left to assign is released
+_IDLE_SECONDS = 5.0  # a worker that is idle this long while no unit is left to assign is released
 # If an engine waits for input for a larger share of a unit's time, its worker overlaps more units.
 _MAX_WAITING_SHARE = 0.05
 _COMMIT_MARGIN = 5.0  # a unit must be committed this many seconds before its node ends
@@ -67,13 +67,13 @@ class WorkerPool:
     Attributes:
         wanted: The number of workers; may change during a run.
         closing: Set to begin no more units; may change during a run.
-        admit: Returns whether a unit may begin on a worker that has so many others in flight.
+        admit: Returns whether a unit may begin on a worker, given how many others it has in flight.
 
     Args:
-        spec: What each worker is made of.
+        spec: What each worker needs to start.
         resources: What each worker takes of the cluster.
         cluster: The section `cluster` of the configuration.
-        say: Shows the user a line.
+        say: Shows a line to the user.
     """
 
     def __init__(
@@ -88,12 +88,12 @@ class WorkerPool:
         self.admit: Callable[[Unit, int], bool] = lambda unit, beside: True
         self.workers: list[WorkerHandle] = []
         self.nodes = NodeWatch()
-        self._max_workers = cluster.max_workers  # as many as have a GPU that is not faulty
-        # Workers that pin a faulty GPU so that nothing else is scheduled on it.
+        self._max_workers = cluster.max_workers  # those with a GPU that is not faulty
+        # Workers that reserve a faulty GPU so that nothing else is scheduled on it.
         self._pinning: list[WorkerHandle] = []
         self._queue = UnitQueue(())
         self._stream: DocumentStream | None = None
-        # Units that were to be read ahead and were read by workers, by the reason.
+        # Numbers of units that should have been read ahead but were read by workers, by reason.
         self.read_by_workers: Counter[str] = Counter()
         self.reading = ReadingRecord()
         self._remaining = 0  # units that have not ended
@@ -107,7 +107,7 @@ class WorkerPool:
 
         Args:
             units: The units in the order in which they begin.
-            done: Ids of units that are committed already.
+            done: Ids of units that are already committed.
             count: The number of units that are not.
 
         Yields:
@@ -178,7 +178,7 @@ class WorkerPool:
         self.workers.remove(worker)
 
     def _pin(self, worker: WorkerHandle, why: str) -> None:
-        """Record that a worker pins a faulty GPU so that nothing else is scheduled on it.
+        """Let a worker reserve a faulty GPU, so that nothing else is scheduled on it.
 
         Raises:
             RunError: If no other GPU is left.
@@ -246,7 +246,7 @@ class WorkerPool:
         for worker in self.workers:
             if worker.takes_units and not worker.assignments:
                 idle_workers += 1
-            # Units that were asked for already are on their way to an idle worker.
+            # Units that have already been asked for are on their way to an idle worker.
             idle_workers -= sum(unit.is_cancelled for unit in worker.assignments.values())
         for worker in sorted(self.workers, key=lambda worker: -len(worker.assignments)):
             if idle_workers <= 0 or len(worker.assignments) < 2:
@@ -259,15 +259,15 @@ class WorkerPool:
     def _retire(self) -> None:
         """Choose the workers that get no more units because fewer are wanted.
 
-        Nodes are paid as a whole, so a worker that is alone on its node ends first.
+        Nodes are paid for as a whole, so a worker that is alone on its node ends first.
         """
         remaining = [worker for worker in self.workers if not worker.draining]
         surplus = len(remaining) - max(1, self.wanted)
         workers_of_node = Counter(worker.node for worker in remaining)
 
         def order(worker: WorkerHandle) -> tuple[bool, bool, int, str, int]:
-            # A worker that retires already continues to do so, and one that loads its model has
-            # nothing to finish.
+            # A worker that is already retiring continues to do so, and one that is loading its
+            # model has nothing to finish.
             in_flight = len(worker.assignments)
             on_node = workers_of_node[worker.node]
             return (not worker.retiring, worker.ready, on_node, worker.node, in_flight)
@@ -280,7 +280,7 @@ class WorkerPool:
                         worker.cancel(assignment, only_waiting=True)
 
     def _resize(self) -> None:
-        """Start the workers that are missing, and end those that are not needed any more."""
+        """Start the workers that are missing, and end those that are no longer needed."""
         draining = [worker for worker in self.workers if worker.draining]
         for _ in range(self._target_size(draining) - (len(self.workers) - len(draining))):
             actor = self._actor_class.remote(self.spec)
@@ -292,7 +292,7 @@ class WorkerPool:
                 self._end(worker)
 
     def _target_size(self, draining: list[WorkerHandle]) -> int:
-        """Return how many workers to have beside those on draining nodes."""
+        """Return how many workers to have besides those on draining nodes."""
         if self.closing or not self._remaining:
             return 0
         units = self._remaining - sum(len(worker.assignments) for worker in draining)
@@ -301,7 +301,7 @@ class WorkerPool:
 
     @cached_property
     def _actor_class(self) -> Any:
-        """The class of the workers, made once because Ray keeps every class that is made."""
+        """Return the class of the workers, which is made once because Ray keeps every class."""
         return ray.remote(DecodeWorker).options(
             num_cpus=self.resources.cpus,
             num_gpus=self.resources.gpus or None,
@@ -313,13 +313,13 @@ class WorkerPool:
         )
 
     def _is_spare(self, worker: WorkerHandle) -> bool:
-        """Return whether an idle worker can be released, so that it costs nothing any more."""
+        """Return whether an idle worker can be released, so that it costs nothing more."""
         if worker.draining or worker.retiring:
             return True
         if not self._all_assigned() or len(self.workers) <= self.cluster.min_workers:
             return False
         if not worker.ready:
-            # It is of no use unless another worker has a unit to steal.
+            # The worker is useless unless another worker has a unit to steal.
             return all(len(peer.assignments) < 2 for peer in self.workers)
         return time.monotonic() - worker.idle_since > _IDLE_SECONDS
 
@@ -372,7 +372,7 @@ class WorkerPool:
         try:
             result = ray.get(reference)
         except ray.exceptions.RayTaskError:
-            # A bug of raypd, which would occur in every worker.
+            # This is a bug in raypd, which would occur in every worker.
             raise
         except ray.exceptions.RayError as error:
             # The worker died, was killed for memory, or its result is gone.
