@@ -41,12 +41,12 @@ from raypd.tasks import (
 
 @dataclass
 class Program:
-    """What one prompt costs in tokens, and how far the engine is with it.
+    """What one prompt costs in tokens, and how far the engine has come with it.
 
     Attributes:
         prefix: Identifies the instruction, which an engine prefills only once.
         shared: Tokens of the prefix.
-        prompt: Tokens after the prefix; in the engine those that are not prefilled yet.
+        prompt: Tokens after the prefix; in the engine, those that are not prefilled yet.
         lanes: The length of each value that is decoded in parallel. Autoregressive decoding has a
             single lane.
         tag: The tag of the request.
@@ -93,7 +93,7 @@ class FakeEngine:
 
     @property
     def pending(self) -> int:
-        """The number of programs that did not finish yet."""
+        """The number of programs that have not finished yet."""
         return len(self.queue) + len(self.sequences)
 
     def submit(self, program: Program, *, tag: Any, sampling: Any = None, seed: int = 0) -> None:
@@ -113,7 +113,7 @@ class FakeEngine:
         room = self.max_num_batched_tokens
         prefill = 0
         decode = 0
-        # Sequences that decode go before prefills.
+        # Decoding sequences come before prefills.
         for sequence in sorted(self.sequences, key=lambda sequence: sequence.prompt > 0):
             if room <= 0:
                 break
@@ -175,8 +175,8 @@ class FakeEngine:
         costs = self.costs
         seconds = costs.step_seconds + prefill / costs.prefill_tokens_per_second
         seconds += decode / costs.decode_tokens_per_second
-        # Every sleep lasts a little too long. Up to 10 ms of that are subtracted from the next, so
-        # that many short steps keep the configured rate.
+        # Every sleep lasts a little too long. Up to 10 ms of the excess are subtracted from the
+        # next sleep, so that many short steps keep the configured rate.
         self._free = max(self._free, began - 0.01) + seconds
         remaining = self._free - time.monotonic()
         if remaining > 2e-4:
@@ -256,7 +256,7 @@ class FakeTask:
         """Yield the request of a stack that the document fills.
 
         Args:
-            stacks: By category the documents that wait for a full stack, with their tokens.
+            stacks: By category, the documents that wait for a full stack, with their tokens.
             document: The document to add.
         """
         task = self.config.extraction
@@ -321,7 +321,7 @@ class FakeTask:
         yield self._request(document.index, prompt, lanes, rows)
 
     def _generate(self, document: Document) -> Iterator[Request]:
-        """Yield the requests of all turns at once."""
+        """Yield the requests of all turns together."""
         assert isinstance(self.task, GenerationConfig)
         request = read_request(document, self.task, self.config.decoding)
         first_prompt = sum(self._tokens(turn["content"]) for turn in request.turns)
@@ -375,7 +375,7 @@ def _record(name: str, category: Category) -> dict[str, Any]:
 
 
 def make(config: RunConfig) -> tuple[FakeEngine, FakeTask]:
-    """Return engine and task of `model: fake`, after the time that a model would take to load."""
+    """Return the engine and task of `model: fake`, after the time that a model takes to load."""
     time.sleep(config.model.fake_costs.load_seconds)
     sizes = config.engine
     engine = FakeEngine(config.model.fake_costs, sizes.most_seqs, sizes.batched_tokens(gpu=False))
