@@ -1,4 +1,4 @@
-"""Find the cheapest model that holds an F1 on your documents.
+"""Find the cheapest model that reaches an F1 on your documents.
 
     python jobs/fit.py CONFIG [key=value ...]
 

@@ -1,6 +1,6 @@
-"""Documents to records through an engine: used by the workers, data.py, api.LLM and estimates.
+"""Turns documents into records with an engine, for the workers, data.py, api.LLM and estimates.
 
-No Ray.
+It does not need Ray.
 """
 
 from typing import TYPE_CHECKING

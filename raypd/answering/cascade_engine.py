@@ -1,4 +1,4 @@
-"""The two engines of a cascade behind the contract of one."""
+"""The two engines of a cascade, used like a single engine."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -43,7 +43,7 @@ class CascadeEngine:
 
     def step(self) -> list[Finished]:
         busy = [engine for engine in self._engines if engine.pending]
-        # An engine that computes here must not be kept waiting by a server.
+        # An engine that computes here must not wait for a server.
         all_wait = all(engine.patience is not None for engine in busy)
         patience = _PATIENCE / max(1, len(busy)) if all_wait else 0.0
         finished: list[Finished] = []

@@ -1,4 +1,4 @@
-"""Preflight checks: what would fail in a worker fails in the driver instead."""
+"""Preflight checks, so that what would fail in a worker fails in the driver instead."""
 
 import sys
 
@@ -56,7 +56,7 @@ def _say(line: str) -> None:
 
 
 def check_method(config: RunConfig) -> None:
-    """Check what the decoding method needs beside the model.
+    """Check what the decoding method needs besides the model.
 
     Raises:
         ModelError: If the model lacks control tokens or has recurrent layers that the method cannot

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from raypd.decoding import engine as decoding
     from raypd.models import LoadedModel
 
-# Programs in flight at least, if engine.max_num_seqs is auto.
+# The fewest programs in flight if engine.max_num_seqs is auto.
 _MIN_SEQS = 64
 
 
@@ -64,7 +64,7 @@ def build(
     Args:
         config: The run's configuration.
         threads: CPU threads to compute with; None leaves torch's default.
-        load: Used in place of `load_model`.
+        load: Used instead of `load_model`.
         each: Whether to answer every document, even if its text equals another document's.
         share: Share of a GPU's free memory that the KV cache may take.
 
@@ -89,7 +89,7 @@ def build(
         run.model.endpoint is not None and run.model.endpoint.batch for run in runs
     )
     if uses_batch_api:
-        # Nothing comes back before a batch is sent, so it takes every request there is.
+        # Answers arrive only after a batch has been sent, so the batch takes all requests.
         parts.max_num_seqs = MOST_REQUESTS
     return parts
 
@@ -149,8 +149,9 @@ def _single(
 
 
 def warm_up(engine: "decoding.Engine", tokens: int) -> None:
-    """Compile kernels and choose products before a worker is ready, with one full pass of `tokens`
-    tokens and with small passes.
+    """Compile kernels and select matrix-product algorithms before a worker is ready.
+
+    This runs one full pass of `tokens` tokens and some small passes.
     """
     from raypd.decoding import Prompt, autoregressive
 
@@ -161,7 +162,7 @@ def warm_up(engine: "decoding.Engine", tokens: int) -> None:
 def _own_engine(
     config: RunConfig, threads: int | None, load: Load | None, share: float
 ) -> tuple[EngineContract, Task]:
-    """Make raypd's own engine and the task with its tokenizer."""
+    """Make raypd's own engine, and the task with the model's tokenizer."""
     import torch
 
     from raypd.decoding import engine as decoding, pack_model

@@ -10,16 +10,16 @@ from rich.text import Text
 
 from raypd.text import duration, number, said
 
-# Seconds between two lines of progress where there is no terminal.
+# Seconds between two lines of progress if there is no terminal.
 _LINE_SECONDS = 10.0
-# Seconds before a rate is shown; an earlier one would say little.
+# Seconds before a rate is shown; an earlier rate would not mean much.
 _RATE_SECONDS = 1.0
-# The time left is not known before so many documents are answered, or before one is answered and
-# some time has passed: the first documents also fill the engine.
+# The time left is not known before this many documents are answered, or before one is answered and
+# some time has passed, because the engine is still filling up during the first documents.
 _LEFT_DOCUMENTS = 10
 _LEFT_SECONDS = 60.0
-# A run has more documents in flight at its beginning, which end together. So it waits for 5% of its
-# documents, but for no more than 100.
+# A run has more documents in flight at its beginning, which end at about the same time. So it waits
+# for 5% of its documents, but for no more than 100.
 _RUN_SHARE = 0.05
 _MOST_RUN_DOCUMENTS = 100
 _RUN_SECONDS = 600.0
@@ -27,7 +27,7 @@ _LOADING = "loading the model"
 
 
 class ProgressLines:
-    """Prints progress to stderr where there is no terminal.
+    """Prints progress to stderr if there is no terminal.
 
     It prints a line every ten seconds, and never the same line twice in a row.
     """
@@ -37,7 +37,7 @@ class ProgressLines:
         self._last = ""
 
     def show(self, line: str, at_once: bool = False) -> None:
-        """Print a line if it is time.
+        """Print a line if one is due.
 
         Args:
             line: The line.
@@ -63,7 +63,7 @@ def time_left(
         answered: Documents that were answered.
         remaining: Documents that were not.
         seconds: The time in which documents were answered.
-        enough: Answered documents from which the time is known.
+        enough: The number of answered documents from which the time is known.
         known_after: Seconds after which one answered document is enough.
     """
     too_early = answered < enough and seconds < known_after
@@ -73,10 +73,10 @@ def time_left(
 
 
 class TimeLeft:
-    """The time that is left of a measurement with a time limit."""
+    """The time left in a measurement with a time limit."""
 
     def __init__(self, limit: float) -> None:
-        """Make a clock, which starts with the first update.
+        """Make a clock, which starts at the first update.
 
         Args:
             limit: Seconds after which the measurement ends in any case.
@@ -89,7 +89,7 @@ class TimeLeft:
         """Return the time left in words; "" until it can be known.
 
         Args:
-            answered: Documents that were answered. Where they become fewer, another pass over the
+            answered: Documents that were answered. If the number falls, another pass over the
                 sample has begun.
             wanted: Documents that the pass answers.
         """
@@ -177,7 +177,7 @@ class RunDisplay:
         return f"{self.total}" if self.exact else f"about {self.total}"
 
     def begin(self) -> None:
-        """Note that the first worker is ready: the rate counts from here."""
+        """Note that the first worker is ready, from which time on the rate is counted."""
         if self._has_begun:
             return
         self._has_begun = True
@@ -188,7 +188,7 @@ class RunDisplay:
         """Show the progress.
 
         Args:
-            done: Documents that are answered, those of units in flight among them.
+            done: Documents that are answered, including those of units in flight.
             failed: Documents that failed, counted in the same way.
             stream: How far the stream of documents is; "" if nothing is read ahead.
         """
@@ -246,7 +246,7 @@ class RunDisplay:
         return ", ".join(parts)
 
     def say(self, line: str) -> None:
-        """Print a line of its own, above the bar."""
+        """Print a separate line, above the bar."""
         line = said(line)
         if self._bar.disable:
             print(line, file=sys.stderr, flush=True)

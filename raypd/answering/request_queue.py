@@ -1,8 +1,8 @@
 """Feeds one engine with the requests of several units, so that it never runs empty.
 
-Each unit has a thread of its own that plans requests and reads answers; one more thread drives
-the engine. A younger unit plans only when every older unit has nothing left to plan. So units
-finish one after the other, and the engine's batch stays full across their border.
+Each unit has its own thread, which plans requests and reads answers; one more thread drives the
+engine. A newer unit plans only when no older unit has anything left to plan. So units finish one
+after the other, and the engine's batch stays full from one unit to the next.
 
     unit threads:   plan documents -> queue        finished results -> records
     engine thread:         queue -> submit -> step -> finished results
@@ -48,9 +48,9 @@ class UnitProgress(NamedTuple):
         answered: Documents answered.
         failed: Documents answered with an error.
         begun: Whether the unit's first document was planned.
-        seconds_left: Estimate until all documents are answered, from the unit's pace so far; None
-            before there is one.
-        waiting: What the engine has been waiting for, if it waits for long.
+        seconds_left: An estimate of the seconds until all documents are answered, from the unit's
+            pace so far; None while there is no pace.
+        waiting: What the engine has been waiting for, if it has been waiting for long.
     """
 
     answered: int = 0
@@ -65,14 +65,14 @@ class UnitState:
     """A unit in flight.
 
     Attributes:
-        number: Rises with every unit; an older unit has the smaller number.
+        number: Increases with every unit; an older unit has a smaller number.
         unit: The unit's id.
         documents: Number of documents.
         has_more: Whether its plan may yield more requests.
         begun: When its first request was planned (monotonic), or None.
         cancelled: Whether the unit was cancelled.
         open_requests: For each row, how many of its requests are queued, in the engine, or finished
-            and not read yet.
+            but not read yet.
         finished: Results that were not read yet.
         records: Records of the documents answered so far.
         counts: Token counts so far, by the names of `COUNTS`.
@@ -162,7 +162,7 @@ class RequestQueue:
 
         Args:
             unit: The unit's id. Nothing happens if it is not in flight.
-            only_waiting: Leave the unit alone if any of its documents was planned.
+            only_waiting: Do nothing if any of the unit's documents has been planned.
         """
         with self._changed:
             state = self._units.get(unit)
@@ -175,10 +175,10 @@ class RequestQueue:
 
     @contextlib.contextmanager
     def unit(self, unit: str) -> Iterator[UnitState]:
-        """Hold a unit in flight for the length of a block.
+        """Keep a unit in flight for the duration of a block.
 
-        At the end of the block its unanswered requests are dropped, and what the meter was not told
-        to commit counts as lost.
+        At the end of the block, its unanswered requests are dropped, and whatever was not committed
+        in the meter counts as lost.
         """
         self.meter.begin(unit)
         with self._changed:
@@ -209,7 +209,7 @@ class RequestQueue:
 
     @contextlib.contextmanager
     def answering(self, state: UnitState, documents: Sequence[Document]) -> Iterator[Future[None]]:
-        """Run `answer` in a thread next to a block; the end of the block cancels it."""
+        """Run `answer` in a thread during a block; the end of the block cancels it."""
         with ThreadPoolExecutor(1) as pool:
             try:
                 yield pool.submit(self.answer, state, documents)
@@ -272,7 +272,7 @@ class RequestQueue:
             return finished, may_plan
 
     def _may_plan(self, state: UnitState) -> bool:
-        """Return whether a unit is the oldest with more to plan, and the engine wants more."""
+        """Return whether a unit is the oldest with more to plan, and the engine needs more."""
         if not state.has_more:
             return False
         if len(self._queue) + self._in_engine >= _PLAN_AHEAD * self.capacity:
@@ -292,8 +292,8 @@ class RequestQueue:
     def _plan(self, documents: Sequence[Document]) -> Iterator[Request | Record]:
         """Yield the task's plan.
 
-        If the task raises, the documents that are left are planned one by one, so that only the bad
-        ones fail.
+        If the task raises an error, the remaining documents are planned one by one, so that only
+        the bad ones fail.
         """
         unplanned = {document.index: document for document in documents}
         try:
@@ -388,7 +388,7 @@ class RequestQueue:
     def _bill_unread(self, state: UnitState) -> None:
         """Bill as lost the results of a unit that has ended.
 
-        The account has a name of its own, because another attempt at the unit may be in flight.
+        The account has a separate name, because another attempt at the unit may be in flight.
         """
         account = f"{state.unit} (ended)"
         for request, result in state.finished:
