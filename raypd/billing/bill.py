@@ -100,7 +100,7 @@ def ended(worker: WorkerTime, until: float, final: bool) -> float | None:
 
 
 def settled(worker: WorkerTime, until: float, final: bool) -> Seconds:
-    """Return a worker's seconds; if it has ended, those of its units in flight are lost."""
+    """Return a worker's seconds; if it has ended, the seconds of its units in flight are lost."""
     seconds = replace(worker.seconds)
     if ended(worker, until, final) is not None:
         for prefill, decode in worker.open.values():
@@ -149,9 +149,9 @@ def shared_seconds(began: float, ended: float, shares: Sequence[tuple[float, int
     While n runs share a cluster, each of them pays 1/n of the time.
 
     Args:
-        began: Begin of the interval, in unix seconds.
-        ended: End of the interval, in unix seconds.
-        shares: (unix second, number of runs from then on); one run before the first.
+        began: The beginning of the interval, in unix seconds.
+        ended: The end of the interval, in unix seconds.
+        shares: (unix second, number of runs from then on); before the first of them, one run.
     """
     seconds = 0.0
     changes = [(float("-inf"), 1), *shares, (float("inf"), 1)]
@@ -162,7 +162,7 @@ def shared_seconds(began: float, ended: float, shares: Sequence[tuple[float, int
 
 
 def interval(node: NodeTime, began: float, until: float) -> tuple[float, float]:
-    """Return when a session began to pay for a node and when it ceased, or `until` if it pays."""
+    """Return when a session began to pay for a node and when it stopped, or else `until`."""
     start = max(node.began, began)
     node_end = until if node.ended is None else node.ended
     return start, max(start, min(until, node_end))
@@ -176,7 +176,7 @@ def make(
     Args:
         nodes: All nodes of the cluster, with prices.
         workers: The last reports of all workers.
-        last: The latest form of the bill: its begin, its shares and whether it is final.
+        last: The latest version of the bill: its beginning, its shares and whether it is final.
         until: The unix second up to which to charge.
     """
     node_usd: dict[str, int] = {}
@@ -192,7 +192,7 @@ def make(
         spent = _node_seconds(node, workers_by_node[node.node], start, end, until, last.final)
         for name, value in spent.items():
             seconds[name] += value
-        # Even a time too short for anybody to do anything costs money.
+        # Even a time that is too short for anything to be done costs money.
         weights = spent if sum(spent.values()) > 0 else {"other": 1.0}
         for name, share in apportion(node_usd[node.node], weights).items():
             parts[name] += share

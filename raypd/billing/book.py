@@ -53,14 +53,14 @@ class WorkersBill:
 
 
 class Book:
-    """Everything that a session's bill is made of. The methods are thread-safe.
+    """Everything that goes into a session's bill. The methods are thread-safe.
 
     Args:
-        last: The latest form of the bill, from which the book resumes.
-        models: The models of the run (`models_of`). Without them, the money that servers took for
-            tokens stays as it is on `last`.
-        workers_only: Charge for the seconds of the workers instead of for whole nodes, as a
-            pipeline does that shares its cluster with other stages.
+        last: The latest version of the bill, from which the book resumes.
+        models: The models of the run (`models_of`). Without them, the money that servers charged
+            for tokens stays as it is on `last`.
+        workers_only: Charge for the seconds of the workers instead of for whole nodes, because a
+            pipeline shares its cluster with other stages.
     """
 
     def __init__(
@@ -101,7 +101,7 @@ class Book:
             if earlier is not None and earlier.sequence >= report.sequence:
                 return False
             counted = -1 if earlier is None else earlier.counted
-            # After a restart, changes may be missing; the receipt says from where on.
+            # After a restart, changes may be missing; the receipt says from which one on.
             if report.since <= counted:
                 for change in report.changes:
                     if change.sequence > counted:
@@ -135,11 +135,11 @@ class Book:
         with self._lock:
             present = {node.node: node for node in nodes}
             for name, node in present.items():
-                # The first price that is seen stays valid.
+                # The first price that is known stays valid.
                 self.nodes.setdefault(name, node).ended = node.ended
             for name, node in self.nodes.items():
                 if name not in present and node.ended is None:
-                    # The node disappeared between two looks.
+                    # The node disappeared between two checks.
                     node.ended = max(self.last.until, node.began)
             if self.runs != runs:
                 self.last = replace(self.last, shares=[*self.last.shares, (now, runs)])
@@ -194,7 +194,7 @@ class Book:
             return _totals(list(self.workers.values()), list(self.usage.values()))
 
     def workers_bill(self, now: float) -> WorkersBill:
-        """Return the bill of a pipeline as of now."""
+        """Return the current bill of a pipeline."""
         with self._lock:
             charges = self.charges(now)
             totals = self.totals()
@@ -213,7 +213,7 @@ class Book:
         )
 
     def bill(self, now: float) -> Bill:
-        """Return the bill as of now; a closed one stays as it was closed."""
+        """Return the current bill; a closed one no longer changes."""
         with self._lock:
             until = self.last.until if self.last.final else max(self.last.until, now)
             charges = self.charges(until)
@@ -238,7 +238,7 @@ class Book:
     def _series(
         self, until: float, charges: billing.Charges, totals: Mapping[str, int]
     ) -> list[list[float]]:
-        """Append the newest point to the series, and halve a long series."""
+        """Append the newest point to the series, and halve the series if it is long."""
         point = [
             round(until, 3),
             billing.usd(charges.total),
@@ -253,13 +253,13 @@ class Book:
         return series
 
     def _node_entry(self, node: NodeTime, until: float, charges: billing.Charges) -> NodeTime:
-        """Return a node as the bill lists it."""
+        """Return a node's entry on the bill."""
         start, end = billing.interval(node, self.last.began, until)
         usd = billing.usd(charges.nodes[node.node])
         return replace(node, began=start, came=node.began, seconds=round(end - start, 3), usd=usd)
 
     def _worker_entry(self, worker: WorkerTime, until: float) -> WorkerTime:
-        """Return a worker as the bill lists it: with its end, rounded, and with few spans."""
+        """Return a worker's entry on the bill: with its end, rounded, and with few spans."""
         spans = worker.spans
         while len(spans) > max(_MIN_SPANS, _MAX_SPANS // len(self.workers)):
             spans = coarser(spans)
@@ -310,7 +310,7 @@ def token_usd(
     server = model.endpoint if model is not None else None
     if server is None:
         return 0.0
-    # The batches of a failed attempt are found by the next attempt, which does not pay again.
+    # The next attempt finds the batches of a failed one, and does not pay for them again.
     if server.batch and not committed:
         return 0.0
     prompt_tokens = counts["prefill_tokens"] + counts["shared_tokens"]
@@ -383,8 +383,8 @@ def reconcile(
     Args:
         bill: The bill, which is changed.
         units: The units that the session committed.
-        models: The models of the run (`models_of`), whose servers are paid at least for the tokens
-            of these units.
+        models: The models of the run (`models_of`). Their servers charge at least for the tokens of
+            these units.
 
     Returns:
         Whether the bill had to be corrected.
@@ -394,8 +394,8 @@ def reconcile(
         return False
     bill.totals = totals
     if not units.units:
-        # The bill of a retry. Its documents and tokens are counted where the rows are, but its
-        # money stays here.
+        # This is the bill of a retry. Its documents and tokens are counted where the rows are,
+        # but its money stays here.
         bill.categories = {
             key: {**zero(), "usd": count["usd"]} for key, count in bill.categories.items()
         }

@@ -1,9 +1,9 @@
-"""The arithmetic of a budget and of a deadline.
+"""The arithmetic of a budget and a deadline.
 
 A unit begins only if the bill stays below the budget minus a reserve once this unit and all units
-in flight have ended. That estimate can be wrong: the pace may be unknown, documents long, nodes
-late. Then the run stops when it reaches the reserve. Units in flight are lost, and the session that
-resumes the run processes them again.
+in flight have ended. That estimate can be wrong: the pace may be unknown, documents may be long,
+or nodes may be late. In that case the run stops when it reaches the reserve. Units in flight are
+lost, and the session that resumes the run processes them again.
 """
 
 import math
@@ -13,30 +13,30 @@ from datetime import datetime
 from raypd.errors import RunError
 from raypd.text import count, counted, usd
 
-# A unit may take this much longer than the slowest of the last ones, and its documents this many
-# times their tokens.
+# A unit may take this many times as long as the slowest of the recent ones, and its documents may
+# have this many times as many tokens.
 CAUTION = 1.25
-NEVER = 1_000_000  # a number of workers that stands for "no number is enough"
-# Seconds at the present price of all nodes that are kept of the budget for the end of the run.
+NEVER = 1_000_000  # a number of workers that means "no number is enough"
+# The budget reserves this many seconds, at the current price of all nodes, for the end of the run.
 RESERVE_SECONDS = 10.0
-# How much more than the estimate a message suggests as the next budget.
+# A message suggests this many times the estimate for the rest as an addition to the budget.
 _BUDGET_MARGIN = 1.15
 
 
 class BudgetReached(RunError):
-    """The run has ended because more would cost more than cost.budget_usd."""
+    """The run has ended because going further would cost more than cost.budget_usd."""
 
     exit_code = 3
     how = "budget"
 
 
 def ends(now: float, units: Iterable[tuple[float, int]], paces: Sequence[float]) -> float:
-    """Estimate when units in flight will have ended, at the latest.
+    """Estimate the latest time at which units in flight will have ended.
 
     Args:
         now: The time, in unix seconds.
         units: (begin in unix seconds, documents) of each unit in flight.
-        paces: Seconds per document of the last units that ended.
+        paces: Seconds per document of the units that ended most recently.
 
     Returns:
         A unix second; `now` if there is no pace.
@@ -48,7 +48,7 @@ def ends(now: float, units: Iterable[tuple[float, int]], paces: Sequence[float])
 
 
 def reached(budget: float, spent: float, done: int, documents: int, exact: bool = True) -> str:
-    """Say that the budget is reached, and which budget the rest would need.
+    """Return a message that the budget is reached, with the budget that the rest would need.
 
     Args:
         budget: cost.budget_usd.
@@ -68,7 +68,7 @@ def reached(budget: float, spent: float, done: int, documents: int, exact: bool 
             "cost.budget_usd"
         )
     remaining_usd = spent / done * max(0, documents - done)
-    # A run ends before its budget is spent, so what the rest needs must come on top of the budget.
+    # A run ends before its budget is spent, so what the rest needs is added to the whole budget.
     needed_usd = max(spent, budget) + _BUDGET_MARGIN * remaining_usd
     next_budget = math.ceil(needed_usd * 100) / 100
     return (
@@ -86,7 +86,7 @@ def need(
     running: int,
     max_workers: int,
 ) -> tuple[int, float]:
-    """Return how many workers a deadline takes.
+    """Return how many workers are needed to meet a deadline.
 
     Args:
         documents: Documents that remain.
@@ -94,11 +94,11 @@ def need(
         per_worker: Documents per second of a worker.
         startup: Seconds that a new worker takes to load its model.
         running: Workers that have loaded theirs.
-        max_workers: The most workers that are allowed.
+        max_workers: The maximum number of workers.
 
     Returns:
-        The number of workers, or `NEVER` if no number is enough, and the seconds that they take,
-        or that `max_workers` take if more would be needed.
+        The number of workers, or `NEVER` if no number is enough, and the seconds that they need, or
+        that `max_workers` need if more would be required.
     """
 
     def seconds(workers: int) -> float:

@@ -1,4 +1,4 @@
-"""The energy and the use of a worker's own GPUs, from NVIDIA's NVML."""
+"""The energy consumption and utilization of a worker's own GPUs, from NVIDIA's NVML."""
 
 import os
 from collections.abc import Iterable
@@ -40,7 +40,7 @@ class GpuWatch:
         self._joules_before = self._counter()
 
     def _counter(self) -> float | None:
-        """Return the joules that the GPUs count, or None without a counter (before Volta)."""
+        """Return the joules that the GPUs count, or None if they have no counter (before Volta)."""
         try:
             millijoules = [
                 self._nvml.nvmlDeviceGetTotalEnergyConsumption(handle) for handle in self._handles
@@ -59,7 +59,7 @@ class GpuWatch:
         return joules - self._joules_before
 
     def __call__(self) -> GpuUse | None:
-        """Take a sample and return all samples so far, or None if NVML never answered."""
+        """Take a sample and return all samples so far, or None if NVML never responded."""
         nvml = self._nvml
         for handle in self._handles:
             try:

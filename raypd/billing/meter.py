@@ -1,7 +1,7 @@
-"""Measure what a worker does with its time, in the worker, and report it to the ledger.
+"""Measure, in the worker, what it does with its time, and report that to the ledger.
 
 A report's times cover everything since the worker began. Its usage by category, of which there may
-be hundreds, covers only what the ledger has not counted yet. Reports have sequence numbers, so that
+be hundreds, covers only what the ledger has not counted yet. Reports have sequence numbers, so
 lost, repeated and late ones do no harm.
 """
 
@@ -26,8 +26,8 @@ _JOIN_SECONDS = 0.05  # a shorter pause between two steps belongs to the steps
 _MAX_SPANS = 120  # per worker
 COUNTS = ("documents", "prefill_tokens", "shared_tokens", "decode_tokens")
 TOKEN_COUNTS = COUNTS[1:]
-# Changes of the usage that are kept in case the ledger restarts from its file. What it loses beyond
-# them is corrected from the committed units at the end of the run.
+# Changes of the usage that are kept in case the ledger restarts from its file. If it has lost
+# more than these, the bill is corrected from the committed units at the end of the run.
 _MAX_KEPT_CHANGES = 100
 
 
@@ -54,7 +54,7 @@ class Seconds:
         return self.startup + self.prefill + self.decode + self.idle + self.lost
 
     def lose(self, prefill: float, decode: float) -> None:
-        """Move the busy seconds of a failed attempt to `lost`, but no more than there are."""
+        """Move the busy seconds of a failed attempt to `lost`, up to the busy seconds so far."""
         prefill = min(prefill, self.prefill)
         decode = min(decode, self.decode)
         self.prefill -= prefill
@@ -64,7 +64,7 @@ class Seconds:
 
 @dataclass(frozen=True)
 class UsageChange:
-    """What a worker's usage grew by between two of its reports."""
+    """The growth of a worker's usage between two of its reports."""
 
     sequence: int  # of the later report
     usage: Usage
@@ -72,7 +72,7 @@ class UsageChange:
 
 @dataclass(frozen=True)
 class Receipt:
-    """What the ledger answers to a report: up to which report it has the worker's usage.
+    """The ledger's answer to a report: up to which report it has the worker's usage.
 
     Attributes:
         counted: The sequence of the last change that is counted.
@@ -85,12 +85,12 @@ class Receipt:
 
 @dataclass
 class WorkerTime:
-    """Everything that a worker process did since it began: its report and its entry on the bill."""
+    """Everything that a worker process has done so far: its report and its entry on the bill."""
 
     worker: str
     node: str
     began: float
-    heard: float = 0.0  # when it reported last
+    heard: float = 0.0  # when it last reported
     ended: float | None = None  # on a bill, if known; None while it works
     pid: int = 0
     sequence: int = -1  # number of the last report
@@ -101,7 +101,7 @@ class WorkerTime:
     # By model, of all categories together.
     open_usage: Usage = field(default_factory=dict)  # of units in flight
     lost_usage: Usage = field(default_factory=dict)  # of failed attempts
-    # In a report: what the usage of committed units grew by since the report `since`.
+    # In a report: the growth of the usage of committed units since the report `since`.
     changes: list[UsageChange] = field(default_factory=list)
     since: int = -1
     counted: int = -1  # on a bill: the sequence of the last change that is counted
@@ -112,7 +112,7 @@ class WorkerTime:
     # Of the idle seconds, those in which the engine waited for input.
     input_seconds: float = 0.0
     joules: float | None = None
-    gpu_use: OptionalGpuUse = None  # None without a GPU, or if NVML does not answer
+    gpu_use: OptionalGpuUse = None  # None without a GPU, or if NVML does not respond
 
     @property
     def state(self) -> str:
@@ -170,7 +170,7 @@ class Meter:
         method: The decoding method.
         gpus: GPUs of the worker.
         clock: Returns the time in unix seconds.
-        power: Returns the joules that the GPUs took so far, or None if they are not measured.
+        power: Returns the joules that the GPUs have used so far, or None if they are not measured.
         gpu_use: Samples how the GPUs are used.
     """
 
@@ -194,8 +194,8 @@ class Meter:
         )
         self._state = "startup"
         self._units: defaultdict[str, UnitUsage] = defaultdict(UnitUsage)
-        # Of committed units: since the last report, and in earlier reports that the ledger may ask
-        # for again.
+        # The usage of committed units: since the last report, and in earlier reports, which the
+        # ledger may request again.
         self._new_usage: Usage = {}
         self._changes: list[UsageChange] = []
         self._receipt = Receipt(-1, -1)
@@ -233,7 +233,7 @@ class Meter:
             self._units_reading += change
 
     def starved(self, seconds: float) -> None:
-        """Note for how long this worker had no unit because none had been read."""
+        """Note how long this worker had no unit because none had been read."""
         with self._lock:
             self._totals.input_seconds += seconds
 
@@ -298,13 +298,13 @@ class Meter:
             add_to(self._new_usage, usage.categories)
 
     def lose(self, unit: str) -> None:
-        """Note that an attempt has failed. Do nothing if it has ended already."""
+        """Note that an attempt has failed. Do nothing if it has already ended."""
         with self._lock:
             usage = self._units.pop(unit, None)
             if usage is None:
                 return
             self._totals.seconds.lose(usage.prefill, usage.decode)
-            # A new mapping, because earlier reports hold the old one.
+            # A new mapping, because earlier reports refer to the old one.
             self._totals.lost_usage = added(
                 [*self._totals.lost_usage.items(), *_by_model(usage.categories)]
             )
@@ -375,7 +375,7 @@ class Meter:
         Args:
             now: The time, in unix seconds.
             unit: The first unit of the step, for the span.
-            report: A report that gets the time instead of the meter, which books it later.
+            report: Gets the time instead of the meter, which books it later.
 
         Returns:
             The seconds that were booked.
@@ -406,7 +406,7 @@ class Meter:
         """Return the time so far and the usage that is not counted yet, with the next number."""
         with self._lock:
             now = self._clock()
-            # A long load or wait appears on the bill while it lasts.
+            # A long load or wait is on the bill before it ends.
             if self._state != "busy" and now - self._booked_until > 1.0:
                 self._book_time(now, None)
             self._totals.sequence += 1
@@ -427,7 +427,7 @@ class Meter:
             return report
 
     def _keep_change(self, change: UsageChange) -> None:
-        """Keep a change until it is in the bill's file; of very many, drop or join the oldest."""
+        """Keep a change until it is in the bill's file; of many, drop or join the oldest."""
         self._changes.append(change)
         if len(self._changes) <= _MAX_KEPT_CHANGES:
             return
@@ -498,7 +498,7 @@ def _plus(tokens: tuple[int, int], programs: Sequence[Any]) -> tuple[int, int]:
 
 
 def joined(spans: Spans, span: Span) -> Spans:
-    """Append a span, joined to the last one if it continues it; halve the spans if they are many.
+    """Append a span, or extend the last one with it; halve the spans if there are many.
 
     Returns:
         A new list.

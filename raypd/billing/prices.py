@@ -1,7 +1,7 @@
-"""Prices per hour and the hardware of machines: AWS instance types with GPUs, in USD.
+"""Hourly prices in USD and the hardware of machines: AWS instance types with GPUs.
 
-A price in `cost.prices` comes first. Then the newer one of two tables counts: the file that `raypd
-prices refresh` writes, and `price_lists/*.csv` (on-demand, Linux, shared tenancy).
+A price in `cost.prices` takes precedence. Otherwise the newer price from two tables is used: the
+file that `raypd prices refresh` writes, and `price_lists/*.csv` (on-demand, Linux, shared tenancy).
 """
 
 import contextlib
@@ -48,7 +48,7 @@ class Instance:
 
     type: str
     gpus: int
-    # The name distinguishes variants: the A100 with more memory is also faster. "" without a GPU.
+    # The name distinguishes variants: the A100 with more memory is also faster. "" if no GPU.
     gpu: str
     gpu_memory_gib: float  # of each GPU
     vcpus: int
@@ -96,7 +96,7 @@ INSTANCES = _instances()
 
 
 def is_old(day: str) -> bool:
-    """Return whether a date, YYYY-MM[-DD], is more than six months ago; "" is not."""
+    """Return whether a date, YYYY-MM[-DD], is more than six months ago; False for ""."""
     if not day:
         return False
     first_day = date.fromisoformat(f"{day}-01"[:10])
@@ -130,7 +130,7 @@ def shipped() -> PriceTable:
 
 
 def refreshed_path() -> Path:
-    """Return the path of the refreshed prices, which RAYPD_PRICES may set."""
+    """Return the path of the refreshed prices, which RAYPD_PRICES can change."""
     configured = os.environ.get("RAYPD_PRICES")
     if configured:
         return Path(configured)
@@ -138,7 +138,7 @@ def refreshed_path() -> Path:
 
 
 def refreshed() -> PriceTable:
-    """Return what `raypd prices refresh` has written, or nothing if it never ran.
+    """Return the prices that `raypd prices refresh` wrote, or none if it never ran.
 
     Raises:
         ConfigError: If the file is damaged.
@@ -179,7 +179,7 @@ def write_refreshed(table: PriceTable) -> Path:
 
 
 def table() -> PriceTable:
-    """Return shipped and refreshed prices; the newer one counts.
+    """Return shipped and refreshed prices; the newer of two is used.
 
     Raises:
         ConfigError: If the refreshed file is damaged.
@@ -204,10 +204,10 @@ def price(
 
     Args:
         instance_type: The instance type; None for a machine of your own (cost.prices.local, or 0).
-        region: None for cost.region, or else us-east-1.
-        market: None for cost.market, or else on-demand.
+        region: None uses cost.region, or else us-east-1.
+        market: None uses cost.market, or else on-demand.
         cost: The section `cost` of the configuration.
-        zone: The availability zone, whose spot price comes before that of the region.
+        zone: The availability zone, whose spot price takes precedence over the region's.
         rows: The prices; None for `table()`.
 
     Raises:
@@ -247,7 +247,7 @@ def price_or_bound(
     cost: CostConfig,
     **options: Any,
 ) -> Price | None:
-    """Return the price as `price` does, or the on-demand price in place of an unknown spot price.
+    """Return the price as `price` does, or the on-demand price if the spot price is unknown.
 
     Args:
         instance_type: As for `price`.

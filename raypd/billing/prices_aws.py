@@ -22,7 +22,7 @@ from raypd.errors import ConfigError
 from raypd.text import iso
 
 SHIPPED_REGIONS = ("us-east-1", "us-west-2", "eu-west-1")
-# AWS serves its price list from few regions, and this is one of them.
+# AWS serves its price list from only a few regions, including this one.
 _PRICE_LIST_REGION = "us-east-1"
 _SPOT_PAGE = 20  # instance types per request
 # Linux without further software, on shared hardware.
@@ -39,7 +39,7 @@ def refresh(regions: Sequence[str] = SHIPPED_REGIONS) -> Path:
     """Ask AWS for the prices of all known instance types, and return the file with them.
 
     Raises:
-        ConfigError: If credentials or permissions are missing, if AWS does not answer, or if a
+        ConfigError: If credentials or permissions are missing, if AWS does not respond, or if a
             region has no prices.
     """
     table: PriceTable = {}
@@ -107,7 +107,7 @@ def _on_demand(region: str) -> PriceTable:
         hourly_prices: list[float] = []
         for text in answer["PriceList"]:
             hourly_prices += _hourly_prices(json.loads(text))
-        # The filters leave one offer with a price. An offer of 0 is for hardware that is paid
+        # The filters leave one offer with a price. An offer of 0 is for hardware that is paid for
         # elsewhere.
         if hourly_prices:
             price = Price(max(hourly_prices), "AWS price list", iso()[:10])
