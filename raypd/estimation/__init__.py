@@ -1,4 +1,4 @@
-"""Before a run: estimate its time and cost, and search the cheapest settings (tune)."""
+"""Before a run: estimate its time and cost, and search for the cheapest settings (tune)."""
 
 from typing import TYPE_CHECKING
 

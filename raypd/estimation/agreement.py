@@ -1,8 +1,8 @@
 """Measure how many values two ways of decoding have in common, after normalising them.
 
-A value that was cut at its limit, is ambiguous or is not valid differs from every other value, so
-that a setting does not look good because it cuts. Values that are incomplete in the reference are
-left out.
+A value that was truncated, ambiguous or invalid counts as different from every other value, so that
+a setting does not look good because it truncates values. Values that are incomplete in the
+reference are left out.
 """
 
 import math
@@ -27,10 +27,10 @@ Judge = Literal["low", "share"]
 @dataclass(frozen=True)
 class NormalValue:
     text: str | None  # None if the document has no such value
-    complete: bool  # neither cut, nor ambiguous, nor invalid
+    complete: bool  # neither truncated nor ambiguous nor invalid
 
 
-# One mapping per document, from attribute or question to value; None where it has no answer.
+# One mapping per document, from attribute or question to value; None if there is no answer.
 Answers = Sequence[Mapping[str, NormalValue] | None]
 
 
@@ -42,7 +42,7 @@ class Agreement:
     of: int  # values that were compared
     # Values that are incomplete in the reference, and documents without an answer in it.
     left_out: int = 0
-    # Kish's design effect: the values of one document err together.
+    # Kish's design effect: the errors of the values of one document are correlated.
     alike: float = field(default=1.0, compare=False)
 
     @property
@@ -87,7 +87,7 @@ class Floor:
 
     @property
     def needed(self) -> float:
-        """Values that must be compared, and all agree, before the floor can be reached.
+        """The number of values that must be compared, and all agree, to reach the floor.
 
         It is infinite if no number of values suffices.
         """
@@ -98,7 +98,7 @@ class Floor:
         return math.ceil(_Z**2 * self.share / (1 - self.share) - 1e-9)
 
     def judged(self, reference: Agreement) -> bool:
-        """Return whether the reference has enough values to tell who reaches the floor.
+        """Return whether the reference has enough values to tell which settings reach the floor.
 
         Args:
             reference: The agreement of the reference with itself.
@@ -128,7 +128,7 @@ def compare(reference: Answers, candidate: Answers) -> Agreement:
 
 
 def _design_effect(agree_counts: Sequence[int], value_counts: Sequence[int]) -> float:
-    """Return how much more the share scatters than the share of independent values would."""
+    """Return how much larger the share's variance is than with independent values."""
     documents = len(value_counts)
     agree = sum(agree_counts)
     total = sum(value_counts)

@@ -1,11 +1,11 @@
-"""The bootstrap: how precisely the figures of a sample hold for the corpus.
+"""The bootstrap: how precisely the figures of a sample describe the corpus.
 
 A quantity is an array `[1 + DRAWS]`: the value of the sample, then the values of resampled samples,
-so that bills are plain numpy. A quantity that was counted or given is an array of one. From a group
-of `n` members, `n - 1` are drawn, which makes the variance of the draws unbiased. If much of the
-population was drawn, weights are scaled by the root of the share that was not drawn (Rao and Wu,
-1988). A few members say little about their own scatter, so draws are spread by a chi-square, like
-Student's t.
+so that bills are computed in plain numpy. A quantity that was counted or given is an array of one
+element. From a group of `n` members, `n - 1` are drawn, which makes the variance of the draws
+unbiased. If much of the population was drawn, weights are scaled by the square root of the share
+that was not drawn (Rao and Wu, 1988). A few members say little about their own variance, so the
+draws are spread by a chi-square distribution, like Student's t.
 """
 
 import math
@@ -21,9 +21,9 @@ DRAWS = 2000
 _BLOCKS = 1000
 # Documents next to each other in the order of the corpus are resampled in groups of this size.
 _GROUP = 3
-# Two members agree or differ by chance, so they tell nothing about the scatter.
+# Two members agree or differ by chance, so they say nothing about the variance.
 _FEWEST_DEGREES = 2
-# An interval whose ends are further apart than this tells nothing about the figure.
+# An interval whose ends are further apart than this says nothing about the figure.
 _WIDEST_RATIO = 10.0
 # Degrees of freedom that are needed to fit a slope.
 _MIN_DEGREES = 4
@@ -36,11 +36,11 @@ def exact(value: float) -> Array:
 
 
 def figure(quantity: Array, widest_ratio: float = _WIDEST_RATIO) -> Figure:
-    """Return the value and the 95% interval, without ends if the sample cannot tell them.
+    """Return the value and the 95% interval, without ends if the sample does not determine them.
 
     Args:
         quantity: The value, then those of resampled samples.
-        widest_ratio: The interval is not told if its high end is more than this many times its low
+        widest_ratio: The interval is omitted if its high end is more than this many times its low
             end.
     """
     value = float(quantity[0])
@@ -112,8 +112,8 @@ def mean(
 ) -> Array:
     """Estimate the mean of a corpus from documents at equal distances in its order.
 
-    The mean length of the corpus is known. So the mean of the sample is corrected along a slope of
-    value over length, which is fitted anew in each draw.
+    Because the mean length of the corpus is known, the mean of the sample is corrected along a
+    slope of value over length, which is fitted again in each draw.
 
     Args:
         values: `[n]`, in the order of the corpus.
@@ -131,7 +131,7 @@ def mean(
         deviations = lengths - mean_lengths[:, None]
         variances = (drawn * deviations**2).sum(1)
         slopes = (drawn * deviations * values).sum(1) / np.maximum(variances, 1e-12)
-        # A resampled sample of few documents may have documents of a single length.
+        # If a sample is small, all documents of a resampled sample may have the same length.
         slopes = slopes.clip(-2 * abs(slopes[0]), 2 * abs(slopes[0]))
         means += slopes * (mean_length - mean_lengths)
     if len(values) >= population:

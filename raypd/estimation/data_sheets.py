@@ -1,4 +1,4 @@
-"""Rates of GPUs by public data sheets. It needs nothing but Python."""
+"""Rates of GPUs from public data sheets. This module needs only Python."""
 
 import re
 from typing import NamedTuple
@@ -7,7 +7,7 @@ _NVIDIA = "https://www.nvidia.com/en-us/data-center"
 
 
 class DataSheet(NamedTuple):
-    """What a data sheet says of a GPU."""
+    """What a data sheet says about a GPU."""
 
     tflops: float  # Dense products in bfloat16.
     gigabytes_per_second: float
@@ -32,10 +32,10 @@ GPUS = {
 
 
 def gpu_named(name: str, memory_gib: float) -> str | None:
-    """Return the GPU of `GPUS` that CUDA calls by a name; None if there is none.
+    """Return the GPU of `GPUS` that has a given name in CUDA; None if there is none.
 
     Args:
-        name: Such as "NVIDIA H200".
+        name: The name, such as "NVIDIA H200".
         memory_gib: Its memory in GiB.
     """
     # PCIe and NVL cards are slower than the cards of these data sheets.

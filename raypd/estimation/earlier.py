@@ -23,7 +23,7 @@ from raypd.estimation.records import Estimate
 from raypd.run import RunRecord, UnitSummary, UsageKey, layout, left_out, records
 from raypd.text import counted
 
-# Units that the speed is taken from, evenly spread.
+# Units that the speed is computed from, evenly spaced.
 _UNITS = 20_000
 
 
@@ -74,7 +74,7 @@ def _earlier_config(run: str) -> dict[str, Any]:
 
 
 def _speed(run: str, method: str, units: list[UnitSummary], bills: list[Bill]) -> MethodSpeed:
-    """Compute the speed of the earlier run, with the scatter of its units."""
+    """Compute the speed of the earlier run, with the variation between its units."""
     rng = np.random.default_rng(sampling.SEED)
     documents = [float(unit.documents) for unit in units]
     gpu, machine = _machine(run, bills)
@@ -108,7 +108,7 @@ def _changed_keys(config: RunConfig, earlier_config: dict[str, Any]) -> list[str
 
 
 def _server_micro_usd(config: RunConfig, units: list[UnitSummary]) -> float:
-    """Return the price of all tokens at a server behind an endpoint, in millionths of a USD."""
+    """Return the price of all tokens at the server of an endpoint, in millionths of a USD."""
     usages = [unit.categories for unit in units]
     if config.cascade.model is None:
         # The counts of a unit include the tokens of retries.
@@ -118,7 +118,7 @@ def _server_micro_usd(config: RunConfig, units: list[UnitSummary]) -> float:
 
 
 def add_server(result: Estimate, usd: float) -> None:
-    """Note the price of a document's tokens at a server behind an endpoint.
+    """Note the price of a document's tokens at the server of an endpoint.
 
     The bills of machines do not contain it.
 
@@ -134,7 +134,7 @@ def add_server(result: Estimate, usd: float) -> None:
 
 
 def _machine(run: str, bills: list[Bill]) -> tuple[str | None, str]:
-    """Return the GPU of the workers' nodes as instance types spell it, and the machine in words."""
+    """Return the GPU of the workers' nodes as instance types name it, and the machine in words."""
     types = {node.instance_type for bill in bills for node in bill.nodes if node.instance_type}
     gpus = {INSTANCES[name].gpu for name in types if name in INSTANCES and INSTANCES[name].gpus}
     if not gpus:
@@ -148,10 +148,10 @@ def _machine(run: str, bills: list[Bill]) -> tuple[str | None, str]:
 
 
 def _overhead(bills: list[Bill]) -> Overhead | None:
-    """Average over workers and runs the seconds beside decoding; None if no worker decoded.
+    """Average the seconds besides decoding over workers and runs; None if no worker decoded.
 
-    The start-up lasts from when a worker's node was billed until the worker decoded. The unpaid
-    time is the time of the run before any node was billed.
+    The start-up lasts from when a worker's node was first billed until the worker decoded. The
+    unpaid time is the time of the run before any node was billed.
     """
     startup_seconds = []
     unpaid_seconds = []

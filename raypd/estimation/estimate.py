@@ -45,7 +45,7 @@ from raypd.text import counted
 _BASELINE_SECONDS = 60.0
 # A note recommends a larger sample below this many documents.
 _SMALL_SAMPLE = 30
-# Documents of a prediction without a corpus.
+# The number of documents in a prediction without a corpus.
 _MILLION = 1e6
 _PREDICTED = (
     "predicted from data sheets, not measured (for Qwen3-8B on an L40S the prediction is 31 "
@@ -56,7 +56,7 @@ _NEEDS_TRAINING = (
     "hyper_parallel needs a model that was trained for it (`raypd fit`). Without training, "
     "decoding.method auto runs guided, which is slower and is not predicted"
 )
-# The fingerprint of an estimate of another model, which no configuration has.
+# The fingerprint of an estimate for another model; no configuration has this fingerprint.
 _OTHER_MODEL = ""
 
 
@@ -72,7 +72,7 @@ def run(config: RunConfig | None, options: EstimateOptions, as_json: bool, verbo
     Raises:
         Interrupted: At Ctrl-C.
         RunError: If estimate.json cannot be written.
-        UserError: As `estimate` raises.
+        UserError: As raised by `estimate`.
     """
     try:
         result = estimate(config, options, verbose)
@@ -143,7 +143,7 @@ def _write(result: Estimate, config: RunConfig) -> str | None:
 
     Returns:
         Its path, or None if the folder belongs to a run with another configuration, or if the
-        result is of another model than the configuration's and there is an estimate of that one.
+        result is for a model other than the configuration's, for which there is an estimate.
     """
     output = output_folder(config)
     path = storage.join(output, layout.ESTIMATE)
@@ -164,7 +164,7 @@ def _write(result: Estimate, config: RunConfig) -> str | None:
 
 
 def _has_own_estimate(path: str, config: RunConfig) -> bool:
-    """Return whether there is an estimate of a configuration, with its own model."""
+    """Return whether there is an estimate for a configuration with its own model."""
     try:
         return records.read(Estimate, path).fingerprint == config.fingerprint()
     except (FileNotFoundError, RecordError):
@@ -258,7 +258,7 @@ def _add_services(
     profiled: Profile,
     documents: Array,
 ) -> None:
-    """Add the prices of servers behind an endpoint and of hosted batch services."""
+    """Add the prices of an endpoint's server and of hosted batch services."""
     measured = _measured_costs(sample, profiled)
     server_usd = _corpus_mean(sample, measured, [cost.server_usd for _, cost in measured])
     if server_usd[0]:
@@ -285,9 +285,9 @@ def _measured_costs(sample: CorpusSample, profiled: Profile) -> _MeasuredCosts:
 
 
 def speed_of(sample: CorpusSample, profiled: Profile, notes: list[str]) -> MethodSpeed:
-    """Compute the speed over the corpus, with the scatter of documents, units and the machine.
+    """Compute the speed over the corpus, with the variation of documents, units and the machine.
 
-    The bootstrap draws the same documents for every method, because every method was measured on
+    The bootstrap draws the same documents for every method, because all methods were measured on
     the same documents.
 
     Args:
@@ -312,7 +312,7 @@ def speed_of(sample: CorpusSample, profiled: Profile, notes: list[str]) -> Metho
     seconds = _corpus_mean(sample, measured, [cost.seconds for _, cost in measured])
     seconds = seconds * (pace / pace[0])
     if not profiled.complete:
-        # What was not answered in time may take any number of seconds.
+        # A document that was not answered in time may take any number of seconds.
         seconds = np.r_[seconds[0], np.full(bootstrap.DRAWS, np.nan)]
     tokens = {
         name: _corpus_mean(sample, measured, [getattr(cost, name) for _, cost in measured])
@@ -336,7 +336,7 @@ def speed_of(sample: CorpusSample, profiled: Profile, notes: list[str]) -> Metho
 def _corpus_mean(sample: CorpusSample, measured: _MeasuredCosts, values: Sequence[float]) -> Array:
     """Estimate the mean over all documents of the corpus.
 
-    Documents that cannot be read are included; they take nothing.
+    Documents that cannot be read are included at zero cost.
 
     Args:
         sample: The sample.
@@ -358,8 +358,8 @@ def _corpus_mean(sample: CorpusSample, measured: _MeasuredCosts, values: Sequenc
     )
     if scan.complete or mean[0] <= 0:
         return mean
-    # Units differ in what they hold, and only some of them were read. Each document of these is
-    # taken to be like the measured documents next to it.
+    # Units differ in content, and only some of them were read. Each document in these units is
+    # assumed to be like the measured documents next to it.
     units = [document.unit for document in sample.readable]
     interpolated = np.interp(np.arange(len(lengths)), indices, amounts)
     totals = np.bincount(units, interpolated, len(scan.units))
@@ -389,7 +389,7 @@ def _notes(config: RunConfig, sample: CorpusSample, profiled: Profile) -> list[s
 
 
 def _is_trained(config: RunConfig | None, model: str) -> bool:
-    """Return whether a configuration's weights of this model are trained for hyper_parallel."""
+    """Return whether a configuration has weights of this model trained for hyper_parallel."""
     if config is None or config.model.name != model:
         return False
     return config.decoding.method == "hyper_parallel" and untrained(config) is None
@@ -452,7 +452,7 @@ def _speeds(
 ) -> list[MethodSpeed]:
     """Read the speeds that an option gives, each as `[GPU=]RATE`.
 
-    A speed without a GPU holds for the GPU of `options.instances`.
+    A speed without a GPU applies to the GPU of `options.instances`.
     """
     gpus = {instance.gpu for instance in prices.INSTANCES.values() if instance.gpu}
     gpu_names = ", ".join(sorted(gpus))

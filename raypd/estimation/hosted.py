@@ -72,7 +72,7 @@ def estimates(
     """Return the price of a corpus at every service, the cheapest first.
 
     Args:
-        cost: Names the services and their prices.
+        cost: The section with the services and their prices.
         documents: Documents of the corpus.
         sent: Input tokens per document.
         written: Output tokens per document.

@@ -1,6 +1,6 @@
 """Compute the hours and the cost of a corpus on each kind of machine.
 
-Quantities are arrays as in `bootstrap`, in seconds or USD. A speed holds for the GPU that it was
+Quantities are arrays as in `bootstrap`, in seconds or USD. A speed applies to the GPU that it was
 measured on; instance types with another GPU get no figure. One worker uses one GPU, or all cores.
 """
 
@@ -19,7 +19,7 @@ from raypd.estimation.records import BillEstimate, Estimate, MachineEstimate, Sp
 
 # Tokens of a document: the name in the meter -> the name in tables.
 TOKENS = {"prefill_tokens": "prefilled", "shared_tokens": "shared", "decode_tokens": "decoded"}
-EARLIER_MACHINE = "the machine of that run"  # of an earlier run, where no more is known
+EARLIER_MACHINE = "the machine of that run"  # of an earlier run, if nothing more is known
 MOST_NODES = 8  # in the table, unless the user gives another number
 GIVEN = "as given"  # the source of a speed that the user states
 
@@ -39,14 +39,14 @@ class EstimateOptions:
     throughput: list[str] | None = None  # each `[GPU=]RATE`, documents per second of one GPU
     baseline_throughput: list[str] | None = None  # likewise, of autoregressive decoding
     model: str | None = None  # the model whose speed is predicted
-    # For a prediction: see roofline.DocumentTokens; None for those of the configuration.
+    # For a prediction: see roofline.DocumentTokens; None uses those of the configuration.
     tokens: tuple[float, ...] | None = None
     documents: float | None = None  # size of the corpus; None to count it
     instances: list[str] | None = None  # restricts the table to these instance types
     nodes: int | None = None  # the largest number of nodes in the table; None for MOST_NODES
     # The type of the head node, as in infra/cluster.yaml; "none" if there is no head node.
     head: str = "m7i.2xlarge"
-    # What messages call `sample` and `minutes`: a fit has keys for them.
+    # The names of `sample` and `minutes` in messages, because a fit has keys for them.
     sample_option: str = "--sample"
     minutes_option: str = "--minutes"
 
@@ -77,11 +77,11 @@ class EstimateOptions:
 
 @dataclass(frozen=True)
 class Overhead:
-    """The time of a run beside the seconds of its documents."""
+    """The time of a run besides the seconds of its documents."""
 
-    # Seconds from when a node is paid until its worker decodes at full speed.
+    # Seconds from when a node is paid for until its worker decodes at full speed.
     startup: float = 0.0
-    # Seconds of the run before and after its nodes are paid.
+    # Seconds of the run before and after its nodes are paid for.
     unpaid: float = 0.0
     unit_documents: int = 0  # documents per unit; 0 if the corpus is not cut into units
     units_in_flight: int = 1  # per worker
@@ -93,8 +93,8 @@ class MethodSpeed:
 
     method: str
     seconds: Array  # per document
-    source: str  # in words: where the speed is from
-    # The GPU that the speed holds for, as instance types spell it; None on a CPU or another GPU.
+    source: str  # in words: where the speed comes from
+    # The GPU that the speed applies to, as instance types name it; None on a CPU or another GPU.
     gpu: str | None = None
     machine: str | None = None  # the machine that was measured; None if the speed was given
     tokens: dict[str, Array] = field(default_factory=dict)  # per document
@@ -124,7 +124,7 @@ class NodeKind:
     price_source: str
     market: str = "on-demand"
     head_usd_per_hour: float = 0.0  # of the head node, on which no worker runs
-    instance_type: str | None = None  # None if the machine is of no known type
+    instance_type: str | None = None  # None if the machine has no known type
 
     def usd_per_1000(self, seconds: Array) -> Array:
         """Return the price of decoding 1,000 documents.
@@ -143,15 +143,15 @@ def bill(
     """Estimate the bill, which runs from the first node's start to the last worker's end.
 
     At the end of a run there is a tail: workers finish at random times within one of the last
-    units, so on average each of the others idles for half of it. A small corpus has few units, and
-    no more workers start than there are units, counted with those that one worker overlaps.
+    units, so on average each of the others idles for half of it. A small corpus has few units,
+    and only as many workers start as there are units, considering that a worker overlaps several.
 
     Args:
         documents: Documents of the corpus.
         seconds: Seconds per document of one worker.
         kind: The type of the nodes.
         nodes: Number of nodes.
-        overhead: The time beside decoding.
+        overhead: The time besides decoding.
     """
     workers = nodes * kind.workers
     unit_documents = overhead.unit_documents
@@ -191,7 +191,7 @@ def assemble(
     overhead: Overhead | None,
     notes: list[str],
 ) -> Estimate:
-    """Combine speeds and prices into an estimate for every machine that the speeds hold for.
+    """Combine speeds and prices into an estimate for every machine that the speeds apply to.
 
     Args:
         config: The configuration; None if there is none.
@@ -199,7 +199,7 @@ def assemble(
         documents: Documents of the corpus.
         main: The speeds of the configured method, one per GPU.
         baseline: The speeds of autoregressive decoding, one per GPU.
-        overhead: The time beside decoding; None if it is not known.
+        overhead: The time besides decoding; None if it is not known.
         notes: Notes on the speeds; notes on prices are appended.
     """
     baselines = {speed.gpu: speed for speed in baseline}
@@ -230,14 +230,14 @@ def assemble(
 def _missing_instances(
     options: EstimateOptions, speeds: Sequence[MethodSpeed], machines: Sequence[MachineEstimate]
 ) -> list[str]:
-    """Say why the table lacks instance types that --instance names."""
+    """Return why the table lacks instance types that --instance names."""
     shown = {machine.instance_type for machine in machines}
     gpus = {speed.gpu for speed in speeds if speed.gpu is not None}
     notes = []
     for name in options.instances or []:
         gpu = prices.INSTANCES[name].gpu
         if name in shown or gpu in gpus:
-            # A type whose GPU is known has a note already: it lacks a price.
+            # For a type whose GPU is known, there is already a note that it lacks a price.
             continue
         measured = ", ".join(sorted(gpus))
         if not measured:
@@ -349,7 +349,7 @@ def known_type(name: str) -> prices.Instance:
 
 
 def instance_gpu(name: str, memory_gib: float) -> str | None:
-    """Return the GPU of instance types that CUDA calls `name`; None if no type has it.
+    """Return the name that instance types have for a GPU of CUDA; None if no type has this GPU.
 
     For example, NVIDIA L40S is L40S.
 

@@ -12,8 +12,8 @@ from raypd.estimation.data_sheets import GPUS
 from raypd.estimation.machines import MethodSpeed
 from raypd.estimation.roofline import DocumentTokens, PassLimits, seconds_of
 
-# The models of the HPD paper, and the smallest that `raypd init` proposes. They can be predicted
-# without a network and without torch.
+# The models of the HPD paper, and the smallest one that `raypd init` proposes. Their speed can be
+# predicted without a network and without torch.
 SIZES = {
     "Qwen/Qwen3-0.6B": dense_sizes(28, 1024, 3072, 16, 8, 128, 151_936, tied=True),
     "Qwen/Qwen3-1.7B": dense_sizes(28, 2048, 6144, 16, 8, 128, 151_936, tied=True),
@@ -21,7 +21,7 @@ SIZES = {
     "Qwen/Qwen3-8B": dense_sizes(36, 4096, 12288, 32, 8, 128, 151_936),
     "microsoft/phi-4": dense_sizes(40, 5120, 17920, 40, 10, 128, 100_352),
 }
-# What the engine takes by default on a GPU.
+# The engine's default limits on a GPU.
 LIMITS = PassLimits(EngineConfig().batched_tokens(gpu=True), MOST_SEQS)
 
 
@@ -60,7 +60,7 @@ def speeds(
         model: The name of the model.
         counts: The fields of `DocumentTokens`.
         types: Instance types whose GPUs are considered.
-        kv_cache: What the KV cache holds: `model.kv_cache`.
+        kv_cache: The type of the KV cache: `model.kv_cache`.
 
     Returns:
         The speeds with values decoded in parallel, and the speeds of autoregressive decoding.

@@ -1,10 +1,10 @@
 """Profile a configuration on a sample of documents.
 
 A profile runs the request queue, the engine and the meter of a decode worker, without storage. The
-sample is answered round after round. The measured window starts once as many documents are answered
-as the engine decodes at the same time, and it ends after whole rounds, so that neither the start
-nor the drain of the engine counts. The cost of a document is its tokens, multiplied by the seconds
-per token that the meter shows within the window.
+sample is answered round after round. The measured window starts once as many documents have been
+answered as the engine decodes at the same time, and it ends after whole rounds, so that neither the
+start nor the drain of the engine counts. The cost of a document is its tokens, multiplied by the
+seconds per token that the meter shows within the window.
 """
 
 import contextlib
@@ -62,7 +62,7 @@ class DocumentCost:
     decode_tokens: float
     rows: list[dict[str, Any]] = field(default_factory=list)  # columns of its output rows
     error: str | None = None  # why it has no rows
-    server_usd: float = 0.0  # for tokens, to a server behind model.endpoint
+    server_usd: float = 0.0  # for tokens, to the server of model.endpoint
 
 
 @dataclass
@@ -70,9 +70,9 @@ class WorkerFacts:
     """The machine that a profile is measured on."""
 
     machine: str  # in words
-    # The GPU's name as instance types spell it; None on a CPU, and for a GPU of no instance type.
+    # The GPU as instance types name it; None on a CPU, and for a GPU that no instance type has.
     gpu: str | None = None
-    # Further (dtype, quantization) of the weights that are worth a try.
+    # Further (dtype, quantization) of the weights that are worth trying.
     types: list[tuple[str, str]] = field(default_factory=list)
     vllm: bool = False  # whether vLLM is installed
 
@@ -92,8 +92,8 @@ class Profile:
     warmup_seconds: float
     worker: WorkerFacts
     complete: bool  # the limit did not cut the window short
-    # If it did: the answers that were given, and those that a complete measurement has. It has more
-    # than the sample, because documents that come before the window are answered again in it.
+    # If it did: the number of answers, and their number in a complete measurement. That is larger
+    # than the sample, because documents before the window are answered again in the window.
     answers: tuple[int, int] | None = None
 
     @property
@@ -132,7 +132,7 @@ class SteppedMeter(Meter):
 
     Args:
         method: The decoding method.
-        in_flight_limit: Documents that the engine decodes at most at the same time; 0 if no window
+        in_flight_limit: The most documents that the engine decodes at the same time; 0 if no window
             is measured.
         documents_per_prompt: Documents that share one prompt.
         options: Further arguments of `Meter`.
@@ -220,8 +220,8 @@ class Profiler:
     def progress(self) -> tuple[int, int]:
         """Return (documents answered, documents wanted) of the current profile.
 
-        The first never becomes smaller. The second may grow, because the window begins once the
-        engine is full. Both are 0 until the window or, of a slow method, the first pass begins.
+        The first never decreases. The second may grow, because the window begins once the engine
+        is full. Both are 0 until the window or, for a slow method, the first pass begins.
         """
         return self._progress
 
@@ -238,10 +238,9 @@ class Profiler:
             config: The configuration.
             documents: The sample.
             limit: Seconds that the measurement may take.
-            slow: Whether a full engine may finish nothing within the limit. Then the sample is
-                first
-                answered alone, within two thirds of the limit, which gives each document's tokens;
-                the seconds per token are taken from whichever of the two passes decoded more.
+            slow: Whether a full engine may finish nothing within the limit. If so, the sample is
+                first answered alone, within two thirds of the limit, which gives each document's
+                tokens; the seconds per token are taken from whichever of the two decoded more.
 
         Raises:
             UserError: If the configuration cannot be run.
@@ -282,7 +281,7 @@ class Profiler:
         warmup_costs = [costs[index] for index in warmup_indices]
         answering_seconds = sum(cost.seconds for cost in warmup_costs if cost is not None)
         if slow:
-            # Each document was to be answered once.
+            # Each document should have been answered once.
             unfinished = costs.count(None)
             complete = unfinished == 0
             answers = (len(costs) - unfinished, len(costs))
@@ -308,7 +307,7 @@ class Profiler:
         """
         load: Callable[[Any], Any] | None = self._load
         if config.engine.kind == "vllm":
-            # vLLM wants all of the memory, and loads the model itself.
+            # vLLM needs all of the memory, and loads the model itself.
             self._model = None
             gc.collect()
             load = None
@@ -383,7 +382,7 @@ class Profiler:
 def _gpu_facts(
     model: ModelConfig, device: Any, dtype: str, best_dtype: str, vllm: bool
 ) -> WorkerFacts:
-    """Describe a GPU and the weights that are worth a try on it."""
+    """Describe a GPU and the weights that are worth trying on it."""
     import torch
 
     from raypd.models import has_fp8
@@ -401,7 +400,7 @@ def _gpu_facts(
 
 
 def _cpu_facts(model: ModelConfig, dtype: str, best_dtype: str, vllm: bool) -> WorkerFacts:
-    """Describe a CPU and the weights that are worth a try on it.
+    """Describe a CPU and the weights that are worth trying on it.
 
     bitsandbytes is left out: it runs on a CPU, but slowly.
     """
@@ -438,7 +437,7 @@ def _stream(config: RunConfig, documents: Sequence[Document], in_flight: int) ->
     """Repeat the sample often enough to keep the engine full until the window ends."""
     count = len(documents)
     if in_flight:
-        # Twice what is in flight comes behind the window.
+        # Twice as many documents as are in flight come after the window.
         count = 4 * in_flight + 2 * len(documents)
     stream = []
     for index in range(count):
@@ -463,13 +462,12 @@ def _copy(config: RunConfig, document: Document, index: int, repetition: int) ->
 def _window(measurement: _Measurement) -> tuple[Array, bool]:
     """Cut the window into parts.
 
-    If the limit came so early that more than half of the readings lie before the window, all
+    If the limit came so early that more than half of the readings are before the window, all
     readings count.
 
     Returns:
         What was metered in each part, `[parts, 4]` (prefill seconds, decode seconds, prefill
-            tokens,
-        decode tokens), and whether the window is complete.
+        tokens, decode tokens), and whether the window is complete.
     """
     readings = measurement.readings
     lead = measurement.lead
@@ -554,7 +552,7 @@ def _cost(
 
 
 def most_in_flight(config: RunConfig) -> int:
-    """Return how many documents an engine decodes at most at the same time."""
+    """Return the most documents that an engine decodes at the same time."""
     return config.engine.most_seqs * config.decoding.documents_per_prompt
 
 
@@ -571,7 +569,7 @@ def _processor() -> str:
 
 
 class RemoteProfiler(OneWorker):
-    """A `Profiler` in a worker process of its own."""
+    """A `Profiler` in a separate worker process."""
 
     def __init__(self, config: RunConfig, verbose: bool) -> None:
         super().__init__(
@@ -644,7 +642,7 @@ def _display(label: str, limit: float) -> Iterator[Callable[[tuple[int, int]], N
         answered, wanted = counts
         text = "loading the model, warming up"
         if wanted:
-            # More documents may be wanted than before; the share that is shown never falls.
+            # More documents may be wanted than before, but the share that is shown never decreases.
             share = max(share, answered / wanted)
             text = f"{share:.0%} done"
             remaining = left.update(answered, wanted)

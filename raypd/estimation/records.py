@@ -10,7 +10,7 @@ from raypd.text import iso
 
 @dataclass(frozen=True)
 class Figure:
-    """An estimated quantity with the ends of its 95% interval; None where they cannot be known."""
+    """An estimated quantity with the ends of its 95% interval; None if they cannot be known."""
 
     value: float
     low: float | None = None
@@ -22,11 +22,11 @@ class Figure:
         return self.low == self.value == self.high
 
     def holds(self, value: float) -> bool | None:
-        """Whether a value lies in the interval; None without one."""
+        """Return whether a value is in the interval; None if there is no interval."""
         return None if self.low is None or self.high is None else self.low <= value <= self.high
 
     def times(self, factor: float, plus: float = 0.0) -> "Figure":
-        """The quantity in another unit, and more."""
+        """Return the quantity multiplied by a factor, plus a constant."""
         low, high = (None if end is None else end * factor + plus for end in (self.low, self.high))
         return Figure(self.value * factor + plus, low, high)
 
@@ -36,11 +36,11 @@ class SpeedEstimate:
     """A decoding method on one worker."""
 
     method: str
-    gpu: str | None = None  # that it holds for; None for a CPU
+    gpu: str | None = None  # that it applies to; None for a CPU
     source: str  # in words
     documents_per_second: Figure
     tokens_per_document: dict[str, Figure] = field(default_factory=dict)
-    times_autoregressive: Figure | None = None  # on the same GPU; None: not measured
+    times_autoregressive: Figure | None = None  # on the same GPU; None if not measured
 
     @property
     def name(self) -> str:
@@ -69,7 +69,7 @@ class MachineEstimate:
     price_source: str
     usd_per_1000: Figure  # of decoding
     baseline_usd_per_1000: Figure | None = None
-    saved_usd: Figure | None = None  # against autoregressive decoding, over the corpus
+    saved_usd: Figure | None = None  # compared with autoregressive decoding, over the corpus
     bills: list[BillEstimate]
 
     @property
@@ -79,7 +79,7 @@ class MachineEstimate:
 
 @dataclass(kw_only=True)
 class HostedEstimate(HostedPrice):
-    """What it would ask for the tokens of the corpus."""
+    """What the service would charge for the tokens of the corpus."""
 
     usd_per_1000: Figure
     usd: Figure  # of the whole corpus
@@ -104,7 +104,7 @@ class Estimate:
     hosted_tokens: dict[str, Figure] = field(default_factory=dict)  # input and output of a document
 
     def __post_init__(self) -> None:
-        datetime.fromisoformat(self.created)  # a file with another text in its place is damaged
+        datetime.fromisoformat(self.created)  # if this is not a time, the file is damaged
 
     @property
     def created_at(self) -> float:  # unix seconds

@@ -1,7 +1,7 @@
 """Predict the seconds of a document from the counts of a model and the rates of a GPU.
 
-The seconds have parts: matrix products, memory traffic that they do not hide, attention, recurrent
-states, and the host. The result is an order of magnitude, and shows which part dominates.
+The parts of the seconds are matrix products, memory traffic that they do not hide, attention,
+recurrent states, and the host. The result is an order of magnitude, and shows which part dominates.
 """
 
 import math
@@ -13,19 +13,19 @@ from raypd.estimation.data_sheets import DataSheet
 # The shares of a data sheet's rates that large products and large copies are assumed to reach.
 _PRODUCTS_EFFICIENCY = 0.7
 _MEMORY_EFFICIENCY = 0.85
-# Memory traffic in bytes per token, layer and hidden dimension, beside products and attention.
+# Memory traffic in bytes per token, layer and hidden dimension, besides products and attention.
 _TRAFFIC = 200e3 / 4096
 _HOST_SECONDS = 6e-3  # per pass
 _LAUNCH_SECONDS = 5e-6  # per kernel
 # The share of a GPU's memory that weights, cache and passes may take together.
 _MEMORY_SHARE = 0.9
-# Bytes of a GPU's memory that a pass needs beside weights and cache.
+# Bytes of a GPU's memory that a pass needs besides weights and cache.
 _MARGIN = 2 << 30
 # The share of the free memory that recurrent states may take (models/hybrid.py in decoding).
 _STATE_SHARE = 0.5
-# Tokens of a text that a recurrent layer reads at once, with its state read and written once.
+# Tokens of a text that a recurrent layer reads together, with its state read and written once.
 _STATE_CHUNK = 64
-# The rows of a product with an expert are filled up to this number.
+# The rows of a product with an expert are padded to this number.
 _EXPERT_ROWS = 64
 
 
@@ -57,7 +57,7 @@ class PassLimits(NamedTuple):
 
 
 class _Work(NamedTuple):
-    """What is computed of a document."""
+    """What is computed for a document."""
 
     shared: float  # Tokens that are computed once for all documents.
     prefilled: float
@@ -107,7 +107,7 @@ def seconds_of(
     flops = tflops * 1e12 * _PRODUCTS_EFFICIENCY
     attention_flops = sheet.tflops * 1e12 * _PRODUCTS_EFFICIENCY
     bandwidth = sheet.gigabytes_per_second * 1e9 * _MEMORY_EFFICIENCY
-    # The share of its passes that a document pays for.
+    # The number of passes, or the fraction of one, that a document accounts for.
     share = max(work.computed / limits.tokens, work.passes / sequences)
     products = sizes.product_flops(work.computed, work.decoded) / flops
     products += _padding_flops(sizes, work, sequences, limits) / flops
@@ -148,7 +148,7 @@ def _work_of(tokens: DocumentTokens, parallel: bool) -> _Work:
 def _max_sequences(
     sizes: ModelSizes, sheet: DataSheet, work: _Work, limits: PassLimits, weight_bytes: int
 ) -> int:
-    """Return how many documents fit into a GPU beside the weights, at the same time."""
+    """Return how many documents fit into a GPU at the same time besides the weights."""
     free = _MEMORY_SHARE * sheet.gigabytes * 1e9 - _MARGIN - weight_bytes * sizes.weights
     sequences = float(limits.sequences)
     if sizes.state_bytes:
@@ -162,16 +162,16 @@ def _max_sequences(
 
 
 def _touched_share(sizes: ModelSizes, tokens: float) -> float:
-    """Return the share of the experts that at least one of so many tokens goes through."""
+    """Return the share of the experts that at least one of a number of tokens goes through."""
     return 1 - (1 - sizes.expert_share) ** tokens
 
 
 def _padding_flops(sizes: ModelSizes, work: _Work, sequences: int, limits: PassLimits) -> float:
-    """Return the operations for the rows by which products with experts are filled up."""
+    """Return the operations for the rows with which products with experts are padded."""
     if not sizes.experts:
         return 0.0
     pass_tokens = min(limits.tokens, sequences * work.decoded / work.passes)
-    # Half of a block is filled up on average. A large pass, as of prompts, fills its blocks.
+    # On average, half of a block is padding. A large pass, as of prompts, fills its blocks.
     decoded_rows = _EXPERT_ROWS / 2 * _touched_share(sizes, pass_tokens) * sizes.experts
     prefilled_rows = _EXPERT_ROWS / 2 * sizes.experts
     padded = work.decoded * decoded_rows / pass_tokens
@@ -180,7 +180,7 @@ def _padding_flops(sizes: ModelSizes, work: _Work, sequences: int, limits: PassL
 
 
 def _seen(kind: AttentionSizes, context: float) -> float:
-    """Return the tokens that a query sees behind so many tokens."""
+    """Return the tokens that a query sees after `context` tokens."""
     if kind.window is None:
         return context
     return min(float(kind.window), context)

@@ -1,8 +1,8 @@
 """Draw a representative sample of the corpus.
 
 Units at equal distances along the plan are scanned for the category and the length of their
-documents. The documents to decode are drawn in the order of category and length, at equal distances
-again.
+documents. The documents to decode are drawn in the order of category and length, again at equal
+distances.
 """
 
 import math
@@ -24,7 +24,7 @@ from raypd.text import counted
 SCANNED = 20_000
 _MIN_UNITS = 8
 _MAX_UNITS = 64
-# A fixed seed: the same command draws the same documents and prints the same intervals.
+# The seed is fixed, so the same command draws the same documents and prints the same intervals.
 SEED = 0
 _UNREADABLE = "(cannot be read)"
 
@@ -60,7 +60,7 @@ class CorpusScan:
 
 @dataclass
 class CorpusSample:
-    """The drawn documents, shuffled, so that every part of them is like the corpus."""
+    """The drawn documents, shuffled, so that every part of them resembles the corpus."""
 
     scan: CorpusScan
     readable: list[ScannedDocument]  # in their order; unreadable documents become error rows

@@ -32,7 +32,7 @@ _CUT = 3.0
 
 
 class OutOfTime(Exception):
-    """There is no time or money for another measurement."""
+    """There is no time or money left for another measurement."""
 
 
 @dataclass
@@ -45,7 +45,7 @@ class Trial:
     agreement: Agreement = field(default_factory=lambda: Agreement(0, 0))
     error: str | None = None  # why it has no speed
     cut: bool = False  # it was stopped, because it was far slower than the best
-    answers: Answers | None = None  # of the first measurement; None keeps the agreement as it is
+    answers: Answers | None = None  # of the first measurement; None leaves the agreement unchanged
 
     @property
     def speed(self) -> float:
@@ -65,7 +65,7 @@ class Search:
     Attributes:
         config: The configuration from which the search starts.
         measure: Measures a setting. It may stop once a document takes more than the given seconds.
-        floor: What the agreement of a setting must reach.
+        floor: The floor that the agreement of a setting must reach.
         types: (dtype, quantization) of weights to try.
         vllm: Whether the worker has vLLM.
         gpu: Whether the worker has a GPU.
@@ -138,7 +138,7 @@ class Search:
         return self.floor.by == "low" and high >= self.floor.share
 
     def _rank(self, trial: Trial) -> tuple[int, float]:
-        """Return the sort key: settings that agree by speed, above the others by agreement."""
+        """Return the sort key: settings that agree rank by speed, above the others by agreement."""
         if self.agrees(trial):
             return (1, trial.speed)
         if not trial.agreement.of:
@@ -207,9 +207,9 @@ class Search:
                 trial.speeds += repetition.speeds
 
     def _is_poor(self) -> bool:
-        """Return whether the values that autoregressive decoding broke spoil it as a reference.
+        """Return whether autoregressive decoding has too many incomplete values for a reference.
 
-        They do if they are the majority, or if too few values are left to judge the floor.
+        That is so if they are the majority, or if too few values are left to judge the floor.
         """
         agreement = self.reference.agreement
         if agreement.of == 0:
@@ -249,7 +249,7 @@ class Search:
         def stacked(documents: int) -> Changes:
             changes = {**base, "decoding.isolate": "none", "decoding.stacked_documents": documents}
             if sequences != "auto":
-                # A sequence is a prompt, which has several documents now.
+                # A sequence is a prompt, which now has several documents.
                 changes["engine.max_num_seqs"] = sequences // documents
             return changes
 
@@ -264,7 +264,7 @@ class Search:
     def _climb(
         self, start: Changes, key: str, limit: int, factors: Sequence[float] = (2, 0.5)
     ) -> None:
-        """Multiply a setting by a factor as long as that helps; try the next factor if none did."""
+        """Multiply a setting by a factor as long as that helps; if it never does, try the next."""
         first = self._try(start)
         value = self.value(start, key)
         if value == "auto":
@@ -294,7 +294,7 @@ class Search:
         """Measure values of a setting, each `factor` times the previous one, as long as it helps.
 
         Args:
-            trials: The trials so far; the last one is what the first value is compared with.
+            trials: The trials so far; the first value is compared with the last of them.
             setting: Returns the changes for a value.
             value: The first value.
             limit: The largest value.

@@ -23,7 +23,7 @@ from raypd.text import count, counted, one_line, share
 
 # Attributes per category, as in the paper (appendix E).
 MAX_ATTRIBUTES = 16
-# The category of documents that name none.
+# The category of documents that do not name one.
 _UNNAMED = "documents"
 # Characters of a document that the model sees: its subject is usually at the beginning.
 _SHOWN_CHARACTERS = 3000
@@ -47,7 +47,7 @@ _INSTRUCTION = (
     "is a general name of one to three words that other documents of this kind have, too; a value "
     "is copied from the document. Write nothing else."
 )
-# None of its values becomes an answer, because values that are not in the document are dropped.
+# None of its values can become an answer, because values that are not in the document are dropped.
 _EXAMPLE = (
     "Oakline desk lamp, 45 cm high, brushed steel, E27 socket, 2 year warranty",
     (
@@ -65,9 +65,9 @@ class _NamedAttribute:
     values: list[str] = field(default_factory=list)  # one per document that has it
 
     def attribute(self) -> Attribute:
-        """Choose a type by the values.
+        """Choose a type based on the values.
 
-        It is boolean if all values are, number or enum if most are, and text otherwise.
+        It is boolean if all values are, number or enum if most values are, and text otherwise.
         """
         name = self.names.most_common(1)[0][0]
         if all(bare(value) in _BOOLEAN for value in self.values):
@@ -120,7 +120,7 @@ class Suggestion:
 
     categories: dict[str, _CategoryCounts] = field(default_factory=dict)
     lines: int = 0  # lines that the model wrote
-    unreadable: int = 0  # of these, lines that are no `attribute: value`
+    unreadable: int = 0  # of these, lines that are not `attribute: value`
     invented: int = 0  # of these, lines whose value is not in the document
     failed: int = 0  # documents that the model could not be asked about
 
@@ -156,7 +156,7 @@ class Suggestion:
                 named.values.append(value)
 
     def dropped(self) -> str:
-        """Describe what does not count, in words."""
+        """Describe the lines that do not count."""
         return (
             f"of {counted(self.lines, 'line')} that it wrote, {count(self.unreadable)} are not of "
             f"the form `attribute: value`, and {count(self.invented)} name a value that is not in "
@@ -208,7 +208,7 @@ def suggest(
     Args:
         source: The data: a file, a folder or a glob.
         category: The documents' category. If the documents name categories, only documents of this
-            one are drawn (None: all); otherwise it is the name of their category.
+            category are drawn (None: all); otherwise it is the name of their category.
         size: Documents to ask about.
         overrides: Keys of the configuration, as key=value.
 

@@ -15,7 +15,8 @@ Cells = list[list[str]]
 def with_interval(figure: Figure, show: text.Show, separator: str = " ") -> str:
     """Format a figure with its 95% interval, such as 1.23 [1.1-1.4].
 
-    The interval is [?] if the sample cannot tell it. A figure that was counted or given has none.
+    The interval is [?] if the sample does not determine it. A figure that was counted or given has
+    none.
     """
     if math.isinf(figure.value):
         return text.NONE
@@ -36,7 +37,7 @@ def heading(name: str, figures: Iterable[Figure | None]) -> str:
 
 
 def sentences(estimate: Estimate) -> list[str]:
-    """Say where the speeds are from, and how they compare."""
+    """Return sentences on where the speeds come from and how they compare."""
     speeds = [*estimate.speeds, *estimate.baseline]
     lines = [f"{speed.method}: {speed.source}" for speed in speeds if speed.source != GIVEN]
     for speed in speeds:
@@ -47,7 +48,7 @@ def sentences(estimate: Estimate) -> list[str]:
 
 
 def whole_bill(estimate: Estimate) -> str:
-    """Say what the whole bill has beside the decoding."""
+    """Return a sentence on what the whole bill includes besides the decoding."""
     if estimate.startup_seconds is None:
         return "With idle time and head node, without start-up, which was not measured."
     return "With start-up, idle time and head node."

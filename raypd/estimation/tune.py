@@ -30,7 +30,7 @@ from raypd.run import records
 from raypd.tasks import Document
 from raypd.text import Say, counted
 
-# A guess of the documents in flight, whose number is only known after a measurement.
+# A guess at the number of documents in flight, which is known only after a measurement.
 _IN_FLIGHT = 128
 
 
@@ -44,7 +44,7 @@ class TuneOptions:
     agreement: float = 0.9  # the floor, 0 to 1
     judge: Judge = "low"  # what must reach the floor
     reference: Reference = "auto"  # which decoding the answers are compared with
-    instance: str | None = None  # the instance type whose price counts
+    instance: str | None = None  # the instance type whose price is used
     fresh: bool = False  # whether to discard earlier measurements
 
 
@@ -54,7 +54,7 @@ class TuneResult:
 
     search: Search
     best: Trial
-    kind: NodeKind  # the machine whose price counts
+    kind: NodeKind  # the machine whose price is used
     documents: int
     reused: int  # measurements that were in the file
     machine: str  # in words
@@ -74,16 +74,16 @@ def tune(
     verbose: bool = False,
     say: Say = print,
 ) -> TuneResult:
-    """Measure settings and search the best, starting from the configuration.
+    """Measure settings and search for the best one, starting from the configuration.
 
     Args:
         config: The configuration.
         options: The options of the command.
         measurements: The file of measurements, with which the search resumes.
         verbose: Whether to show the messages of Ray and the worker.
-        say: Gets a line per measurement.
+        say: Is called with a line per measurement.
 
-    Raises:
+        Raises:
         ConfigError, InputError, ModelError: Before anything is measured.
         RunError: If nothing could be measured, or no setting can be used.
     """
@@ -144,7 +144,7 @@ def _seconds(options: TuneOptions, kind: NodeKind) -> float:
 
 
 def _advice(search: Search) -> str:
-    """Say what to do after a search without a result."""
+    """Return what to do after a search without a result."""
     errors = [trial.error for trial in search.trials if trial.error is not None]
     if errors and not any(trial.usable for trial in search.trials):
         return errors[0]
@@ -155,7 +155,7 @@ def _advice(search: Search) -> str:
 
 
 def _kind(config: RunConfig, facts: WorkerFacts, instance: str | None) -> NodeKind:
-    """Return the machine whose price counts: the named instance type, or else this machine."""
+    """Return the machine whose price is used: the named instance type, or else this machine."""
     if instance is None:
         return here(config, facts.machine)
     kind = known_type(instance)
@@ -178,8 +178,8 @@ class _Trials:
         profiler: The worker to measure on.
         path: The file of measurements.
         about: Names the sample and the machine; lines about others are ignored.
-        deadline: The end of the time, by `time.monotonic`.
-        say: Gets a line per measurement.
+        deadline: When the time is over, on the clock of `time.monotonic`.
+        say: Is called with a line per measurement.
         count: Settings that were asked for.
         measured: Settings that could be measured.
         reused: Measurements that were in the file.
@@ -243,7 +243,8 @@ class _Trials:
         try:
             profiled = self.profiler.profile(config, self.documents, seconds, label)
             if not profiled.complete:
-                # This raises if the time is over: then the setting is not necessarily slow.
+                # This raises an error if the time is over: in that case, the setting is not
+                # necessarily slow.
                 self._remaining()
                 trial.cut = True
                 if not any(profiled.costs):

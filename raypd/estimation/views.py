@@ -99,7 +99,7 @@ def _trial_row(result: TuneResult, trial: Trial, priced: bool) -> list[str]:
 
 
 def _remark(result: TuneResult, trial: Trial) -> str:
-    """Say in a word or two why a trial is not the best."""
+    """Return in a word or two why a trial is not the best."""
     search = result.search
     if trial is result.best:
         return "best"
@@ -117,7 +117,7 @@ def _remark(result: TuneResult, trial: Trial) -> str:
 
 
 def why(result: TuneResult) -> str:
-    """Say in words why the best setting is the best."""
+    """Return why the best setting is the best."""
     search = result.search
     best = result.best
     if search.judged and not search.agrees(best):
@@ -151,7 +151,7 @@ def why(result: TuneResult) -> str:
 
 
 def _why_most_agreeing(result: TuneResult) -> str:
-    """Say that no setting reaches the floor."""
+    """Return a sentence that no setting reaches the floor."""
     search = result.search
     surely = ""
     if search.floor.by == "low":
@@ -171,7 +171,7 @@ def _with_reference(search: Search) -> str:
 
 
 def _not_judged(search: Search) -> str:
-    """Say why agreement could not be judged, and what to do."""
+    """Return why agreement could not be judged, and what to do."""
     floor = search.floor
     if math.isinf(floor.needed):
         reason = f"no sample can show that {floor.share:.0%} of values agree; lower --agreement"

@@ -1,7 +1,7 @@
 """The tokens of a configuration's documents, for a prediction that decodes nothing.
 
-Prompts are those of the configuration, in tokens of its tokenizer. How long the answers will be
-cannot be known before a model answers, so that their length is assumed.
+Prompts are those of the configuration, in tokens of its tokenizer. The length of the answers
+cannot be known before a model answers, so it is assumed.
 """
 
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ class Workload:
 
     Attributes:
         tokens: Means over the sample.
-        source: In words, where they are from and what is assumed.
+        source: In words, where the tokens come from and what is assumed.
     """
 
     tokens: DocumentTokens
@@ -80,7 +80,7 @@ def of_config(config: RunConfig, sample: CorpusSample) -> Workload:
 
 
 def _characters_per_token(config: RunConfig, sample: CorpusSample) -> tuple[float, str]:
-    """Return the characters of a token, and in words by which tokenizer they were counted."""
+    """Return the characters per token, and in words which tokenizer counted them."""
     if config.model.is_fake or config.model.endpoint is not None:
         characters = _CHARACTERS_PER_TOKEN
         if config.model.is_fake:
@@ -95,7 +95,7 @@ def _characters_per_token(config: RunConfig, sample: CorpusSample) -> tuple[floa
     try:
         count_tokens = hosted.counter(config)
     except ModelError:
-        # The prediction needs no weights, so that a model that is not here yet is no fault.
+        # The prediction needs no weights, so it is not an error if the model is not available yet.
         return _CHARACTERS_PER_TOKEN, f"at {_CHARACTERS_PER_TOKEN:g} characters per token"
     characters = sum(len(text) for text in texts)
     token_count = sum(count_tokens(text) for text in texts)
