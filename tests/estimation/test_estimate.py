@@ -830,7 +830,7 @@ def test_names_of_gpus(name: str, memory: float, gpu: str | None) -> None:
         ({"model": "Qwen/Qwen3-8B", "instances": ["m7i.2xlarge"]}, "memory of the GPUs of these"),
         (
             {"throughput": ["L40S=6"], "baseline_throughput": ["1"], "documents": 5},
-            "does --baseline-throughput hold for",
+            "does --baseline-throughput apply to",
         ),
     ],
 )

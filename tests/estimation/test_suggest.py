@@ -82,7 +82,7 @@ def test_what_many_documents_state_is_proposed_with_a_type(data: str, listed: No
     says(
         text,
         "# in 15 of 15 documents, 100%",
-        "45 are no `attribute: value`",
+        "45 are not of the form `attribute: value`",
         "45 name a value that is not in the document",
     )
     # an extraction takes it as it is
