@@ -175,7 +175,8 @@ def was_reviewed(cells: Mapping[str, Any]) -> bool:
 def was_left_open(cells: Mapping[str, Any]) -> bool:
     """Return whether a line of a file of `raypd review` gives no label, not even null.
 
-    The answer could not be read as a value, and nobody replaced it with a value or `null`.
+    The answer could not be read as a value or was cut, and nobody replaced it with a value or
+    `null`. A cut text is the answer of files of `raypd export` and of earlier versions.
 
     Args:
         cells: The cells of the line, by column. A file without the column `status` is from an
@@ -183,6 +184,8 @@ def was_left_open(cells: Mapping[str, Any]) -> bool:
     """
     if cells.get("status") not in UNREAD:
         return False
+    if cells["status"] == "truncated" and cells["correct"] == cells["value"]:
+        return True
     return not any(str(cells[name] or "").strip() for name in ("value", "correct"))
 
 

@@ -249,7 +249,7 @@ def _review_document(
     """Prepare a document for review; without its text if the input does not have it any more."""
     source, row_number = position
     category = config.extraction.categories[row["category"]]
-    values = [_with_uncertain(value, category) for value in row_values(row)]
+    values = [_to_review(value, category) for value in row_values(row)]
     text = ""
     if document is not None:
         text = text_in(document, config)
@@ -499,11 +499,15 @@ def _chosen_rows(
     return {position: rows[position] for position in positions}, left_out, set(drawn)
 
 
-def _with_uncertain(value: RowValue, category: Category) -> RowValue:
-    """Return an uncertain value as the model gave it, because it is null in the table.
+def _to_review(value: RowValue, category: Category) -> RowValue:
+    """Return a value as a person reviews it.
 
-    If it is no value even so, its status says why.
+    An uncertain value, which is null in the table, is shown as the model gave it. If it is no value
+    even so, its status says why. A cut text is not offered as a value, because nobody would notice
+    that a part of it became the label.
     """
+    if value.status == "truncated" and value.value is not None:
+        return replace(value, value=None, raw=value.value)
     if value.status != "unsure" or value.raw is None:
         return value
     attribute = next(attribute for attribute in category.attributes if attribute.name == value.name)

@@ -227,6 +227,34 @@ def test_an_answer_that_is_no_value_becomes_a_label_only_if_somebody_writes_it(
     assert both_ways(unread_run, saved(rows, tmp_path / "old.csv")) == {"Size": None}
 
 
+def test_a_cut_text_becomes_a_label_only_if_somebody_writes_it(run, tmp_path, monkeypatch):
+    values = [
+        RowValue("", "Brand", "Acme and Acme and Ac", "truncated", 0.6, None),
+        RowValue("", "Color", "red", "ok", 0.9, None),
+    ]
+    monkeypatch.setattr(review, "row_values", lambda row: values)
+    page, table, _ = review.write(run, 1)
+    assert "cut before its end" in Path(page).read_text()
+    rows = corrected(table)
+    shown = {row["attribute"]: (row["value"], row["raw"], row["correct"]) for row in rows}
+    assert shown["Brand"] == ("", "Acme and Acme and Ac", "")
+    seen = saved(rows, tmp_path / "seen.csv")
+    assert both_ways(run, seen) == {"Color": "red"}
+    written = saved(corrected(table, Brand="Acme"), tmp_path / "written.csv")
+    assert both_ways(run, written) == {"Brand": "Acme", "Color": "red"}
+    # Files of earlier versions and of `raypd export` have the cut text as value.
+    for row in rows:
+        if row["attribute"] == "Brand":
+            row["value"] = row["correct"] = "Acme and Acme and Ac"
+    earlier = saved(rows, tmp_path / "earlier.csv")
+    assert both_ways(run, earlier) == {"Color": "red"}
+    for row in rows:
+        if row["attribute"] == "Brand":
+            row["correct"] = "null"
+    absent = saved(rows, tmp_path / "absent.csv")
+    assert both_ways(run, absent) == {"Brand": None, "Color": "red"}
+
+
 def reload_until(view: Any, shows: Callable[[], bool]) -> None:
     """Load a page again until it shows what was done: on a busy machine Chromium's processes tell
     each other a little later what a page has kept.
