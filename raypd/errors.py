@@ -8,10 +8,16 @@ import difflib
 from collections.abc import Callable, Iterable, Iterator
 
 
-def closest(wanted: str, known: Iterable[str]) -> str | None:
-    """Return the known name, other than the wanted one, that is most similar; None if none is."""
+def closest(wanted: str, known: Iterable[str], cutoff: float = 0.5) -> str | None:
+    """Return the known name, other than the wanted one, that is most similar; None if none is.
+
+    Args:
+        wanted: The name.
+        known: Names.
+        cutoff: The likeness (difflib's ratio, from 0 to 1) from which two names are similar.
+    """
     others = [name for name in known if name != wanted]
-    near = difflib.get_close_matches(wanted, others, 1, cutoff=0.5)
+    near = difflib.get_close_matches(wanted, others, 1, cutoff=cutoff)
     return near[0] if near else None
 
 

@@ -105,7 +105,7 @@ class TimeLeft:
         if min(left, until_limit) < 1:
             return ""
         if until_limit < left:
-            return f"stops at its time limit, in {duration(until_limit)}"
+            return f"{duration(until_limit)} left until its time limit"
         return f"{duration(left)} left"
 
 

@@ -23,8 +23,9 @@ class ClusterConfig(Section, use_attribute_docstrings=True):
 
     address: Address | None = Field(
         None,
-        description="Address of the Ray cluster; null: RAY_ADDRESS, then a running cluster, then a "
-        "local one",
+        description="Address of the Ray cluster; auto: the one on this machine; local: a Ray of "
+        "raypd's own, which ends with the run; null: RAY_ADDRESS, then a cluster on this machine, "
+        "then local",
     )
     min_workers: int = Field(1, ge=0)
     """Minimum number of workers: idle workers above this number are released, and with

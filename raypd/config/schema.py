@@ -185,7 +185,10 @@ def _read(path: str) -> Any:
     except RecursionError:
         raise ConfigError(f"task.schema: {path}: is nested too deeply") from None
     except FileNotFoundError:
-        raise ConfigError(f"task.schema: {path}: no such file") from None
+        siblings = [other.name for other in Path(path).parent.glob("*")]
+        hint = did_you_mean(Path(path).name, siblings, Path(path).parent.joinpath)
+        parts = [f"task.schema: {path}: no such file", hint]
+        raise ConfigError("; ".join(filter(None, parts))) from None
     except (OSError, ValueError, YAMLError) as error:
         raise ConfigError(f"task.schema: {path}: cannot be read: {in_words(error)}") from None
 

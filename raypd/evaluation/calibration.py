@@ -9,6 +9,7 @@ import numpy as np
 
 from raypd.errors import InputError
 from raypd.tasks import Calibration, clipped_probability, features
+from raypd.text import counted
 
 # The scale of an attribute's own intercept beside the other features. A small one makes a few
 # labels move it little.
@@ -43,12 +44,12 @@ def fit_calibration(values: Sequence[LabelledValue]) -> Calibration:
     """
     right = np.array([value.right for value in values])
     if len(values) < MIN_VALUES or right.all() or not right.any():
-        reason = f"{int(right.sum())} are right"
-        if len(values) >= MIN_VALUES and right.all():
-            reason = "all are right"
+        count = counted(len(values), "labelled value")
+        if len(values) < MIN_VALUES:
+            raise InputError(f"a calibration needs {MIN_VALUES} labelled values; there are {count}")
+        all_are = "right" if right.all() else "wrong"
         raise InputError(
-            f"{len(values)} labelled values, and {reason}: a calibration needs {MIN_VALUES}, "
-            "some of them right and some wrong"
+            f"a calibration needs right and wrong values, but all {count} are {all_are}"
         )
     return _fitted(values)
 

@@ -72,6 +72,8 @@ class WrongValue:
     # The status of the value.
     status: str
     confidence: float | None
+    # Characters [begin, end) of the document's text; None if the value is not there.
+    span: tuple[int, int] | None
 
 
 @dataclass
@@ -162,11 +164,9 @@ def _add_texts(documents: Sequence[WrongDocument], config: RunConfig, root: str)
         if input_document is None or input_document.error is not None:
             continue
         text = text_in(input_document, config)
-        spans = []
-        for value in document.values:
-            begin = text.find(value.value) if value.value else -1
-            if begin >= 0:
-                spans.append(((begin, begin + len(value.value)), value.attribute))
+        spans = [
+            (value.span, value.attribute) for value in document.values if value.span is not None
+        ]
         document.pieces = list(marked(text, spans))
 
 
@@ -310,6 +310,7 @@ def _compared(
             compared.append((name, None, None))
             continue
         value = values.get(name, {})
+        span = value.get("span")
         wrong = WrongValue(
             attribute=name,
             label=_shown(forms[0]),
@@ -317,6 +318,7 @@ def _compared(
             reason=reason,
             status=str(value.get("status", "")),
             confidence=value.get("confidence"),
+            span=(span["begin"], span["end"]) if span else None,
         )
         compared.append((name, reason, wrong))
     return compared

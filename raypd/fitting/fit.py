@@ -367,9 +367,14 @@ def missing(result: FitResult) -> str:
 def _begin(config: RunConfig, folder: str) -> FitResult:
     """Return the result to fill.
 
-    Raises ConfigError if the folder holds another fit that has labels or asked a teacher.
+    Raises:
+        ConfigError: If the folder holds another fit that has labels or asked a teacher.
+        InputError: If the labels do not exist.
     """
     labels = config.fit.labels
+    if labels is not None and not is_run(labels):
+        # Otherwise an existing fit hides that the file is missing.
+        next(storage.find(labels))
     result = FitResult(
         path=folder,
         identity=_digest(config, _IDENTITY),

@@ -7,7 +7,7 @@ from matplotlib.axes import Axes
 
 from raypd import storage, text
 from raypd.estimation import Figure
-from raypd.evaluation import AttributeScore, reliability_chart
+from raypd.evaluation import AttributeScore, about_perfect, reliability_chart
 from raypd.fitting.result import AttributeResult, CandidateScore, FitResult
 from raypd.report import FULL, ROLES, Chart, Table, charts, page
 from raypd.run import layout
@@ -102,6 +102,8 @@ def describe(result: FitResult, reason: str) -> str:
         lines.append(f"labels: {name} {_curve_in_words(points)}")
     documents = text.counted(result.documents.get("test", 0), "document")
     lines.append(f"F1: {result.measure}, on {documents}")
+    if any(score.f1 is not None and score.f1.value == 1.0 for score in result.scores):
+        lines.append(about_perfect(result.documents["test"]))
     if result.stopped is not None:
         lines.append(f"stopped: {result.stopped}")
     lines += _attributes_below_floor(result)

@@ -417,7 +417,7 @@ def _elsewhere(attribute: SampleAttribute, keys: Tree) -> str | None:
     if values < _FEW or elsewhere.total() <= max(1, limit * values):
         return None
     text = elsewhere.most_common(1)[0][0]
-    shown = text if is_number else _shown(text)
+    shown = f"such as {text}" if is_number else _shown(text)
     return (
         f"has values that do not occur in their documents: {share(elsewhere.total(), values)} of "
         f"{count(values)} ({shown}); this is right only if {right_if}"
@@ -534,12 +534,19 @@ def _step_after_run(root: str, config: Tree, card: Tree, progress: RunProgress) 
     if task.get("kind") != "extraction":
         return f"`raypd evaluate {shown_root} LABELS` says how many answers are right"
     known = known_labels(root, config)
+    has_page = storage.exists(storage.join(root, layout.EVALUATION))
+    page = storage.join(shown_root, layout.EVALUATION)
+    if known is not None and card:
+        # The model is the result of a fit or of a training already.
+        if has_page:
+            return f"{page} shows which values were wrong"
+        labels = clean(known.path) or "LABELS"
+        return f"`raypd evaluate {shown_root} {labels}` says how many values are right"
     if known is not None:
         labels = clean(known.path)
         unlabelled = progress.documents - progress.failed - known.documents
         then = fit_step(shown_root, labels, known.documents, unlabelled, known.column)
-        if storage.exists(storage.join(root, layout.EVALUATION)):
-            page = storage.join(shown_root, layout.EVALUATION)
+        if has_page:
             return f"{page} shows which values were wrong; {then}"
         return (
             f"`raypd evaluate {shown_root} {labels or 'LABELS'}` says how many values are right; "

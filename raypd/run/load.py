@@ -100,15 +100,19 @@ def _why_no_run(output: str) -> str:
             "no run here yet, only an estimate. Start the run, or show the estimate with "
             f"`raypd report {output}`"
         )
-    hint = "" if storage.is_folder(output) else similar_folder(output)
+    missing = "run.json is missing"
+    hint = ""
+    if not storage.is_folder(output):
+        missing = "no such folder"
+        hint = similar_folder(output)
     if hint:
         return (
-            f"no run here (run.json is missing); {hint} A job that was submitted may not have "
-            "started yet (`ray job status ID`)"
+            f"no run here ({missing}); {hint} A job that was submitted may not have started yet "
+            "(`ray job status ID`)"
         )
     return (
-        "no run here (run.json is missing): give the output.path of a run, or wait, because a job "
-        "that was submitted may not have started yet (`ray job status ID`)"
+        f"no run here ({missing}): give the output.path of a run, or wait, because a job that was "
+        "submitted may not have started yet (`ray job status ID`)"
     )
 
 

@@ -38,6 +38,9 @@ _OTHER_SCHEMES = {
 # and .tsv.
 _SAME_KIND = 0.7
 _CONFIGURATIONS = (".yaml", ".yml")
+# Likeness of two names of files, without extensions, from which one may mean the other: with 0.5,
+# nowhere.csv would mean answers.csv.
+_ALIKE = 0.6
 
 
 class Local(Backend):
@@ -338,7 +341,7 @@ def _is_alike(wanted: Path, other: Path) -> bool:
     Names of one or two letters are too short to be compared.
     """
     is_short = len(wanted.stem) <= 2 and len(other.stem) <= 2
-    is_near = wanted.stem == other.stem or closest(wanted.stem, [other.stem]) is not None
+    is_near = wanted.stem == other.stem or bool(closest(wanted.stem, [other.stem], _ALIKE))
     if not is_short and not is_near:
         return False
     if not wanted.suffix or other.is_dir() or set(wanted.suffixes) & set(other.suffixes):

@@ -364,6 +364,7 @@ def test_a_submitted_job_without_its_input_says_where_it_looks(
     [
         ("offers.csv", "offers.yaml", False),
         ("offers", "offers.yaml", False),
+        ("nowhere.csv", "answers.csv", False),
         ("offers.csv", "offers.py", False),
         ("offers.csv", "offer.csv", True),
         ("offers.json", "offers.jsonl", True),

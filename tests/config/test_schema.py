@@ -540,7 +540,7 @@ WRONG = {
             of(a={"$ref": "#/$defs/none"}),
             r"\$.properties.a.\$ref: #/\$defs/none is not in the schema",
         ),
-        ("nowhere.json", r"nowhere.json: no such file"),
+        ("nowhere.json", r"nowhere.json: no such file$"),
         ("no_such_module:Thing", r"no_such_module:Thing: cannot be imported: ModuleNotFoundError"),
         ("thing", "neither a file .* nor a pydantic model"),
     ],
@@ -792,3 +792,9 @@ def test_a_value_is_valid_under_one_of_the_schemas_of_oneof():
     ranges = [{"type": "number", "maximum": 2}, {"type": "number", "minimum": 3}]
     with pytest.raises(ConfigError, match="gap"):
         attribute_of({"oneOf": ranges})
+
+
+def test_a_schema_file_that_is_missing_is_reported_with_a_similar_one(tmp_path: Path) -> None:
+    (tmp_path / "tree.yaml").write_text("title: Title\n")
+    with pytest.raises(ConfigError, match=r"trees.yaml: no such file; did you mean .*/tree.yaml\?"):
+        load(tmp_path, "trees.yaml")

@@ -422,14 +422,16 @@ def test_columns_of_labels_are_typed_by_the_category_of_their_row(tmp_path, monk
 def run(tmp_path, in_process):
     """(the folder of a run that gives the answers of GOLD, its labels)."""
     documents = [
-        {"id": name, "title": f"<img src=x onerror=alert(1)> {name} Zeta"} for name in GOLD
+        {"id": name, "title": f"<img src=x onerror=alert(1)> XZeta9 {name} Zeta"} for name in GOLD
     ]
     corpus = write_rows(tmp_path / "in.jsonl", documents)
     accepted = {"Brand": ["Acme", "A.C.M.E."]}
     script = {}
     labels = []
     for name, (brand, size, target) in GOLD.items():
-        script[name] = rows(brand, 0.9, size, 0.25)
+        begin = documents[len(script)]["title"].rfind("Zeta")
+        span = {"begin": begin, "end": begin + 4} if brand == "Zeta" else None
+        script[name] = rows(brand, 0.9, size, 0.25, span)
         labels.append({"id": name, "target": target, "accepted": accepted})
     script["failed"] = "too long"
     labels_file = write_rows(tmp_path / "labels.jsonl", labels)
@@ -608,6 +610,20 @@ def test_figures_of_few_documents_come_with_a_caution(run, tmp_path):
     assert "extract and label 52 more documents" in done.stdout
 
 
+def test_figures_without_a_wrong_value_come_with_an_exact_bound(run, tmp_path):
+    described = score.describe(evaluate(*run))
+    assert "has a wrong value" not in described
+    lines = (tmp_path / "labels.jsonl").read_text().splitlines(keepends=True)
+    right = [line for line in lines if json.loads(line)["id"] in ("right", "accepted")]
+    (tmp_path / "labels.jsonl").write_text("".join(right))
+    described = score.describe(evaluate(*run))
+    bound = "none of the 2 scored documents has a wrong value. Up to 77.6% of all documents may"
+    assert bound in described
+    # With this share of faulty documents, two of two are right in 5% of all samples.
+    both_right = (1 - 0.776) ** 2
+    assert both_right == pytest.approx(0.05, abs=0.001)
+
+
 def test_every_wrong_value_has_its_reason(run):
     documents, counts = page.find_wrong_values(*run, "target", 0.0)
     reasons = {}
@@ -704,7 +720,11 @@ def test_the_page_shows_labels_beside_values_and_runs_nothing(run, browser):  # 
     # Three of the seven brands are right.
     assert [cell.strip() for cell in cells] == ["this run", "0.90", "0.43", "7"]
     another = tab.locator("article", has_text="another")
+    # The mark is at the span of the value, not at the same letters in a code before it.
     assert another.locator("mark").all_inner_texts() == ["Zeta"]
+    assert "XZeta9 another" in another.locator("p", has=tab.locator("mark")).first.inner_text()
+    before = "document.querySelector('mark').previousSibling.innerText"
+    assert tab.evaluate(before).endswith("another ")
     first_row = another.locator("tbody tr").first.inner_text()
     assert first_row.split() == ["Brand", "Acme", "Zeta", "another", "value", "0.90"]
     assert tab.evaluate("document.documentElement.scrollWidth") == PHONE["width"]
@@ -959,7 +979,7 @@ class TestCalibrateRun:
 
     def test_it_needs_values_with_confidences(self, configured, labels, tmp_path):
         output = str(tmp_path / "calibration-of-run.json")
-        with pytest.raises(InputError, match="0 labelled values"):
+        with pytest.raises(InputError, match="needs 50 labelled values; there are 0"):
             calibration_file.calibrate_run(configured.output.path, labels, output)
 
     def test_it_can_be_repeated_over_the_same_run(

@@ -298,7 +298,7 @@ def test_an_interrupted_fit_resumes_and_has_a_learning_curve(tmp_path, yaml_of, 
     trainings = []
 
     def stop_at_the_second(line: str) -> None:
-        if line.startswith("full: training"):
+        if line.startswith("full") and ": training" in line:
             trainings.append(line)
         if len(trainings) > 1:
             raise KeyboardInterrupt
@@ -570,6 +570,15 @@ def test_unusable_keys_are_refused_before_anything_is_done(override, message, tm
     with pytest.raises(Exception, match=message):
         run_fit(yaml_of(), [override], say=quiet)
     assert not (tmp_path / "out-fit").exists()
+
+
+def test_labels_that_do_not_exist_are_named_beside_a_fit_with_others(tmp_path, yaml_of):
+    folder = tmp_path / "out-fit"
+    folder.mkdir()
+    records.write(str(folder / "fit.json"), result_of())
+    (folder / "train.jsonl").write_text("")
+    with pytest.raises(InputError, match=r"lables.jsonl: no such file or folder"):
+        run_fit(yaml_of(), [f"fit.labels={tmp_path}/lables.jsonl"], say=quiet)
 
 
 def rows_of(titles: list[str], categories: int = 1) -> list[labels.Row]:
@@ -853,6 +862,13 @@ def test_terminal_and_page_show_what_failed_and_run_nothing(tmp_path):
     assert "&lt;img" in written
     shown = page.describe(result, "because")
     says(shown, "agreement with the teacher", "none is certain to reach fit.f1_floor, 0.7: because")
+
+
+def test_an_f1_of_one_comes_with_what_it_says_about_other_documents():
+    shown = page.describe(result_of(score("best", 1.0, 1.0), score("good", 0.8, 0.9)), "")
+    # (1 - 0.058) ** 50 is 0.05.
+    says(shown, "none of the 50 scored documents has a wrong value. Up to 5.8% of all documents")
+    assert "scored documents" not in page.describe(result_of(score("good", 0.8, 0.9)), "")
 
 
 @pytest.mark.parametrize(("values_of", "kept"), [(drawn, True), (honest, False)])

@@ -168,7 +168,7 @@ def test_numbers_that_do_not_occur_in_their_documents_are_named_from_one_in_twen
     others = [{**stands(str(n), n), "name": "years"} for n in range(38)]
     (fault,) = answer_check.warnings(config(), sample_of("years", made_up + others))
     assert fault.kind == "elsewhere"
-    assert "7.3% of 41 (2000)" in fault.text
+    assert "7.3% of 41 (such as 2000)" in fault.text
     assert kinds("years", made_up[1:] + others) == []
     assert kinds("years", others) == []
 
@@ -356,6 +356,21 @@ def test_labels_that_the_configuration_names_lead_to_a_fit(tmp_path):
         tree["fit"] = {"labels": str(path)}
         assert "for 6 more labels" in next_step(tmp_path, tree)
     assert "raypd review" in next_step(tmp_path, {**toy, "fit": tree["fit"]}, CLERKS)
+
+
+def test_a_model_that_was_trained_for_the_task_is_evaluated_and_not_fitted_again(tmp_path):
+    labels = write_answers(tmp_path / "labels.csv", 160)
+    tree = {**config(QWEN), "fit": {"labels": str(labels)}}
+    card = {"method": "hpd", "documents": 100}
+    record = RunRecord("f", tree, model_card=card)
+    sample = sample_of("title", GOOD)
+
+    def step() -> str:
+        return answer_check.check(str(tmp_path), record, sample, DONE).next_step
+
+    assert step() == f"`raypd evaluate {tmp_path} LABELS` says how many values are right"
+    (tmp_path / "evaluation.html").write_text("")
+    assert step() == f"{tmp_path}/evaluation.html shows which values were wrong"
 
 
 @pytest.mark.parametrize(

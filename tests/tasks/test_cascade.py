@@ -39,14 +39,16 @@ SHOES = extraction(shoes=["Brand", {"name": "Size", "type": "number"}])
 SECOND = {"model": {"name": "fake"}}
 
 
-def rows(brand, sure_brand, size, sure_size):
+def rows(brand, sure_brand, size, sure_size, brand_span=None):
     """A record's columns as a model gives them."""
-    values = [("Brand", brand, sure_brand), ("Size", size, sure_size)]
-    details = {"span": None, "span_exact": None, "window": None}
-    listed = [
-        {**value_row(name, value, "ok" if value else "null", sure), **details}
-        for name, value, sure in values
-    ]
+    values = [("Brand", brand, sure_brand, brand_span), ("Size", size, sure_size, None)]
+    listed = []
+    for name, value, sure, span in values:
+        row = value_row(name, value, "ok" if value else "null", sure)
+        row["span"] = span
+        row["span_exact"] = None if span is None else True
+        row["window"] = None
+        listed.append(row)
     record = {"Brand": brand, "Size": size}
     return {"category": "shoes", "record": record, "values": listed, "truncated": False}
 
