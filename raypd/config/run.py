@@ -362,7 +362,7 @@ def _default_method(kind: str, tree: dict[str, Any], card: dict[str, Any]) -> st
 def _columns_differ(task: ExtractionConfig) -> None:
     """Raise ValueError if two attributes need the same column; SQL ignores case."""
     # For each column, its owner and its content: a type, or nested objects.
-    seen = dict.fromkeys([*OWN_COLUMNS, "category", "truncated"], ("a column of every table", ""))
+    seen = dict.fromkeys([*OWN_COLUMNS, "category", "truncated"], ("raypd's own data", ""))
     for category, schema in task.categories.items():
         for attribute in schema.attributes:
             owner = f"task.categories.{category}: {attribute.name!r}"
@@ -371,7 +371,7 @@ def _columns_differ(task: ExtractionConfig) -> None:
                 other, other_content = seen.setdefault(column, (label, content))
                 if other_content != content:
                     raise ValueError(
-                        f"output.columns typed: {label} has the column of {other}: rename one"
+                        f"output.columns typed: {label} needs the same column as {other}: rename one"
                     )
 
 

@@ -603,17 +603,17 @@ def test_a_schema_that_explodes_is_refused_at_once(tmp_path: Path, schema: Any, 
 @pytest.mark.parametrize(
     ("attributes", "words"),
     [
-        ([[{"name": "Status"}]], "'Status' .* has the column of a column of every table"),
+        ([[{"name": "Status"}]], "'Status' .* needs the same column as raypd's own data"),
         (
             [[{"name": "a"}], [{"name": "A", "type": "number"}]],
-            "task.categories.c1: 'A' .number. has the column of task.categories.c0: 'a' .text.",
+            "task.categories.c1: 'A' .number. needs the same column as task.categories.c0: 'a' .text.",
         ),
         (
             [[{"name": "a", "path": ["x", "y"]}, {"name": "x"}]],
-            "'x' .text. has the column of .*'a' .object.",
+            "'x' .text. needs the same column as .*'a' .object.",
         ),
-        ([[{"name": "x"}, {"name": "x__status"}]], "'x__status' .* has the column of"),
-        ([[{"name": "x"}, {"name": "x__window"}]], "'x__window' .* has the column of"),
+        ([[{"name": "x"}, {"name": "x__status"}]], "'x__status' .* needs the same column as"),
+        ([[{"name": "x"}, {"name": "x__window"}]], "'x__window' .* needs the same column as"),
     ],
 )
 def test_attributes_that_cannot_have_a_column_each(attributes: Any, words: str) -> None:
