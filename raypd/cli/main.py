@@ -345,7 +345,8 @@ def _after_evaluation(
     """Return what to do after an evaluation: only commands that work."""
     from raypd.dataset import unit_rows
     from raypd.evaluation import calibrate_command
-    from raypd.report import fit_step
+    from raypd.report import fit_step, known_labels
+    from raypd.run import NoRun, read_record
 
     report_step = f"`raypd report {run}` shows the run with its time and cost"
     if evaluation.calibration_error is None:
@@ -357,6 +358,13 @@ def _after_evaluation(
     unlabelled = max(0, evaluation.unlabelled - failed)
     better = fit_step(run, labels, labelled, unlabelled, labels_column)
     if labelled < LABELS_NEEDED:
+        known = None
+        # A folder that contains only units names no labels.
+        with contextlib.suppress(NoRun):
+            known = known_labels(run, read_record(run).config)
+        if known is not None and known.are_enough:
+            # These labels are too few for a fit, but fit.labels names enough.
+            return fit_step(run, known.path, known.documents, unlabelled, known.column)
         return f"{better}; or show the model three of the labels (task.examples)"
     steps = []
     command = calibrate_command(run, labels, evaluation.reliability, labels_column, tolerance)

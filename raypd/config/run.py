@@ -371,7 +371,8 @@ def _columns_differ(task: ExtractionConfig) -> None:
                 other, other_content = seen.setdefault(column, (label, content))
                 if other_content != content:
                     raise ValueError(
-                        f"output.columns typed: {label} needs the same column as {other}: rename one"
+                        f"output.columns typed: {label} needs the same column as {other}: "
+                        "rename one"
                     )
 
 

@@ -367,7 +367,7 @@ def _first_file(source: InputConfig) -> InputObject:
     """
     settings = ["auto"]
     if source.format == "auto" and isinstance(source.path, str):
-        settings = _settings_by_bytes(source.path, source.ocr != "none")
+        settings = _settings_by_size(source.path, source.ocr != "none")
     first_error: InputError | None = None
     for setting in settings:
         update = {"format": setting} if source.format == "auto" else {}
@@ -380,7 +380,7 @@ def _first_file(source: InputConfig) -> InputObject:
     raise first_error or InputError(f"{source.path}: no documents in it")
 
 
-def _settings_by_bytes(root: str, ocr: bool) -> list[str]:
+def _settings_by_size(root: str, ocr: bool) -> list[str]:
     """Return the values of `input.format` that may read some data, the most likely one first.
 
     A folder of documents may contain a small table, and a folder of tables a file that explains

@@ -17,7 +17,11 @@ if TYPE_CHECKING:
         terminal as terminal,
         texts as texts,
     )
-    from raypd.report.advice import fit_step as fit_step, labels_of_page as labels_of_page
+    from raypd.report.advice import (
+        fit_step as fit_step,
+        known_labels as known_labels,
+        labels_of_page as labels_of_page,
+    )
     from raypd.report.charts import FULL as FULL, Chart as Chart, Table as Table
     from raypd.report.status import Watch as Watch
     from raypd.report.svg import ROLES as ROLES
@@ -26,7 +30,7 @@ if TYPE_CHECKING:
 __getattr__ = LazyExports(
     __name__,
     {
-        "advice": ("fit_step", "labels_of_page"),
+        "advice": ("fit_step", "known_labels", "labels_of_page"),
         "charts": ("Chart", "FULL", "Table"),
         "status": ("Watch",),
         "svg": ("ROLES",),

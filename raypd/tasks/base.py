@@ -35,7 +35,6 @@ class TextBox(NamedTuple):
         begin: The offset of its first character.
         end: The offset after its last character.
         page: The page, from 1.
-        left: The left side, as a fraction of the page's width.
         left: Its left edge, as a fraction of the page's width.
         top: Its upper edge, as a fraction of the page's height, from the top.
         right: Its right edge.

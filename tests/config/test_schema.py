@@ -606,7 +606,7 @@ def test_a_schema_that_explodes_is_refused_at_once(tmp_path: Path, schema: Any, 
         ([[{"name": "Status"}]], "'Status' .* needs the same column as raypd's own data"),
         (
             [[{"name": "a"}], [{"name": "A", "type": "number"}]],
-            "task.categories.c1: 'A' .number. needs the same column as task.categories.c0: 'a' .text.",
+            "c1: 'A' .number. needs the same column as task.categories.c0: 'a' .text.",
         ),
         (
             [[{"name": "a", "path": ["x", "y"]}, {"name": "x"}]],

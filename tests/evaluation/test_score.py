@@ -543,6 +543,14 @@ def test_the_next_step_after_an_evaluation_works(run, tmp_path):
     evaluation = evaluate(*run)
     more = main._after_evaluation(*run, evaluation, "target", 0.0)
     assert more.startswith("all answered documents of this run have labels: extract and label 52")
+    # The configuration may name enough labels, although these are too few.
+    write_rows(tmp_path / "gold.jsonl", [{"id": str(n), "target": {}} for n in range(60)])
+    set_in_record(tmp_path / "run", "fit", labels=str(tmp_path / "gold.jsonl"))
+    more = main._after_evaluation(*run, evaluation, "target", 0.0)
+    assert more == "`raypd fit CONFIG` trains a better or cheaper model on the labels"
+    Path(run[0], "run.json").rename(tmp_path / "run.json")
+    assert "extract and label 52" in main._after_evaluation(*run, evaluation, "target", 0.0)
+    (tmp_path / "run.json").rename(Path(run[0], "run.json"))
     for measure in evaluation.measures:
         measure.documents = 62
     evaluation.reliability = [(0.5, 0.5, 300)]
