@@ -28,7 +28,7 @@ from raypd.config.json_schema import (
     validator,
 )
 from raypd.config.yaml_file import parse
-from raypd.errors import ConfigError, did_you_mean, in_words
+from raypd.errors import ConfigError, closest, did_you_mean, in_words
 from raypd.schema import TYPES, Attribute, UnsupportedSchema, bounds
 
 # The category of a task that does not name one, such as one with `task.attributes`. It is not shown
@@ -185,10 +185,11 @@ def _read(path: str) -> Any:
     except RecursionError:
         raise ConfigError(f"task.schema: {path}: is nested too deeply") from None
     except FileNotFoundError:
-        siblings = [other.name for other in Path(path).parent.glob("*")]
-        hint = did_you_mean(Path(path).name, siblings, Path(path).parent.joinpath)
-        parts = [f"task.schema: {path}: no such file", hint]
-        raise ConfigError("; ".join(filter(None, parts))) from None
+        # The extension alone does not make two names similar.
+        files = {other.stem: other for other in Path(path).parent.glob(f"*{Path(path).suffix}")}
+        similar = closest(Path(path).stem, files, 0.6)
+        hint = "" if similar is None else f"; did you mean {files[similar]}?"
+        raise ConfigError(f"task.schema: {path}: no such file{hint}") from None
     except (OSError, ValueError, YAMLError) as error:
         raise ConfigError(f"task.schema: {path}: cannot be read: {in_words(error)}") from None
 

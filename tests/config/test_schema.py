@@ -796,5 +796,7 @@ def test_a_value_is_valid_under_one_of_the_schemas_of_oneof():
 
 def test_a_schema_file_that_is_missing_is_reported_with_a_similar_one(tmp_path: Path) -> None:
     (tmp_path / "tree.yaml").write_text("title: Title\n")
+    with pytest.raises(ConfigError, match=r"nope.yaml: no such file$"):
+        load(tmp_path, "nope.yaml")
     with pytest.raises(ConfigError, match=r"trees.yaml: no such file; did you mean .*/tree.yaml\?"):
         load(tmp_path, "trees.yaml")

@@ -134,13 +134,13 @@ def test_items_of_lists_may_be_the_name_of_the_category():
 
 
 @pytest.mark.parametrize("year", ["1899", "1111", "2101", "2999"])
-def test_dates_of_unlikely_years_are_named_from_a_third_on(year):
-    far = [value("start", f"{year}-05-{n + 10}", spread_confidence(n)) for n in range(7)]
-    near = [value("start", f"1900-06-{n + 10}", spread_confidence(n)) for n in range(6)]
-    near += [value("start", f"2100-06-{n + 10}", spread_confidence(n)) for n in range(7)]
+def test_dates_of_unlikely_years_are_named_from_ten_percent_on(year):
+    far = [value("start", f"{year}-05-{n + 10}", spread_confidence(n)) for n in range(3)]
+    near = [value("start", f"1900-06-{n + 10}", spread_confidence(n)) for n in range(9)]
+    near += [value("start", f"2100-06-{n + 10}", spread_confidence(n)) for n in range(9)]
     (fault,) = answer_check.warnings(config(), sample_of("start", far + near))
     assert fault.kind == "year"
-    assert "7 of 20 dates" in fault.text
+    assert "3 of 21 dates" in fault.text
     assert f"{year}-05-10" in fault.text
     assert kinds("start", far[1:] + near) == []
     # Nulls are no dates.
