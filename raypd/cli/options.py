@@ -84,8 +84,8 @@ AllErrors = Annotated[
 Labels = Annotated[
     str,
     Argument(
-        help="File of labels: ids and values (.csv, .xlsx), or JSON Lines of {id, target | "
-        "questions | reference}"
+        help="File of labels: ids and values (.csv, .tsv, .xlsx, .parquet), or JSON Lines of "
+        "{id, target | questions | reference}"
     ),
 ]
 Against = Annotated[
