@@ -129,13 +129,8 @@ class EngineActor:
             self.report()
             time.sleep(_REPORT_SECONDS)
 
-    def report(self, wait: bool = True) -> None:
-        """Report to the ledger.
-
-        Args:
-            wait: Whether to wait up to 5 s for the receipt. A unit that ends does not wait: what it
-                used is also in its object.
-        """
+    def report(self) -> None:
+        """Report to the ledger, and wait up to 5 s for the receipt."""
         if self._ledger is None:
             return
         import ray
@@ -143,7 +138,7 @@ class EngineActor:
         # Answers are more important than their bill, so no error of the ledger ends the worker.
         try:
             reference = self._ledger.report.remote(self.meter.report())
-            if wait and ray.wait([reference], timeout=_LEDGER_SECONDS)[0]:
+            if ray.wait([reference], timeout=_LEDGER_SECONDS)[0]:
                 self.meter.received(ray.get(reference))
         except Exception as error:
             print(
@@ -318,9 +313,11 @@ class DecodeWorker(EngineActor):
             self._die(error, [unit.id])
         finally:
             del self._attempts[unit.id]
-            # The bill should have the last unit before it is closed. Others are reported in time.
+            # The driver may close the bill once it has the result of the last unit. Ray does not
+            # order calls of different processes, so the ledger has to have the report before.
+            # Other units are reported in time.
             if not self._attempts:
-                self.report(wait=False)
+                self.report()
         return UnitResult(ok=summary.ok, failed=summary.failed, commit=commit)
 
     def _die(self, error: EngineBroken, names: list[str]) -> NoReturn:

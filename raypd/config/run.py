@@ -44,7 +44,7 @@ _VLLM_ONLY = {
 _PROMPT_FILES = ("task.template", "task.few_shot", "task.examples.path")
 # A part of every fingerprint. A release whose defaults, prompts or methods change answers
 # increments it, so that no run resumes from answers of an earlier release.
-_ANSWERS = 4
+_ANSWERS = 5
 
 
 class RunConfig(Section):

@@ -42,6 +42,8 @@ _LIMITS: Any = {"cost": {"budget_usd", "deadline"}}
 _DEFAULT_EPOCHS = 2.0
 # Of the keys of a training, in the name of its folder.
 _DIGEST_CHARACTERS = 8
+# The folder of the training in a candidate's folder.
+_TRAINING = "training"
 # The best learning rate for all weights was found to be about _FULL_RATE at this hidden size, to
 # fall with the size to this power, and to be ten times as high for an adapter (Thinking Machines
 # Lab, "LoRA Without Regret", 2025). For the embedded model, whose hidden size is 576, it is 1.3e-3.
@@ -135,9 +137,9 @@ def train(
         lines = storage.read(documents).splitlines(keepends=True)[:labels]
         documents = storage.join(folder, "train.jsonl")
         storage.put(documents, b"".join(lines))
-    config = training_config(context, changes, documents, storage.join(folder, "training"))
-    record = read.record(TrainingRecord, config.output.path, layout.TRAINING)
-    if record is None or not storage.exists(record.weights):
+    config = training_config(context, changes, documents, storage.join(folder, _TRAINING))
+    record = _complete_training(folder)
+    if record is None:
         record = run_training(
             context.limited(config), verbose=context.verbose, say=context.say, ends=context.ends
         )
@@ -149,6 +151,26 @@ def train(
     score.training_seconds = record.seconds
     score.training_usd = record.usd
     return score
+
+
+def is_trained(context: FitContext, name: str, changes: dict[str, Any], share: float) -> bool:
+    """Return whether a training of a candidate is complete, so that a fit does not repeat it.
+
+    Args:
+        context: The fit.
+        name: The candidate's name.
+        changes: The candidate's keys.
+        share: The share of train that the training uses.
+    """
+    return _complete_training(_candidate_folder(context, name, changes, share)) is not None
+
+
+def _complete_training(folder: str) -> TrainingRecord | None:
+    """Return the record of the training in a candidate's folder; None without its weights."""
+    record = read.record(TrainingRecord, storage.join(folder, _TRAINING), layout.TRAINING)
+    if record is None or not storage.exists(record.weights):
+        return None
+    return record
 
 
 def _candidate_folder(context: FitContext, name: str, changes: dict[str, Any], share: float) -> str:

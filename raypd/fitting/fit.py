@@ -201,22 +201,29 @@ class Fit:
         tokens = manifest.prefill_tokens + manifest.decode_tokens
         seconds_per_token = prefill_seconds / manifest.prefill_tokens
         document_seconds = 3 * seconds_per_token * tokens / manifest.documents
-        shares = 1.0 + sum(fit.curve)
-        trainings = len(self.candidates) * (1 + len(fit.curve))
-        training_seconds = 0.0
-        for changes in self.candidates.values():
+        trainings = 0
+        seconds = 0.0
+        for name, changes in self.candidates.items():
             epochs = float(changes.get("training.epochs", self.config.training.epochs))
             rates = changes.get("training.learning_rates", self.config.training.learning_rates)
-            training_seconds += document_seconds * labels * epochs * shares * len(rates)
-        seconds = training_seconds + trainings * manifest.seconds
+            for share in (1.0, *fit.curve):
+                if candidate.is_trained(self.context, name, changes, share):
+                    # A resumed fit does not repeat it.
+                    continue
+                trainings += 1
+                seconds += document_seconds * labels * epochs * share * len(rates)
+                # The run over the test part follows.
+                seconds += manifest.seconds
+        if not trainings:
+            return
         shorter = []
         if len(self.candidates) > 1:
-            shorter.append("fewer candidates (fit.candidates)")
+            shorter.append("with fewer candidates (fit.candidates)")
         if fit.curve:
-            shorter.append("no learning curve (fit.curve=[])")
+            shorter.append("without the learning curve (fit.curve=[])")
         advice = ""
         if shorter:
-            advice = f"; {' or '.join(shorter)} would take less"
+            advice = f"; it is faster {' or '.join(shorter)}"
         self.context.say(
             f"{counted(trainings, 'training')} on up to {counted(labels, 'document')}, each scored "
             f"on {self.result.documents['test']}: about {duration(seconds)} on this machine if "

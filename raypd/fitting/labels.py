@@ -1,6 +1,7 @@
 """The labelled documents of a fit: drawn evenly, and labelled by a column, a run or a teacher."""
 
 import json
+from collections import Counter
 from typing import Any
 
 from raypd import storage
@@ -27,13 +28,15 @@ from raypd.tasks import (
     label_columns,
     labels_of,
 )
-from raypd.text import counted, share
+from raypd.text import Say, counted, share
 from raypd.training import label_documents
 from raypd.verify import dead_letters
 
 Row = dict[str, Any]
 UNLABELLED = "unlabelled-"  # begins the names of the teacher's inputs; fit.documents follows
 _SHOWN_NAMES = 8
+# Reasons for which documents are left out that the user sees, the most frequent ones.
+_SHOWN_REASONS = 3
 
 
 def asks_teacher(config: RunConfig) -> bool:
@@ -56,11 +59,11 @@ def labelled_documents(context: FitContext) -> list[Document]:
     config = context.config
     fit = config.fit
     if asks_teacher(config):
-        return _labelled_by_teacher(context, _drawn(config, config))
+        return _labelled_by_teacher(context, _drawn(context, config))
     if fit.labels is None:
-        return _drawn(config, config)
+        return _drawn(context, config)
     if is_run(fit.labels):
-        documents = _drawn(config, config)
+        documents = _drawn(context, config)
         label_documents(documents, fit.labels, config)
         return documents
     if without_documents(fit.labels, config.text_columns(), config.input.id_column):
@@ -68,7 +71,7 @@ def labelled_documents(context: FitContext) -> list[Document]:
         label_documents(documents, fit.labels, config)
         return documents
     _check_ids_or_texts(config, fit.labels)
-    return _drawn(config, _reading_labels(config, fit.labels))
+    return _drawn(context, _reading_labels(config, fit.labels))
 
 
 def _check_ids_or_texts(config: RunConfig, labels: str) -> None:
@@ -93,11 +96,18 @@ def _is_label_file(labels: str) -> bool:
     return is_named_so and storage.exists(path) and not storage.is_folder(path)
 
 
-def _drawn(config: RunConfig, source: RunConfig) -> list[Document]:
+def _drawn(context: FitContext, source: RunConfig) -> list[Document]:
     """Draw fit.documents documents of `source`; leave out those that cannot be read."""
+    config = context.config
     named = label_columns(config.extraction.categories)
     columns = (config.training.labels_column, *named, "scored", "accepted")
     sample = sampling.draw(source, config.fit.documents, columns=columns)
+    if sample.unreadable:
+        texts = ", ".join(source.text_columns())
+        context.say(
+            f"{counted(sample.unreadable, 'document')} left out: without a text in {texts}, or "
+            "unreadable"
+        )
     return [document for document in sample.documents if document.error is None]
 
 
@@ -146,12 +156,13 @@ def _labelled_by_teacher(context: FitContext, documents: list[Document]) -> list
     return answered
 
 
-def usable_rows(config: RunConfig, documents: list[Document]) -> list[Row]:
+def usable_rows(config: RunConfig, documents: list[Document], say: Say) -> list[Row]:
     """Return the rows that a fit stores of labelled documents.
 
     Args:
         config: The configuration of the fit.
         documents: The documents; of equal ids the first is used.
+        say: Shows the user how many documents are left out, and why.
 
     Raises:
         InputError: If there are none, no label has a value, or none is of an attribute.
@@ -159,7 +170,7 @@ def usable_rows(config: RunConfig, documents: list[Document]) -> list[Row]:
     column = config.training.labels_column
     categories = config.extraction.categories
     rows: dict[str, Row] = {}
-    errors: list[str] = []
+    errors: Counter[str] = Counter()
     for document in documents:
         labels = None
         try:
@@ -168,17 +179,19 @@ def usable_rows(config: RunConfig, documents: list[Document]) -> list[Row]:
         except ValueError as error:
             document.error = document.error or str(error)
         if document.error is not None:
-            errors.append(document.error)
+            errors[document.error] += 1
         elif not isinstance(labels, dict):
-            errors.append(f"column {column!r} holds no labels ({{attribute: value or null}})")
+            errors[f"column {column!r} holds no labels ({{attribute: value or null}})"] += 1
         else:
             further = ("scored", "accepted")
             fields = input_fields(document, config.task, config.input, further)
             rows.setdefault(document.id, {**fields, "id": document.id, column: labels})
     if not rows:
-        reason = errors[0] if errors else "there are no documents"
+        reason = next(iter(errors), "there are no documents")
         sources = f"column training.labels_column ({column!r}), from fit.labels or from fit.teacher"
         raise InputError(f"no labelled document: {reason}. Labels come from {sources}")
+    for reason, count in errors.most_common(_SHOWN_REASONS):
+        say(f"{counted(count, 'document')} left out: {reason}")
     _check_labels(config, list(rows.values()))
     return list(rows.values())
 

@@ -79,10 +79,11 @@ def _advice(config: RunConfig, total: int) -> str:
 
 def _write_parts(context: FitContext, paths: dict[str, str]) -> None:
     documents = labelled_documents(context)
-    repeated = len(documents) - len({document.id for document in documents})
+    ids = [document.id for document in documents if document.error is None]
+    repeated = len(ids) - len(set(ids))
     if repeated:
         context.say(f"{counted(repeated, 'document')} with the id of another: left out")
-    rows = usable_rows(context.config, documents)
+    rows = usable_rows(context.config, documents, context.say)
     warning = constant_labels(rows, context.config)
     if warning is not None:
         context.say(warning)

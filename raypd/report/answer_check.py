@@ -43,6 +43,7 @@ _TEXTS_ELSEWHERE = 0.5
 _NUMBERS_ELSEWHERE = 0.05
 _NULL = 0.98
 _CUT = 0.1
+_AMBIGUOUS = 0.05
 # Confidences are nearly constant if 90% of them lie in a range of this width.
 _CONSTANT_WIDTH = 0.02
 # A model that is this sure of every value may be right.
@@ -220,8 +221,8 @@ def _card(config: Tree) -> Tree:
 class AnswerFault:
     """A fault of an attribute's answers."""
 
-    # null, cut, endless (a number that was cut), name (of the category or the attribute), copied,
-    # same, year, elsewhere (not in the documents) or confidence
+    # null, cut, endless (a number that was cut), ambiguous, name (of the category or attribute),
+    # copied, same, year, elsewhere (not in the documents) or confidence
     kind: str
     text: str
     category: str = ""
@@ -298,6 +299,17 @@ def _faults(
                 f"{label} was cut in {count(cut)} of {count(total)} documents: its values are "
                 f"longer than decoding.max_value_tokens ({limit}), or the model does not stop "
                 "where a value ends, which a trained or a larger model does",
+            )
+        )
+    ambiguous = attribute.statuses["ambiguous"]
+    if ambiguous >= max(2, _AMBIGUOUS * total):
+        faults.append(
+            AnswerFault(
+                "ambiguous",
+                f"{label} is ambiguous in {count(ambiguous)} of {count(total)} documents, and so "
+                "null: the model wrote several numbers, or one that is only a part of a number or "
+                "of a range in the document; bounds (minimum, maximum) may help, or a description "
+                "that says which number is meant (docs/values.md#misread-numbers)",
             )
         )
     if keys.get("type") not in _CHOICE_TYPES:

@@ -4,6 +4,7 @@ ambiguous.
 """
 
 import re
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 
 from raypd.schema.mentions import (
@@ -47,7 +48,15 @@ _IN_MULTIPLES = re.compile(
 )
 
 
-def is_misread(number: float, raw: str, text: str, *, of_multiples: bool = False) -> bool:
+def is_misread(
+    number: float,
+    raw: str,
+    text: str,
+    *,
+    of_multiples: bool = False,
+    allows: Callable[[float], bool] | None = None,
+    others: Sequence[float] = (),
+) -> bool:
     """Return whether a number has the digits of a number in a text but a different value.
 
     A model that copies "16.303,76" as a JSON number stops at the comma, which ends a value in JSON,
@@ -61,6 +70,10 @@ def is_misread(number: float, raw: str, text: str, *, of_multiples: bool = False
         text: The text of the document.
         of_multiples: Whether thousands or other multiples were asked for. Then 31.5 is correct for
             a text that contains "31,500".
+        allows: Whether the attribute may have a number. One that it cannot have was not misread.
+        others: The other numbers of the record. The model has read these in full, so another number
+            is not the beginning of one of them: 1 in a text with "1,850 km" may count something
+            else.
     """
     answer = MENTION.search(raw)
     if answer is None:
@@ -68,6 +81,8 @@ def is_misread(number: float, raw: str, text: str, *, of_multiples: bool = False
     written = answer["digits"]
     stands_otherwise = False
     for mention in mentions(text):
+        if allows is not None and not any(map(allows, mention.readings)):
+            continue
         if mention.doubtful is not None and is_among(number, [mention.doubtful]):
             if of_multiples:
                 return False
@@ -76,6 +91,8 @@ def is_misread(number: float, raw: str, text: str, *, of_multiples: bool = False
         if is_among(number, mention.readings):
             return False
         is_beginning = _is_beginning(written, mention.digits)
+        if is_beginning and any(is_among(other, mention.readings) for other in others):
+            continue
         if is_beginning or _only_digits(mention.digits) == _only_digits(written):
             # A date, a version or a list is not one number.
             stands_otherwise = stands_otherwise or read_number(mention.digits) is not None

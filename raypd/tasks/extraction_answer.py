@@ -11,6 +11,7 @@ from raypd.config import RunConfig
 from raypd.decoding import Continuation, Value, Vocabulary
 from raypd.schema import (
     Attribute,
+    NumberType,
     asks_for_an_end,
     asks_for_multiples,
     is_end_of_range,
@@ -228,13 +229,22 @@ def _ambiguous_numbers(attributes: Sequence[Attribute], values: Sequence[ValueSo
         document = source.text.text
         is_of_multiples = asks_for_multiples(attribute.name, attribute.description)
         raw = source.rated[0].raw
-        if is_misread(number, raw, document, of_multiples=is_of_multiples):
+        others = [other for name, other in numbers.items() if name != attribute.name]
+        value_type = attribute.value_type
+        assert isinstance(value_type, NumberType)
+        if is_misread(
+            number,
+            raw,
+            document,
+            of_multiples=is_of_multiples,
+            allows=value_type.allows,
+            others=others,
+        ):
             ambiguous.add(attribute.name)
         if not is_of_multiples and lacks_multiplier(number, document):
             ambiguous.add(attribute.name)
         if asks_for_an_end(attribute.name, attribute.description):
             continue
-        others = [other for name, other in numbers.items() if name != attribute.name]
         if is_end_of_range(number, document, others):
             ambiguous.add(attribute.name)
     return ambiguous

@@ -18,6 +18,7 @@ import pytest
 import ray
 
 from raypd.answering.request_queue import EngineBroken, UnitState
+from raypd.billing import Bill, WorkerTime, book
 from raypd.cluster import driver, faulty_gpus, ray_session, worker as worker_module
 from raypd.cluster.ray_session import WorkerResources
 from raypd.cluster.worker import DecodeWorker, WorkerSpec
@@ -314,6 +315,27 @@ def test_a_cancelled_unit_is_handed_back(tmp_path: Path, begin) -> None:
     counts = [count for change in report.changes for count in change.usage.values()]
     counts += report.lost_usage.values()
     assert sum(count["decode_tokens"] for count in counts) == 3 * sum(worker.parts.engine.fill)
+
+
+def test_the_ledger_has_the_last_unit_when_its_result_is_returned(begin, monkeypatch) -> None:
+    """The driver closes the bill as soon as it has the result; a later report does not count."""
+    _, worker, (unit,) = begin(["a"] * 100)
+    bill = book.Book(Bill("s", 0.0, 0.0))
+
+    def deliver(references: list[WorkerTime], timeout: float) -> tuple[list, list]:
+        for report in references:
+            bill.take(report)
+        return references, []
+
+    # A call is delivered when somebody waits for it, as late as on a machine under load.
+    worker._ledger = SimpleNamespace(report=SimpleNamespace(remote=lambda report: report))
+    monkeypatch.setattr(ray, "wait", deliver)
+    monkeypatch.setattr(ray, "get", lambda report: bill.receipt(report.worker))
+    assert worker.run(unit).ok == 100
+    (taken,) = bill.workers.values()
+    assert taken.ok == 100
+    assert taken.open == {}
+    assert bill.totals()["documents"] == 100
 
 
 def test_a_document_is_answered_when_no_request_of_it_is_left() -> None:

@@ -161,14 +161,14 @@ def test_only_what_helps_against_too_few_labels_is_advised(documents, total, adv
             {},
             "2 trainings",
             "30 min 11 s",
-            "; no learning curve (fit.curve=[]) would take less",
+            "; it is faster without the learning curve (fit.curve=[])",
         ),
         (
             [],
             {"more": {"training.epochs": 2, "training.learning_rates": [1e-4, 3e-4]}},
             "2 trainings",
             "57 min",
-            "; fewer candidates (fit.candidates) would take less",
+            "; it is faster with fewer candidates (fit.candidates)",
         ),
     ],
 )
@@ -184,7 +184,7 @@ def test_how_long_a_fit_takes_is_told_from_its_first_run(
         seconds=100.508,
         cost=RunCost(0.0, seconds={"prefill": 45.526, "decode": 20.075}),
     )
-    monkeypatch.setattr(fit.read, "record", lambda *_: manifest)
+    monkeypatch.setattr(fit.read, "record", lambda kind, *_: manifest if kind is Manifest else None)
     lines: list[str] = []
     one = {"one": {"training.epochs": 2, "training.learning_rates": [1e-4]}}
     config = load_config(yaml_of(curve=curve, candidates=one | others))
@@ -196,6 +196,29 @@ def test_how_long_a_fit_takes_is_told_from_its_first_run(
         f"on this machine if nothing else runs on it, from the speed of the first run{advice}. "
         "Measuring the cost of each model comes on top, up to 2 min each (fit.sample_minutes)"
     )
+
+
+def test_trainings_that_are_complete_are_not_announced(yaml_of, tmp_path, monkeypatch) -> None:
+    manifest = Manifest(
+        documents=62,
+        prefill_tokens=9915,
+        seconds=100.0,
+        cost=RunCost(0.0, seconds={"prefill": 45.0}),
+    )
+    monkeypatch.setattr(fit.read, "record", lambda kind, *_: manifest if kind is Manifest else None)
+    trained = {("one", 1.0)}
+    monkeypatch.setattr(
+        candidate, "is_trained", lambda context, name, changes, share: (name, share) in trained
+    )
+    lines: list[str] = []
+    config = load_config(yaml_of(curve=[0.5], candidates={"one": {"training.epochs": 2}}))
+    result = SimpleNamespace(path=str(tmp_path), documents={"test": 62})
+    resumed = Fit(context_of(config, tmp_path, lines.append), result)
+    resumed._say_how_long(155)
+    assert lines[0].startswith("1 training on up to 155 documents")
+    trained.add(("one", 0.5))
+    resumed._say_how_long(155)
+    assert len(lines) == 1
 
 
 def test_the_progress_of_a_learning_curve_names_its_labels(yaml_of, tmp_path, monkeypatch):
@@ -462,6 +485,20 @@ class TestLabels:
         table = with_changes(config, {"fit.labels": str(tmp_path / "labels.parquet")})
         expected = parts_of(context_of(config, tmp_path / "f"))
         assert parts_of(context_of(table, tmp_path / "g")) == expected
+
+    def test_documents_that_are_left_out_are_counted_with_the_reason(self, path, rows, tmp_path):
+        """A file of labels whose first row has a text contains documents; others need one, too."""
+        lines = [json.dumps({"id": row["id"], "target": {"Brand": "x"}}) for row in rows]
+        first_rows = [json.dumps(row) for row in rows[:70]]
+        (tmp_path / "mixed.jsonl").write_text("\n".join(first_rows + lines[70:]))
+        config = with_changes(load_config(path), {"fit.labels": str(tmp_path / "mixed.jsonl")})
+        said: list[str] = []
+        parts = parts_of(context_of(config, tmp_path / "f", said.append))
+        assert count_documents(parts) == 70
+        assert any(
+            line.startswith(f"{len(rows) - 70} documents left out: ") and "title" in line
+            for line in said
+        ), said
 
     def test_columns_of_labels_with_other_names_are_named(self, path, rows, tmp_path):
         table = pd.DataFrame(rows).drop(columns="title").rename(columns={"Brand": "Brands"})

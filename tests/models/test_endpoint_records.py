@@ -121,3 +121,15 @@ def test_a_number_that_was_misread_by_a_factor_of_a_thousand_is_no_value():
     assert answer.status == {"net": "ambiguous", "salary": "ambiguous"}
     answer = extracted(document, '{"net": 16303.76, "salary": 31500}', attributes=names)
     assert answer.value == {"net": 16303.76, "salary": 31500}
+
+
+@pytest.mark.parametrize("bound", [{}, {"maximum": 9}, {"values": ["1", "2", "3"]}])
+@pytest.mark.parametrize("km", ["1850", "null"])
+def test_a_count_is_no_part_of_a_number_that_it_cannot_be(bound, km):
+    names = [{"name": "drivers", "type": "integer", **bound}, {"name": "km", "type": "number"}]
+    document = "I am the only driver. We will drive 1,850 km."
+    answer = extracted(document, f'{{"drivers": 1, "km": {km}}}', attributes=names)
+    # Without a bound, only the other attribute shows that 1,850 is not the number of drivers.
+    is_known = bool(bound) or km == "1850"
+    assert answer.status["drivers"] == ("ok" if is_known else "ambiguous")
+    assert answer.value["drivers"] == (1 if is_known else None)

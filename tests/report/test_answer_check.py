@@ -289,6 +289,15 @@ def test_numbers_that_do_not_end_need_a_better_model_and_not_a_higher_limit(tmp_
     assert "task.examples" in check.next_step
 
 
+def test_ambiguous_numbers_are_named_from_five_percent_on():
+    unread = [value("years", None, spread_confidence(n), "ambiguous") for n in range(2)]
+    others = [{**stands(str(n), n), "name": "years"} for n in range(38)]
+    (fault,) = answer_check.warnings(config(), sample_of("years", unread + others))
+    assert fault.kind == "ambiguous"
+    assert "'years' is ambiguous in 2 of 40 documents, and so null" in fault.text
+    assert kinds("years", unread + others + others[:1]) == []
+
+
 def test_a_running_run_that_answers_well_asks_for_nothing(tmp_path):
     record = RunRecord("f", config(QWEN))
     progress = RunProgress("running", 20, 0, 5.0)

@@ -89,6 +89,24 @@ def test_a_number_that_was_not_misread_is_one(raw, number, text):
     assert not is_misread(number, raw, text)
 
 
+def test_a_number_that_the_attribute_cannot_have_was_not_misread():
+    text = "I am the only driver. We will drive 1,850 km."
+    assert is_misread(1, "1", text)
+    assert not is_misread(1, "1", text, allows=lambda number: number <= 9)
+    assert is_misread(1, "1", text, allows=lambda number: number <= 1850)
+    assert not is_misread(37.09, "37.09", "\u20ac37,090", allows=lambda number: number <= 100)
+
+
+def test_the_beginning_of_a_number_that_another_attribute_has_was_not_misread():
+    text = "I am the only driver. We will drive 1,850 km."
+    assert not is_misread(1, "1", text, others=[1850])
+    # The other attribute has another number, or there is one more number that begins so.
+    assert is_misread(1, "1", text, others=[850])
+    assert is_misread(1, "1", f"{text} We pay 1,200 EUR.", others=[1850])
+    # With a separator, the digits of the whole number are no coincidence.
+    assert is_misread(1.85, "1.850", text, others=[1850])
+
+
 def test_thousands_that_were_asked_for_are_not_misread():
     for text in ("\u20ac37,090", "37.090 \u20ac", "37,090 visitors"):
         assert is_misread(37.09, "37.09", text)

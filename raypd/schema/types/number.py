@@ -136,14 +136,16 @@ class NumberType(ValueType):
 
     def fits(self, value: Any) -> bool:
         is_number = isinstance(value, self.python_types)
-        if not is_number or isinstance(value, bool):
-            return False
-        if self.attribute.values and value not in map(float, self.attribute.values):
+        return is_number and not isinstance(value, bool) and self.allows(value)
+
+    def allows(self, number: float) -> bool:
+        """Return whether a number is within the bounds, and one of `values` if there are any."""
+        if self.attribute.values and number not in map(float, self.attribute.values):
             return False
         # Comparisons with NaN are false, so NaN fits no bounds.
-        low = value if self.attribute.minimum is None else self.attribute.minimum
-        high = value if self.attribute.maximum is None else self.attribute.maximum
-        return bool(low <= value <= high)
+        low = number if self.attribute.minimum is None else self.attribute.minimum
+        high = number if self.attribute.maximum is None else self.attribute.maximum
+        return bool(low <= number <= high)
 
     def arrow_type(self) -> pa.DataType:
         import pyarrow as pa
