@@ -105,7 +105,7 @@ class TimeLeft:
         if min(left, until_limit) < 1:
             return ""
         if until_limit < left:
-            return f"{duration(until_limit)} left until its time limit"
+            return f"at most {duration(until_limit)} left"
         return f"{duration(left)} left"
 
 

@@ -20,7 +20,7 @@ def test_the_time_left_follows_the_pass_and_a_limit_that_ends_it_is_named(
     # Another pass over the sample starts again.
     assert left.update(0, 100) == ""
     now = 130.0
-    assert left.update(10, 1000) == "1 min 50 s left until its time limit"
+    assert left.update(10, 1000) == "at most 1 min 50 s left"
     now = 239.5
     assert left.update(320, 1000) == ""
 
