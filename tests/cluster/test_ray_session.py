@@ -142,7 +142,9 @@ def test_a_local_ray_is_closed_to_others_and_leaves_no_token(
     assert not Path(fresh["HOME"], ".ray").exists()
 
 
-@pytest.mark.parametrize("by_path", [False, True])
+@pytest.mark.parametrize(
+    "by_path", [False, pytest.param(True, marks=[pytest.mark.slow, pytest.mark.ci])]
+)
 def test_a_local_ray_does_not_read_the_token_file_of_the_user(
     tmp_path: Path, fresh: dict[str, str], by_path: bool
 ) -> None:
