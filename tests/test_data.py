@@ -183,6 +183,8 @@ def test_an_empty_dataset_stays_empty() -> None:
     assert answered.take_all() == []
 
 
+@pytest.mark.slow
+@pytest.mark.ci
 def test_columns_that_both_have_are_refused_and_a_prefix_keeps_two_stages_apart() -> None:
     with pytest.raises(ConfigError, match="the dataset has no column 'text'"):
         processor(text_columns=["text"])(ray.data.from_arrow(titles(1)))

@@ -53,6 +53,8 @@ assert raypd.LLM().settings["model.name"] == "smollm2-135m-instruct"
 """
 
 
+@pytest.mark.slow
+@pytest.mark.ci
 def test_llm_answers_in_this_process_without_ray(tmp_path: Path) -> None:
     ended(start("-c", LLM, str(save_tiny(tmp_path))))
 

@@ -346,6 +346,8 @@ def test_a_run_shows_what_was_read_ahead_and_how_long_engines_waited(
     assert [name for name in datasets if name.startswith("out_")]
 
 
+@pytest.mark.slow
+@pytest.mark.ci
 def test_a_reader_that_is_killed_is_replaced_and_one_that_always_dies_leaves_its_unit_to_a_worker(
     hooked, ray_here, capfd
 ) -> None:
@@ -355,6 +357,8 @@ def test_a_reader_that_is_killed_is_replaced_and_one_that_always_dies_leaves_its
     says(capfd.readouterr().err, "had to be read by workers", unit_block.STREAM_FAILED)
 
 
+@pytest.mark.slow
+@pytest.mark.ci
 def test_workers_go_around_a_reader_that_hangs(hooked, ray_here, monkeypatch, capfd) -> None:
     monkeypatch.setattr(document_stream, "_STALL_SECONDS", 1.0)
     monkeypatch.setattr(document_stream, "_HANG_SECONDS", 3.0)

@@ -110,6 +110,8 @@ def test_a_run_ends_early_if_too_many_documents_fail(tmp_path, config, ray_here)
     assert 100 <= pq.read_table(tmp_path / "out/units").num_rows < 200
 
 
+@pytest.mark.slow
+@pytest.mark.ci
 def test_workers_that_a_deadline_no_longer_needs_end_while_they_are_busy(
     tmp_path, config, ray_here, monkeypatch
 ) -> None:
