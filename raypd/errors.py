@@ -7,15 +7,26 @@ import contextlib
 import difflib
 from collections.abc import Callable, Iterable, Iterator
 
+# Likeness (difflib's ratio, from 0 to 1) from which a name may be meant. Names of files need more:
+# with 0.5, nowhere.csv would mean answers.csv.
+_LIKE = 0.5
+_LIKE_OF_FILES = 0.6
 
-def closest(wanted: str, known: Iterable[str], cutoff: float = 0.5) -> str | None:
-    """Return the known name, other than the wanted one, that is most similar; None if none is.
 
-    Args:
-        wanted: The name.
-        known: Names.
-        cutoff: The likeness (difflib's ratio, from 0 to 1) from which two names are similar.
+def closest(wanted: str, known: Iterable[str]) -> str | None:
+    """Return the known name, other than the wanted one, that is most similar; None if none is."""
+    return _closest(wanted, known, _LIKE)
+
+
+def closest_file(wanted: str, known: Iterable[str]) -> str | None:
+    """Return the most similar of some names of files without extensions; None if none is.
+
+    The extension alone does not make two names similar.
     """
+    return _closest(wanted, known, _LIKE_OF_FILES)
+
+
+def _closest(wanted: str, known: Iterable[str], cutoff: float) -> str | None:
     others = [name for name in known if name != wanted]
     near = difflib.get_close_matches(wanted, others, 1, cutoff=cutoff)
     return near[0] if near else None

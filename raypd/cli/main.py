@@ -363,7 +363,7 @@ def _after_evaluation(
         with contextlib.suppress(NoRun):
             known = known_labels(run, read_record(run).config)
         if known is not None and known.are_enough:
-            # These labels are too few for a fit, but fit.labels names enough.
+            # These labels are too few for a fit, but others that the run knows are enough.
             return fit_step(run, known.path, known.documents, unlabelled, known.column)
         return f"{better}; or show the model three of the labels (task.examples)"
     steps = []

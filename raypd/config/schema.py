@@ -28,7 +28,7 @@ from raypd.config.json_schema import (
     validator,
 )
 from raypd.config.yaml_file import parse
-from raypd.errors import ConfigError, closest, did_you_mean, in_words
+from raypd.errors import ConfigError, closest_file, did_you_mean, in_words
 from raypd.schema import TYPES, Attribute, UnsupportedSchema, bounds
 
 # The category of a task that does not name one, such as one with `task.attributes`. It is not shown
@@ -185,9 +185,8 @@ def _read(path: str) -> Any:
     except RecursionError:
         raise ConfigError(f"task.schema: {path}: is nested too deeply") from None
     except FileNotFoundError:
-        # The extension alone does not make two names similar.
         files = {other.stem: other for other in Path(path).parent.glob(f"*{Path(path).suffix}")}
-        similar = closest(Path(path).stem, files, 0.6)
+        similar = closest_file(Path(path).stem, files)
         hint = "" if similar is None else f"; did you mean {files[similar]}?"
         raise ConfigError(f"task.schema: {path}: no such file{hint}") from None
     except (OSError, ValueError, YAMLError) as error:

@@ -63,8 +63,8 @@ from raypd.text import counted
 _SEED = 0
 # Below this number of documents, a line warns that the figures say little.
 _FEW_DOCUMENTS = 10
-# Measures that are 1 only if no answer is wrong.
-_SHARES_RIGHT = ("values right", "scored F1", "exact match", "accuracy")
+# Measures that are 1 only if they count no fault.
+_FAULTLESS = ("strict F1", "scored F1", "exact match", "accuracy")
 # Fewer documents that a review chose at random do not represent all documents.
 _FEW_AT_RANDOM = 30
 # The figures that are shown for them.
@@ -642,21 +642,22 @@ def _interval(draws: np.ndarray) -> tuple[float, float, float]:
     return figure.value, figure.low or 0.0, figure.high or 0.0
 
 
-def about_perfect(documents: int) -> str:
-    """Return what a sample without a wrong value says about other documents.
+def about_perfect(measure: str, documents: int) -> str:
+    """Return what a figure of 1.000 says about other documents.
 
     A bootstrap of documents without a wrong value has only such documents, so that its interval has
     no width. The exact one-sided bound is the share of faulty documents with which such a sample
     would be drawn in 5% of all cases.
 
     Args:
+        measure: The name of the figure.
         documents: The documents that were scored.
     """
     bound = 1 - 0.05 ** (1 / documents)
     return (
-        f"none of the {counted(documents, 'scored document')} has a wrong value. Up to "
-        f"{bound:.1%} of all documents may still have one (95% confidence), which an interval of "
-        "1.000 to 1.000 does not show"
+        f"{measure} is 1.000 on {counted(documents, 'document')}: it counts no fault in any of "
+        f"them. Up to {bound:.1%} of all documents may still have one (95% confidence), which an "
+        "interval of 1.000 to 1.000 does not show"
     )
 
 
@@ -734,8 +735,8 @@ def describe(evaluation: Evaluation) -> str:
             f"these intervals. Label at least {_FEW_DOCUMENTS}, better {LABELS_NEEDED} documents"
         )
     for measure in evaluation.measures:
-        if measure.name in _SHARES_RIGHT and not measure.of and measure.value == 1.0:
-            lines.append(about_perfect(measure.documents))
+        if measure.name in _FAULTLESS and not measure.of and measure.value == 1.0:
+            lines.append(about_perfect(measure.name, measure.documents))
             break
     review = about_review(evaluation)
     if review:

@@ -35,8 +35,6 @@ from raypd.verify import dead_letters
 Row = dict[str, Any]
 UNLABELLED = "unlabelled-"  # begins the names of the teacher's inputs; fit.documents follows
 _SHOWN_NAMES = 8
-# Reasons for which documents are left out that the user sees, the most frequent ones.
-_SHOWN_REASONS = 3
 
 
 def asks_teacher(config: RunConfig) -> bool:
@@ -190,8 +188,10 @@ def usable_rows(config: RunConfig, documents: list[Document], say: Say) -> list[
         reason = next(iter(errors), "there are no documents")
         sources = f"column training.labels_column ({column!r}), from fit.labels or from fit.teacher"
         raise InputError(f"no labelled document: {reason}. Labels come from {sources}")
-    for reason, count in errors.most_common(_SHOWN_REASONS):
-        say(f"{counted(count, 'document')} left out: {reason}")
+    if errors:
+        reason, _ = errors.most_common(1)[0]
+        often = "" if len(errors) == 1 else "most often because: "
+        say(f"{counted(errors.total(), 'document')} left out: {often}{reason}")
     _check_labels(config, list(rows.values()))
     return list(rows.values())
 

@@ -103,7 +103,7 @@ def describe(result: FitResult, reason: str) -> str:
     documents = text.counted(result.documents.get("test", 0), "document")
     lines.append(f"F1: {result.measure}, on {documents}")
     if any(score.f1 is not None and score.f1.value == 1.0 for score in result.scores):
-        lines.append(about_perfect(result.documents["test"]))
+        lines.append(about_perfect(result.measure, result.documents["test"]))
     if result.stopped is not None:
         lines.append(f"stopped: {result.stopped}")
     lines += _attributes_below_floor(result)

@@ -14,7 +14,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from raypd.errors import InputError, closest, did_you_mean
+from raypd.errors import InputError, closest_file, did_you_mean
 from raypd.storage.backend import Backend
 from raypd.storage.common import Changed, Data, Object, OnHidden, StorageError, choose, literal
 
@@ -38,9 +38,6 @@ _OTHER_SCHEMES = {
 # and .tsv.
 _SAME_KIND = 0.7
 _CONFIGURATIONS = (".yaml", ".yml")
-# Likeness of two names of files, without extensions, from which one may mean the other: with 0.5,
-# nowhere.csv would mean answers.csv.
-_ALIKE = 0.6
 
 
 class Local(Backend):
@@ -341,7 +338,7 @@ def _is_alike(wanted: Path, other: Path) -> bool:
     Names of one or two letters are too short to be compared.
     """
     is_short = len(wanted.stem) <= 2 and len(other.stem) <= 2
-    is_near = wanted.stem == other.stem or bool(closest(wanted.stem, [other.stem], _ALIKE))
+    is_near = wanted.stem == other.stem or closest_file(wanted.stem, [other.stem]) is not None
     if not is_short and not is_near:
         return False
     if not wanted.suffix or other.is_dir() or set(wanted.suffixes) & set(other.suffixes):

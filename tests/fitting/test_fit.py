@@ -500,6 +500,21 @@ class TestLabels:
             for line in said
         ), said
 
+    def test_labels_that_are_no_values_leave_out_their_documents_and_are_counted(
+        self, path, rows, tmp_path
+    ):
+        # The first id is there twice.
+        for row in rows[1:3]:
+            row["Size"] = "big"
+        pd.DataFrame(rows).to_csv(tmp_path / "labels.csv", index=False)
+        config = with_changes(load_config(path), {"fit.labels": str(tmp_path / "labels.csv")})
+        said: list[str] = []
+        parts = parts_of(context_of(config, tmp_path / "f", said.append))
+        (left_out,) = [line for line in said if "left out: " in line and "big" in line]
+        assert left_out.startswith("2 documents left out: ")
+        ids = {row["id"] for part in parts.values() for row in part}
+        assert ids.isdisjoint(row["id"] for row in rows[1:3])
+
     def test_columns_of_labels_with_other_names_are_named(self, path, rows, tmp_path):
         table = pd.DataFrame(rows).drop(columns="title").rename(columns={"Brand": "Brands"})
         labels_file = tmp_path / "labels.csv"
@@ -904,8 +919,11 @@ def test_terminal_and_page_show_what_failed_and_run_nothing(tmp_path):
 def test_an_f1_of_one_comes_with_what_it_says_about_other_documents():
     shown = page.describe(result_of(score("best", 1.0, 1.0), score("good", 0.8, 0.9)), "")
     # (1 - 0.058) ** 50 is 0.05.
-    says(shown, "none of the 50 scored documents has a wrong value. Up to 5.8% of all documents")
-    assert "scored documents" not in page.describe(result_of(score("good", 0.8, 0.9)), "")
+    says(
+        shown,
+        "strict F1 is 1.000 on 50 documents: it counts no fault in any of them. Up to 5.8% of all",
+    )
+    assert "counts no fault" not in page.describe(result_of(score("good", 0.8, 0.9)), "")
 
 
 @pytest.mark.parametrize(("values_of", "kept"), [(drawn, True), (honest, False)])
